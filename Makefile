@@ -1,0 +1,55 @@
+# Needs make, Python 3.11 or newer, and a package index that pip can reach. Everything else goes to .venv.
+
+PYTHON ?= python3
+SEEDS ?= 20000
+PYTEST_ARGS ?= -n 2
+LOCK_ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint bench soak lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+venv: $(INSTALLED) ## make .venv with everything that is locked (PYTHON=python3.12 chooses the Python)
+
+demo: $(INSTALLED) ## show what inturn does, in a minute
+	$(VENV)/bin/inturn demo
+
+test: lint ## lint, then all tests (PYTEST_ARGS="-n 2")
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED) ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: $(INSTALLED) ## all benchmarks, full length
+	$(VENV)/bin/inturn bench all
+
+soak: $(INSTALLED) ## the simulation, over SEEDS=20000 seeds
+	$(PY) -m inturn.testing.soak --seeds $(SEEDS)
+
+lock: | $(PY) ## write requirements.lock again (LOCK_ARGS=--upgrade for newer versions)
+	$(PY) -m uv --version >/dev/null 2>&1 || $(PY) -m pip install --quiet uv
+	$(PY) -m uv pip compile pyproject.toml --extra dev --extra zstd --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --quiet \
+		$(LOCK_ARGS) --output-file requirements.lock
+
+clean: ## remove .venv, caches and what was built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "inturn needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo missing);" \
+			"choose another: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): requirements.lock pyproject.toml | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

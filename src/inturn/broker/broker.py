@@ -1,0 +1,223 @@
+"""The broker: appends, pulls and commits, each with its check.
+
+It knows logs and leases; who should consume is the business of meta. Called under the node's lock, except for
+`append`, which only needs the log's own.
+"""
+
+from __future__ import annotations
+
+from inturn.broker.leases import LeaseKey, LeaseTable
+from inturn.log.engine import Log, LogEngine
+from inturn.model.clock import Clock
+from inturn.model.commands import (
+    Acquire,
+    Append,
+    Commit,
+    Committed,
+    Granted,
+    GroupPartition,
+    PartitionDescription,
+    Progress,
+    Pull,
+    Pulled,
+    Read,
+    Release,
+    Renew,
+    Renewed,
+    Reply,
+)
+from inturn.model.errors import (
+    GroupConflict,
+    InvalidInput,
+    LogDamaged,
+    NotFound,
+    ProducerFenced,
+    RouteChanged,
+    StaleEpoch,
+    StorageError,
+)
+from inturn.model.observer import Observer
+from inturn.model.position import Position
+from inturn.model.route import Partition
+from inturn.model.subject import Subject
+from inturn.state.groups import GroupRecord
+from inturn.state.offsets import OffsetCommit, Offsets
+from inturn.state.producers import Producers
+
+PULL_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Broker:
+    def __init__(
+        self,
+        engine: LogEngine,
+        offsets: Offsets,
+        producers: Producers,
+        leases: LeaseTable,
+        clock: Clock,
+        observer: Observer | None,
+    ) -> None:
+        self._engine = engine
+        self._offsets = offsets
+        self._producers = producers
+        self._clock = clock
+        self._observer = observer
+        self._logs: dict[Partition, Log] = {}
+        self._producer_epochs = producers.epochs()
+        self.leases = leases
+
+    # Logs
+
+    def open_log(self, partition: Partition) -> Log:
+        """Offsets that any group has committed are never given out again, whatever the disk lost."""
+        log = self._engine.open(partition, self._offsets.highest(partition.name, partition.broker_group))
+        self._logs[partition] = log
+        return log
+
+    def log(self, subject: Subject, index: int) -> Log:
+        if not 0 <= index < subject.partition_count:
+            raise NotFound(
+                "partition",
+                f"{subject.name}/{index}",
+                f"the subject has partitions 0 to {subject.partition_count - 1}",
+            )
+        return self._logs[subject.route.partitions[index]]
+
+    def describe(self, subject: Subject) -> tuple[PartitionDescription, ...]:
+        logs = [self.log(subject, index) for index in range(subject.partition_count)]
+        return tuple(
+            PartitionDescription(index, log.partition, log.start_offset, log.end_offset, log.size_bytes, _state(log))
+            for index, log in enumerate(logs)
+        )
+
+    def resolve(self, subject: Subject, position: Position) -> tuple[int, ...]:
+        """The offset of a position in every partition. A group that is new has nothing committed: first."""
+        return tuple(_resolve(self.log(subject, index), position) for index in range(subject.partition_count))
+
+    # Producing
+
+    def open_producer(self, name: str | None) -> tuple[int, int]:
+        producer_id, epoch = self._producers.open(name)
+        if name is not None:
+            self._producer_epochs[producer_id] = epoch
+        return producer_id, epoch
+
+    def append(self, subject: Subject, command: Append, reply: Reply) -> None:
+        log = self.log(subject, command.partition)
+        batch = command.batch
+        current = self._producer_epochs.get(batch.producer_id, batch.producer_epoch)
+        if batch.producer_epoch < current:
+            raise ProducerFenced(str(batch.producer_id), batch.producer_epoch, current)
+        if batch.route_version != subject.route.version:
+            raise RouteChanged(subject.name, batch.route_version, subject.route.version)
+        log.append(batch, reply, command.gap)
+
+    # Consuming
+
+    def acquire(self, group: GroupRecord, command: Acquire) -> Granted:
+        epoch = self.leases.acquire(LeaseKey(group, command.partition), command)
+        return Granted(epoch, self._offsets.committed(group.id)[command.partition], self.leases.life_s)
+
+    def renew(self, group: GroupRecord, command: Renew) -> Renewed:
+        alive = []
+        for index, epoch in command.held:
+            try:
+                self.leases.renew(LeaseKey(group, index), command.member, epoch)
+            except StaleEpoch:
+                continue
+            alive.append(index)
+        return Renewed(tuple(alive))
+
+    def pull(self, subject: Subject, group: GroupRecord, command: Pull, *, renews: bool) -> Pulled:
+        key = LeaseKey(group, command.partition)
+        self.leases.check(key, command.member, command.epoch)
+        if renews:
+            self.leases.renew(key, command.member, command.epoch)
+        return self._read(self.log(subject, command.partition), command.offset, command.max_bytes)
+
+    def read(self, subject: Subject, command: Read) -> Pulled:
+        return self._read(self.log(subject, command.partition), command.offset, command.max_bytes)
+
+    def commit(self, group: GroupRecord, command: Commit) -> Committed:
+        """Take what comes with the current epoch, in one transaction."""
+        taken = [progress for progress in command.progress if self._holds(group, command.member, progress)]
+        rows = [OffsetCommit(group.id, progress.partition, progress.offset, progress.epoch) for progress in taken]
+        self._offsets.commit_many(rows, self._clock.time_ms())
+        if self._observer is not None:
+            for p in taken:
+                self._observer.committed(group.subject, group.name, p.partition, command.member, p.epoch, p.offset)
+        return Committed(tuple(progress.partition for progress in taken))
+
+    def _holds(self, group: GroupRecord, member: str, progress: Progress) -> bool:
+        try:
+            self.leases.check(LeaseKey(group, progress.partition), member, progress.epoch)
+        except StaleEpoch:
+            return False
+        return True
+
+    def release(self, group: GroupRecord, command: Release) -> None:
+        self.leases.release(LeaseKey(group, command.partition), command.member, command.epoch, command.offset)
+
+    # Looking and steering
+
+    def group_partitions(self, subject: Subject, group: GroupRecord) -> tuple[GroupPartition, ...]:
+        now_s = self._clock.monotonic()
+        rows = []
+        for index, committed in sorted(self._offsets.committed(group.id).items()):
+            lease = self.leases.get(LeaseKey(group, index))
+            owner = None if lease is None else lease.owner
+            remaining_s = None if lease is None or owner is None else max(0.0, lease.deadline_s - now_s)
+            epoch = 0 if lease is None else lease.epoch
+            rows.append(
+                GroupPartition(index, committed, self.log(subject, index).end_offset, owner, epoch, remaining_s)
+            )
+        return tuple(rows)
+
+    def reset(self, subject: Subject, group: GroupRecord, position: Position) -> None:
+        now_s = self._clock.monotonic()
+        for index in range(subject.partition_count):
+            lease = self.leases.get(LeaseKey(group, index))
+            if lease is not None and lease.is_live(now_s):
+                raise GroupConflict(
+                    group.name,
+                    f"{lease.owner} holds the lease of partition {index}; stop the group's consumers before a reset",
+                )
+        if position.kind == "committed":
+            return
+        offsets = dict(enumerate(self.resolve(subject, position)))
+        self._offsets.reset(group.id, offsets, self._clock.time_ms())
+        self.leases.forget(group.id)
+
+    def _read(self, log: Log, offset: int, max_bytes: int) -> Pulled:
+        if offset < 0 or not 0 < max_bytes <= PULL_BYTES_MAX:
+            raise InvalidInput(
+                f"pull from offset {offset} with max_bytes {max_bytes}: "
+                f"the offset must not be negative, the size 1 to {PULL_BYTES_MAX}"
+            )
+        try:
+            batches = tuple(log.read(offset, max_bytes))
+        except OSError as error:
+            raise StorageError(str(log.partition), f"cannot be read: {error}; check the disk") from error
+        return Pulled(batches, log.start_offset, log.end_offset)
+
+
+def _state(log: Log) -> str:
+    match log.trouble:
+        case None:
+            return "ok"
+        case LogDamaged():
+            return "damaged"
+        case _:
+            return "stopped"
+
+
+def _resolve(log: Log, position: Position) -> int:
+    match position.kind:
+        case "last":
+            return log.end_offset
+        case "timestamp":
+            return log.offset_at(position.value)
+        case "offset":
+            return min(max(position.value, log.start_offset), log.end_offset)
+        case _:
+            return log.start_offset

@@ -1,0 +1,131 @@
+"""Leases: who may consume a partition for a group, and since which epoch.
+
+Rows in the database hold owner and epoch; deadlines live here, on the monotonic clock. A lease is taken from its
+owner only after this table itself has seen no renewal for a full life. Time decides who may *ask*; what protects
+the data is the epoch, which every pull and commit has to bring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inturn.model.clock import Clock
+from inturn.model.commands import Acquire
+from inturn.model.errors import LeaseHeld, StaleEpoch
+from inturn.model.observer import Observer
+from inturn.model.settings import LeaseSettings
+from inturn.state.groups import GroupRecord
+from inturn.state.leases import LeaseRows
+
+
+@dataclass(slots=True)
+class Lease:
+    owner: str | None
+    epoch: int
+    ask: int
+    deadline_s: float
+
+    def is_live(self, now_s: float) -> bool:
+        return self.owner is not None and now_s < self.deadline_s
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseKey:
+    group: GroupRecord
+    partition: int
+
+
+class LeaseTable:
+    def __init__(
+        self, rows: LeaseRows, clock: Clock, settings: LeaseSettings, observer: Observer | None, *, local: bool
+    ) -> None:
+        self._rows = rows
+        self._clock = clock
+        self._observer = observer
+        self._local = local
+        self._leases: dict[tuple[int, int], Lease] = {}
+        self.life_s = settings.life_s
+
+    def load(self, groups: dict[int, GroupRecord]) -> None:
+        """After a restart: consumers of a dead process are gone; every other lease counts as just renewed."""
+        for row in self._rows.release_local(self._clock.time_ms()):
+            if self._observer is not None and row.owner is not None:
+                group = groups[row.group_id]
+                self._observer.lease_ended(group.subject, group.name, row.partition, row.owner, row.epoch, "gone")
+        deadline_s = self._clock.monotonic() + self.life_s
+        for row in self._rows.all():
+            self._leases[row.group_id, row.partition] = Lease(row.owner, row.epoch, 0, deadline_s)
+
+    def get(self, key: LeaseKey) -> Lease | None:
+        return self._leases.get((key.group.id, key.partition))
+
+    def acquire(self, key: LeaseKey, command: Acquire) -> int:
+        """Grant the lease with a higher epoch than ever before, or raise LeaseHeld."""
+        now_s = self._clock.monotonic()
+        lease = self.get(key)
+        if lease is not None and lease.owner is not None:
+            if lease.owner == command.member:
+                # ask 0 is unknown: the lease was loaded after a restart.
+                if lease.ask == command.ask:
+                    self._renew(lease, now_s)
+                    return lease.epoch
+                if lease.ask > command.ask:
+                    raise StaleEpoch(key.group.name, str(key.partition), command.ask, lease.ask)
+                self._end(key, lease, "released")
+            elif lease.is_live(now_s):
+                raise LeaseHeld(key.group.name, str(key.partition), lease.owner)
+            else:
+                self._end(key, lease, "expired")
+        epoch = self._rows.grant(key.group.id, key.partition, command.member, self._local, self._clock.time_ms())
+        self._leases[key.group.id, key.partition] = Lease(command.member, epoch, command.ask, now_s + self.life_s)
+        if self._observer is not None:
+            self._observer.lease_granted(key.group.subject, key.group.name, key.partition, command.member, epoch)
+        return epoch
+
+    def check(self, key: LeaseKey, owner: str, epoch: int) -> Lease:
+        """The lease, if this owner holds it with this epoch; StaleEpoch if not."""
+        lease = self.get(key)
+        if lease is None or lease.owner != owner or lease.epoch != epoch:
+            raise StaleEpoch(key.group.name, str(key.partition), epoch, 0 if lease is None else lease.epoch)
+        return lease
+
+    def renew(self, key: LeaseKey, owner: str, epoch: int) -> None:
+        self._renew(self.check(key, owner, epoch), self._clock.monotonic())
+
+    def release(self, key: LeaseKey, owner: str, epoch: int, offset: int) -> None:
+        """Commit and give back, in one transaction."""
+        lease = self.check(key, owner, epoch)
+        self._rows.release(key.group.id, key.partition, epoch, offset, self._clock.time_ms())
+        if self._observer is not None:
+            self._observer.committed(key.group.subject, key.group.name, key.partition, owner, epoch, offset)
+        self._end(key, lease, "released")
+
+    def release_all(self, group: GroupRecord, owner: str) -> list[int]:
+        """Give back whatever this owner still holds in the group; it commits nothing. Returns the partitions."""
+        owned = [
+            (partition, lease)
+            for (group_id, partition), lease in self._leases.items()
+            if group_id == group.id and lease.owner == owner
+        ]
+        for partition, lease in owned:
+            self._rows.release(group.id, partition, lease.epoch, None, self._clock.time_ms())
+            self._end(LeaseKey(group, partition), lease, "released")
+        return [partition for partition, _ in owned]
+
+    def expires_at_s(self, key: LeaseKey) -> float | None:
+        lease = self.get(key)
+        return None if lease is None or lease.owner is None else lease.deadline_s
+
+    def forget(self, group_id: int) -> None:
+        """Load a group's leases anew, after their epochs were raised in the database."""
+        for row in self._rows.all():
+            if row.group_id == group_id:
+                self._leases[group_id, row.partition] = Lease(row.owner, row.epoch, 0, self._clock.monotonic())
+
+    def _renew(self, lease: Lease, now_s: float) -> None:
+        lease.deadline_s = now_s + self.life_s
+
+    def _end(self, key: LeaseKey, lease: Lease, why: str) -> None:
+        owner, lease.owner = lease.owner, None
+        if self._observer is not None and owner is not None:
+            self._observer.lease_ended(key.group.subject, key.group.name, key.partition, owner, lease.epoch, why)

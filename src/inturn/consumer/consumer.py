@@ -1,0 +1,258 @@
+"""The consumer: threads and a lock around `ConsumerCore`.
+
+One thread talks to the node, `concurrency` threads run handlers. Whoever changes the core holds the lock; nobody
+holds it while talking to the node or running a handler.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from inturn.consumer.core import ConsumerCore
+from inturn.consumer.held import Stage
+from inturn.consumer.hook import Hook
+from inturn.consumer.worker import Handler, Worker
+from inturn.model.clock import Clock
+from inturn.model.commands import Answer, Command, Node
+from inturn.model.errors import InturnError, InvalidInput
+from inturn.model.names import check_name
+from inturn.model.position import Position, parse_position, position_text
+from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
+
+_log = structlog.get_logger("inturn.consumer")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatistics:
+    """A look at a consumer. Rates are over the last ten seconds."""
+
+    partitions: tuple[int, ...]
+    lag: int
+    ok_count: int
+    failed_count: int
+    slow_count: int
+    ok_per_s: float
+    failed_per_s: float
+    handling_ms_mean: float
+    waiting_count: int
+    paused: tuple[int, ...]
+    missing: int  # offsets that retention or a lost tail had removed before they could be read
+    errors: tuple[str, ...]
+
+
+class Consumer:
+    """A member of a group. Handles messages from `start` (or `with`) until `stop`.
+
+    Handlers run in threads of their own; two messages of one partition never at the same time.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        clock: Clock,
+        subject: str,
+        group: str,
+        handler: Handler,
+        *,
+        order: Order | str = Order.PARTITION,
+        start: str | int | datetime | Position = "first",
+        settings: ConsumerSettings | None = None,
+        lease: LeaseSettings | None = None,
+        hooks: Sequence[Hook] = (),
+        name: str | None = None,
+    ) -> None:
+        check_name("subject", subject, reserved=True)
+        check_name("group", group)
+        if not callable(handler):
+            raise InvalidInput(f"the handler for {subject!r} is {handler!r}; give a function of (message, context)")
+        self.subject = subject
+        self.group = group
+        self.name = name if name is not None else _unique_name()
+        self._node = node
+        self._clock = clock
+        self._settings = settings if settings is not None else ConsumerSettings()
+        lease = lease if lease is not None else LeaseSettings()
+        self._core = ConsumerCore(
+            subject, group, self.name, _order(order), position_text(parse_position(start)), self._settings, lease
+        )
+        self._worker = Worker(handler, self._settings, clock, hooks)
+        self._lock = threading.Lock()
+        self._talk = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
+        self._answers: deque[tuple[Command, Answer | InturnError]] = deque()
+        self._is_dirty = False
+        self._is_killed = False
+        self._is_over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def error(self) -> InturnError | None:
+        """Why it stopped by itself, if it did."""
+        return self._core.error
+
+    def start(self) -> None:
+        """Join the group and begin. Returns at once."""
+        if self._threads:
+            return
+        jobs = [self._talk_to_node] + [self._handle] * self._settings.concurrency
+        self._threads = [
+            threading.Thread(target=job, name=f"inturn-consumer-{self.name}-{number}", daemon=True)
+            for number, job in enumerate(jobs)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout_s: float | None = 30.0) -> bool:
+        """Let running handlers end, commit, give the leases back, leave.
+
+        False if a handler still ran after `timeout_s`: then its partition stays leased until the lease ends.
+        """
+        if not self._threads:
+            return True
+        with self._lock:
+            self._core.stop(self._clock.monotonic())
+            self._wake()
+        over = self._is_over.wait(timeout_s)
+        if not over:
+            _log.warning("consumer.stop_timeout", consumer=self.name, group=self.group, timeout_s=timeout_s)
+        self.kill()
+        if over:
+            for thread in self._threads:
+                thread.join()
+        return over
+
+    def kill(self) -> None:
+        """Vanish as a crashed process would: no commit, no release. For tests and demonstrations."""
+        with self._lock:
+            self._is_killed = True
+            self._talk.notify_all()
+            self._work.notify_all()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has stopped. Raises if it stopped because of an error."""
+        over = self._is_over.wait(timeout_s)
+        if self._core.error is not None:
+            raise self._core.error
+        return over
+
+    def statistics(self) -> ConsumerStatistics:
+        now_s = self._clock.monotonic()
+        with self._lock:
+            core = self._core
+            held = [one for one in core.held.values() if one.stage in (Stage.ACTIVE, Stage.DRAINING)]
+            return ConsumerStatistics(
+                partitions=tuple(sorted(one.index for one in held)),
+                lag=sum(core.lags().values()),
+                ok_count=core.statistics.ok_count,
+                failed_count=core.statistics.failed_count,
+                slow_count=core.statistics.slow_count,
+                ok_per_s=core.statistics.ok_per_s(now_s),
+                failed_per_s=core.statistics.failed_per_s(now_s),
+                handling_ms_mean=core.statistics.handling_ms_mean,
+                waiting_count=sum(one.waiting_count for one in held),
+                paused=tuple(sorted(one.index for one in held if core.is_paused(one))),
+                missing=sum(one.missing for one in held),
+                errors=tuple(str(one.error) for one in held if one.error is not None),
+            )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # The thread that talks to the node
+
+    def _talk_to_node(self) -> None:
+        while True:
+            with self._talk:
+                self._is_dirty = False
+                now_s = self._clock.monotonic()
+                while self._answers:
+                    command, answer = self._answers.popleft()
+                    self._note(command, answer)
+                    self._core.answered(command, answer, now_s)
+                if self._is_killed or self._core.is_stopped or self._core.error is not None:
+                    break
+                commands = self._core.poll(now_s)
+                ready = self._core.ready_count(now_s)
+                if ready:
+                    self._work.notify(ready)
+                if not commands and not self._answers and not self._is_dirty:
+                    self._talk.wait(self._core.next_due_s(now_s) - now_s)
+            for command in commands:
+                self._node.submit(command, partial(self._reply, command))
+        self._end()
+
+    def _reply(self, command: Command, answer: Answer | InturnError) -> None:
+        self._answers.append((command, answer))
+        with self._lock:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._is_dirty = True
+        self._talk.notify()
+
+    def _note(self, command: Command, answer: Answer | InturnError) -> None:
+        if isinstance(answer, InturnError) and not answer.retriable:
+            partition = getattr(command, "partition", None)
+            _log.warning(
+                "consumer.refused",
+                command=type(command).__name__,
+                subject=self.subject,
+                partition=partition,
+                group=self.group,
+                consumer=self.name,
+                error=str(answer),
+            )
+
+    def _end(self) -> None:
+        if self._core.error is not None:
+            _log.error("consumer.stopped", group=self.group, consumer=self.name, error=str(self._core.error))
+        self.kill()
+        self._is_over.set()
+
+    # The threads that run handlers
+
+    def _handle(self) -> None:
+        while True:
+            with self._work:
+                run = None if self._is_killed else self._core.take(self._clock.monotonic())
+                while run is None:
+                    if self._is_killed:
+                        return
+                    self._work.wait()
+                    run = None if self._is_killed else self._core.take(self._clock.monotonic())
+            try:
+                self._worker.work(run)
+            finally:
+                with self._lock:
+                    self._core.finish(run, self._clock.monotonic())
+                    self._wake()
+
+
+def _unique_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def _order(order: Order | str) -> Order:
+    try:
+        return Order(order)
+    except ValueError:
+        allowed = ", ".join(repr(one.value) for one in Order)
+        raise InvalidInput(f"order={order!r}: use {allowed}") from None

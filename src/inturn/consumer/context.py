@@ -1,0 +1,26 @@
+"""What a handler is told beside the message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Context:
+    """One per run of a partition: valid during the call of the handler only.
+
+    `epoch` rises whenever the partition changes hands. Give it to whatever you write to, and let that refuse lower
+    ones: so a handler that ran on after its lease was lost cannot do harm.
+    """
+
+    subject: str
+    group: str
+    partition: int
+    consumer: str
+    epoch: int
+    attempt: int = 1  # counts from 1 for each message
+    is_acknowledged: bool = False
+
+    def ack(self) -> None:
+        """With `ack="manual"`: this message and all before it are done."""
+        self.is_acknowledged = True

@@ -1,0 +1,402 @@
+"""The consumer without I/O: which commands to send, and which partition to handle next.
+
+    assigned ─ Acquire ─► ASKING ─ granted ─► ACTIVE ─ taken away ─► DRAINING ─ nothing runs ─► RELEASING ─► gone
+                                                │
+                                                └─ deadline passed, or StaleEpoch ─► LOST ─ nothing runs ─► gone
+
+A partition is pulled only in ACTIVE. Everything pulled is thrown away with the lease: the next holder, even if it
+is this consumer again, starts from the committed offset with a higher epoch. A partition in which a handler still
+runs is never asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inturn.consumer.context import Context
+from inturn.consumer.held import Chunk, HeldPartition, Pending, Stage
+from inturn.consumer.run import Run
+from inturn.consumer.statistics import Statistics
+from inturn.model.commands import (
+    Acquire,
+    Assignment,
+    Command,
+    Commit,
+    Committed,
+    Done,
+    Granted,
+    Heartbeat,
+    Leave,
+    Progress,
+    Pull,
+    Pulled,
+    Release,
+    Renew,
+    Renewed,
+)
+from inturn.model.errors import (
+    Closed,
+    GroupConflict,
+    InturnError,
+    InvalidInput,
+    LeaseHeld,
+    NotFound,
+    StaleEpoch,
+)
+from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
+
+RETRY_S = 0.2  # after an error that says nothing about when to try again
+DAMAGE_RETRY_S = 5.0
+RUN_COUNT = 2000  # messages that a worker takes at once; the lock is paid once for them
+
+
+class ConsumerCore:
+    """Called by one thread at a time, but for the `Run`s it gives out. Time comes in as `now_s` (monotonic)."""
+
+    def __init__(
+        self,
+        subject: str,
+        group: str,
+        member: str,
+        order: Order,
+        start: str,
+        settings: ConsumerSettings,
+        lease: LeaseSettings,
+    ) -> None:
+        self.subject = subject
+        self.group = group
+        self.member = member
+        self.statistics = Statistics()
+        self.error: InturnError | None = None  # set: it cannot go on, and why
+        self.is_stopped = False
+        self.held: dict[int, HeldPartition] = {}
+        self._order = order
+        self._start = start
+        self._settings = settings
+        self._lease = lease
+        self._assigned: frozenset[int] = frozenset()
+        self._generation = 0
+        self._asks = 0
+        self._is_stopping = False
+        self._pending: dict[type[Command], Pending] = {}  # commands that are not about one partition
+        self._retry_at_s: dict[type[Command], float] = {}
+        self._renewed_at_s = float("-inf")
+        self._committed_at_s = float("-inf")
+        self._turn = 0
+
+    # What to send
+
+    def poll(self, now_s: float) -> list[Command]:
+        """The commands to send now. Give every answer to `answered`."""
+        if self.is_stopped:
+            return []
+        self._forget_overdue(now_s)
+        commands: list[Command] = []
+        self._poll_membership(commands, now_s)
+        for index in self._assigned - self.held.keys():
+            self.held[index] = HeldPartition(index)
+        for held in list(self.held.values()):
+            self._poll_partition(held, commands, now_s)
+        self._poll_renew(commands, now_s)
+        self._poll_commit(commands, now_s)
+        return commands
+
+    def stop(self, now_s: float) -> None:
+        """Start nothing new; when the running handlers are over: commit, release, leave."""
+        self._is_stopping = True
+        self._assigned = frozenset()
+
+    def next_due_s(self, now_s: float) -> float:
+        """When `poll` has something to do at the latest, if nothing else happens before."""
+        due = [now_s + self._settings.heartbeat_s]
+        if Renew not in self._pending and _holding(self.held.values()):
+            due.append(self._renewed_at_s + self._lease.renew_s)
+        due += [pending.until_s for pending in self._pending.values()]
+        due += [at_s for at_s in self._retry_at_s.values() if at_s > now_s]
+        for held in self.held.values():
+            due += [pending.until_s for pending in held.pending.values()]
+            due += [at_s for at_s in (held.retry_at_s, held.suspended_until_s, held.lease_ends_s) if at_s > now_s]
+            if held.has_news and held.stage in _HOLDING and Commit not in self._pending:
+                due.append(self._committed_at_s + self._settings.commit_interval_s)
+        return max(min(due), now_s)
+
+    def _poll_membership(self, commands: list[Command], now_s: float) -> None:
+        if not self._is_stopping:
+            beat = Heartbeat(
+                self.subject,
+                self.group,
+                self.member,
+                self._order,
+                self._start,
+                self._generation,
+                self._settings.heartbeat_s,
+            )
+            self._send(commands, beat, now_s)
+        elif not self.held:
+            self._pending.pop(Heartbeat, None)
+            self._send(commands, Leave(self.subject, self.group, self.member), now_s)
+
+    def _poll_partition(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+        is_wanted = held.index in self._assigned
+        if held.stage in (Stage.ACTIVE, Stage.RELEASING, Stage.DRAINING) and now_s >= held.lease_ends_s:
+            held.give_up(Stage.LOST)
+        if held.stage is Stage.ACTIVE and not (is_wanted and self._is_pulled_enough(held, now_s)):
+            held.give_up(Stage.DRAINING)
+        match held.stage:
+            case Stage.ASKING if is_wanted:
+                self._ask(held, commands, now_s)
+            case Stage.ASKING if self._is_stopping or Acquire not in held.pending:
+                del self.held[held.index]  # if it is granted all the same, Leave gives it back
+            case Stage.ACTIVE:
+                self._pull(held, commands, now_s)
+            case Stage.DRAINING | Stage.RELEASING if held.run is None:
+                held.stage = Stage.RELEASING
+                release = Release(self.subject, self.group, held.index, self.member, held.epoch, held.done_offset)
+                self._send(commands, release, now_s, held)
+            case Stage.LOST if held.run is None:
+                del self.held[held.index]
+
+    def _ask(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+        if Acquire in held.pending:
+            return
+        self._asks += 1
+        wait_s = self._settings.pull_wait_s
+        ask = Acquire(self.subject, self.group, held.index, self.member, self._asks, wait_s)
+        self._send(commands, ask, now_s, held)
+
+    def _is_pulled_enough(self, held: HeldPartition, now_s: float) -> bool:
+        return now_s - held.pulled_at_s < self._settings.idle_s_max
+
+    def _pull(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+        if self.is_paused(held):
+            held.pulled_at_s = now_s  # a withheld pull counts as a pull
+            return
+        pull = Pull(
+            self.subject,
+            self.group,
+            held.index,
+            self.member,
+            held.epoch,
+            held.pull_offset,
+            self._settings.pull_bytes,
+            self._settings.pull_wait_s,
+        )
+        self._send(commands, pull, now_s, held)
+
+    def is_paused(self, held: HeldPartition) -> bool:
+        """Whether flow control holds back the pulling of this partition. Its lease is renewed all the same."""
+        flow = self._settings.flow
+        return (
+            held.waiting_count + len(held.kept) >= flow.buffered_count
+            or held.waiting_bytes >= flow.buffered_bytes
+            or held.pull_offset - held.done_offset >= flow.span
+        )
+
+    def _poll_renew(self, commands: list[Command], now_s: float) -> None:
+        held = tuple((one.index, one.epoch) for one in self.held.values() if one.stage in _HOLDING)
+        if held and now_s - self._renewed_at_s >= self._lease.renew_s and Renew not in self._pending:
+            self._renewed_at_s = now_s
+            self._send(commands, Renew(self.subject, self.group, self.member, held), now_s)
+
+    def _poll_commit(self, commands: list[Command], now_s: float) -> None:
+        if now_s - self._committed_at_s < self._settings.commit_interval_s or Commit in self._pending:
+            return
+        news = tuple(
+            Progress(held.index, held.epoch, held.done_offset)
+            for held in self.held.values()
+            if held.has_news and held.stage in _HOLDING
+        )
+        if news:
+            self._committed_at_s = now_s
+            self._send(commands, Commit(self.subject, self.group, self.member, news), now_s)
+
+    def _send(self, commands: list[Command], command: Command, now_s: float, held: HeldPartition | None = None) -> None:
+        """One command of a kind is on its way at once, per partition; after an error it has to wait."""
+        pending = self._pending if held is None else held.pending
+        retry_at_s = self._retry_at_s.get(type(command), 0.0) if held is None else held.retry_at_s
+        if type(command) in pending or now_s < retry_at_s:
+            return
+        until_s = now_s + getattr(command, "wait_s", 0.0) + self._settings.answer_timeout_s
+        pending[type(command)] = Pending(command, now_s, until_s)
+        commands.append(command)
+
+    def _forget_overdue(self, now_s: float) -> None:
+        for pending in (self._pending, *(held.pending for held in self.held.values())):
+            for kind in [kind for kind, one in pending.items() if now_s >= one.until_s]:
+                del pending[kind]
+
+    # What came back
+
+    def answered(self, command: Command, answer: object, now_s: float) -> None:
+        """Answers to commands that are no longer waited for change nothing."""
+        held = self.held.get(command.partition) if isinstance(command, Acquire | Pull | Release) else None
+        pending = self._pending if held is None else held.pending
+        waited = pending.get(type(command))
+        if waited is None or waited.command is not command:
+            return
+        del pending[type(command)]
+        if isinstance(answer, InturnError):
+            self._failed(command, held, answer, now_s)
+            return
+        match answer:
+            case Assignment():
+                self._generation = answer.generation
+                if not self._is_stopping:
+                    self._assigned = frozenset(answer.partitions)
+            case Granted() if held is not None:
+                deadline_s = waited.sent_at_s + answer.life_s - self._lease.margin_s
+                held.granted(answer.epoch, answer.offset, deadline_s, now_s)
+            case Pulled() if held is not None and isinstance(command, Pull):
+                self._pulled(held, command, answer, waited.sent_at_s, now_s)
+            case Renewed() if isinstance(command, Renew):
+                self._renewed(command, answer.partitions, waited.sent_at_s)
+            case Committed() if isinstance(command, Commit):
+                self._committed(command, answer.partitions)
+            case Done() if isinstance(command, Release) and held is not None:
+                del self.held[held.index]
+            case Done() if isinstance(command, Leave):
+                self.is_stopped = True
+
+    def _pulled(self, held: HeldPartition, command: Pull, answer: Pulled, sent_at_s: float, now_s: float) -> None:
+        if held.stage is not Stage.ACTIVE or held.epoch != command.epoch or held.pull_offset != command.offset:
+            return
+        held.pulled_at_s = now_s
+        held.error = None
+        held.end_offset = answer.end_offset
+        held.renewed(sent_at_s + self._lease.life_s - self._lease.margin_s)
+        for batch in answer.batches:
+            held.add(batch)
+
+    def _renewed(self, command: Renew, alive: tuple[int, ...], sent_at_s: float) -> None:
+        deadline_s = sent_at_s + self._lease.life_s - self._lease.margin_s
+        for index, epoch in command.held:
+            held = self.held.get(index)
+            if held is None or held.epoch != epoch or held.stage not in _HOLDING:
+                continue
+            if index in alive:
+                held.renewed(deadline_s)
+            else:
+                held.give_up(Stage.LOST)
+
+    def _committed(self, command: Commit, taken: tuple[int, ...]) -> None:
+        for progress in command.progress:
+            held = self.held.get(progress.partition)
+            if held is None or held.epoch != progress.epoch or held.stage not in _HOLDING:
+                continue
+            if progress.partition in taken:
+                held.committed = max(held.committed, progress.offset)
+            else:
+                held.give_up(Stage.LOST)
+
+    def _failed(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
+        if held is None:
+            if isinstance(command, Leave) and isinstance(error, NotFound | Closed):
+                self.is_stopped = True
+            elif isinstance(error, NotFound | GroupConflict | InvalidInput | Closed):
+                self.error = error
+            else:
+                self._retry_at_s[type(command)] = now_s + RETRY_S
+        elif isinstance(error, LeaseHeld):
+            return  # it waited already: ask again at once
+        elif isinstance(error, StaleEpoch):
+            if held.stage is Stage.RELEASING:
+                del self.held[held.index]
+            elif held.stage in _HOLDING:
+                held.give_up(Stage.LOST)
+        else:
+            held.error = error
+            held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
+
+    # Handling
+
+    def take(self, now_s: float) -> Run | None:
+        """A partition whose turn it is. Whoever takes it calls `finish` at the end, in any case."""
+        ready = self._ready(now_s)
+        if not ready:
+            return None
+        # Partitions take turns, counted from the one that ran last.
+        held = min(ready, key=lambda one: (one.index <= self._turn, one.index))
+        self._turn = held.index
+        chunks: list[Chunk] = []
+        count = 0
+        while held.chunks and count < RUN_COUNT:
+            chunks.append(held.chunks.popleft())
+            count += chunks[-1].count
+        context = Context(self.subject, self.group, held.index, self.member, held.epoch, held.attempt)
+        settings = self._settings
+        held.run = Run(
+            held, chunks, context, now_s, now_s + settings.run_s_max, settings.batch, settings.handler_timeout_s
+        )
+        return held.run
+
+    def ready_count(self, now_s: float) -> int:
+        return len(self._ready(now_s))
+
+    def finish(self, run: Run, now_s: float) -> None:
+        """The run is over: note what is done, put the rest back."""
+        held = run.held
+        held.run = None
+        self.statistics.add(run, now_s)
+        if held.stage is Stage.LOST:
+            return
+        self._settle(held, run)
+        if run.error is not None:
+            held.error = run.error
+        if held.stage is Stage.ACTIVE:
+            self._put_back(held, run, now_s)
+
+    def _ready(self, now_s: float) -> list[HeldPartition]:
+        return [held for held in self.held.values() if held.is_ready(now_s)]
+
+    def _settle(self, held: HeldPartition, run: Run) -> None:
+        """Move the done offset; keep what was handled but not committed."""
+        over = run.messages[: run.done]
+        if self._settings.ack == "auto":
+            if over:
+                held.done_offset = held.run_offset = over[-1].offset + 1
+            return
+        kept = [] if run.kept_from is None else over[run.kept_from :]
+        committed = over[: len(over) - len(kept)] if run.has_commit else []
+        if committed:
+            held.done_offset = committed[-1].offset + 1
+            held.kept.clear()
+        held.kept += kept
+        if over:
+            held.run_offset = over[-1].offset + 1
+
+    def _put_back(self, held: HeldPartition, run: Run, now_s: float) -> None:
+        rest = run.messages[run.done :]
+        taken_count = sum(chunk.count for chunk in run.chunks)
+        taken_bytes = sum(chunk.size_bytes for chunk in run.chunks)
+        if run.is_rollback:
+            rest = held.kept + rest
+            held.kept = []
+        held.waiting_count += len(rest) - taken_count
+        rest_bytes = taken_bytes * len(rest) // max(taken_count, 1)
+        held.waiting_bytes += rest_bytes - taken_bytes
+        if rest:
+            held.chunks.appendleft(Chunk(rest, len(rest), rest_bytes))
+            held.run_offset = rest[0].offset
+        if run.error is not None:
+            # What follows the damage is pulled again, in case it was only damaged on its way.
+            held.chunks = type(held.chunks)([held.chunks[0]] if rest else [])
+            held.waiting_count, held.waiting_bytes = len(rest), rest_bytes
+            held.pull_offset = run.error.offset
+            held.pending.pop(Pull, None)
+            held.retry_at_s = now_s + DAMAGE_RETRY_S
+        if run.suspend_s is not None:
+            held.suspended_until_s = now_s + run.suspend_s
+            held.attempt = run.context.attempt + 1
+        elif run.done:
+            held.attempt = 1
+
+    def lags(self) -> dict[int, int]:
+        """How many messages of each held partition are not done yet, as far as known."""
+        return {held.index: max(0, held.end_offset - held.done_offset) for held in _holding(self.held.values())}
+
+
+_HOLDING = frozenset((Stage.ACTIVE, Stage.DRAINING))
+
+
+def _holding(held: Iterable[HeldPartition]) -> list[HeldPartition]:
+    return [one for one in held if one.stage in _HOLDING]

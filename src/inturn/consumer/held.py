@@ -1,0 +1,105 @@
+"""A partition that a consumer asked for, holds, or is giving back; and what of it waits to be handled. No I/O."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from inturn.consumer.run import Run
+from inturn.model.batch import StoredBatch
+from inturn.model.commands import Command
+from inturn.model.errors import InturnError
+from inturn.model.message import Message
+
+NEVER = float("-inf")
+
+
+class Stage(enum.Enum):
+    ASKING = "asking"  # for the lease
+    ACTIVE = "active"  # pulling and handling
+    DRAINING = "draining"  # nothing new is started; then commit and release
+    RELEASING = "releasing"
+    LOST = "lost"  # somebody else may have it: wait for a handler that still runs, commit nothing
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Pulled messages, decoded by whoever handles them."""
+
+    content: StoredBatch | list[Message]
+    count: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Pending:
+    """A command on its way, and until when its answer is waited for."""
+
+    command: Command
+    sent_at_s: float
+    until_s: float
+
+
+@dataclass(slots=True, eq=False)
+class HeldPartition:
+    index: int
+    stage: Stage = Stage.ASKING
+    epoch: int = 0
+    lease_ends_s: float = NEVER
+    # No handler is started at or after this: the end of the lease, or NEVER once the partition is being given up.
+    deadline_s: float = NEVER
+    chunks: deque[Chunk] = field(default_factory=deque)
+    waiting_count: int = 0
+    waiting_bytes: int = 0
+    kept: list[Message] = field(default_factory=list)  # manual: handled, not committed
+    pull_offset: int = 0  # the next to be pulled
+    run_offset: int = 0  # the next to be handled
+    done_offset: int = 0  # everything below is done
+    committed: int = 0
+    end_offset: int = 0
+    attempt: int = 1  # of the message at run_offset
+    suspended_until_s: float = NEVER
+    run: Run | None = None
+    pending: dict[type[Command], Pending] = field(default_factory=dict)
+    pulled_at_s: float = 0.0
+    retry_at_s: float = NEVER  # after an error
+    error: InturnError | None = None
+    missing: int = 0  # offsets that were gone before they could be pulled
+
+    def granted(self, epoch: int, offset: int, deadline_s: float, now_s: float) -> None:
+        self.stage = Stage.ACTIVE
+        self.epoch = epoch
+        self.deadline_s = self.lease_ends_s = deadline_s
+        self.pull_offset = self.run_offset = self.done_offset = self.committed = self.end_offset = offset
+        self.pulled_at_s = now_s
+
+    def renewed(self, deadline_s: float) -> None:
+        self.lease_ends_s = max(self.lease_ends_s, deadline_s)
+        if self.stage is Stage.ACTIVE:
+            self.deadline_s = self.lease_ends_s
+
+    def give_up(self, stage: Stage) -> None:
+        """Start nothing any more; what waits is left to the successor."""
+        self.stage = stage
+        self.deadline_s = NEVER
+        self.chunks.clear()
+        self.waiting_count = self.waiting_bytes = 0
+
+    def add(self, batch: StoredBatch) -> None:
+        header = batch.header
+        if header.base_offset > self.pull_offset:
+            self.missing += header.base_offset - self.pull_offset
+        count = header.next_offset - max(header.base_offset, self.pull_offset)
+        if count > 0:
+            self.chunks.append(Chunk(batch, count, header.payload_bytes))
+            self.waiting_count += count
+            self.waiting_bytes += header.payload_bytes
+            self.pull_offset = header.next_offset
+
+    def is_ready(self, now_s: float) -> bool:
+        return self.run is None and bool(self.chunks) and self.suspended_until_s <= now_s < self.deadline_s
+
+    @property
+    def has_news(self) -> bool:
+        return self.done_offset > self.committed

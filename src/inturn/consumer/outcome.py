@@ -1,0 +1,59 @@
+"""From what a handler did to what happens next. Pure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from inturn.consumer.context import Context
+from inturn.model.errors import HandlerError
+from inturn.model.result import Result, ResultKind, Suspend
+from inturn.model.settings import ConsumerSettings, Strategy
+
+
+class Next(enum.Enum):
+    DONE = enum.auto()  # done, go on
+    KEEP = enum.auto()  # handled, but to be repeated if a rollback comes: go on
+    REPEAT = enum.auto()  # the same again, later
+    ROLLBACK = enum.auto()  # everything since the last commit again, later
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    next: Next
+    kind: ResultKind
+    wait_s: float = 0.0
+    error: BaseException | None = None
+
+
+DONE = Outcome(Next.DONE, ResultKind.SUCCESS)
+KEEP = Outcome(Next.KEEP, ResultKind.SUCCESS)
+_ALLOWED = ("None", "Result.SUCCESS", "suspend(seconds)", "and with ack='manual' Result.COMMIT, Result.ROLLBACK")
+
+
+def of_return(returned: object, context: Context, settings: ConsumerSettings, handler_name: str) -> Outcome:
+    if isinstance(returned, Suspend):
+        return Outcome(Next.REPEAT, ResultKind.FAILED, returned.for_s)
+    if settings.ack == "auto":
+        if returned is None or returned is Result.SUCCESS:
+            return DONE
+    else:
+        match returned:
+            case Result.COMMIT:
+                return DONE
+            case Result.SUCCESS:
+                return KEEP
+            case Result.ROLLBACK:
+                return Outcome(Next.ROLLBACK, ResultKind.FAILED, settings.suspend_s)
+            case None if context.is_acknowledged:
+                return DONE
+            case None if settings.strategy is Strategy.BEST_EFFORT:
+                return Outcome(Next.DONE, ResultKind.NOTHING)
+            case None:
+                return Outcome(Next.REPEAT, ResultKind.NOTHING, settings.suspend_s)
+    error = HandlerError(handler_name, returned, _ALLOWED)
+    return Outcome(Next.REPEAT, ResultKind.INVALID, settings.suspend_s, error)
+
+
+def of_exception(error: BaseException, settings: ConsumerSettings) -> Outcome:
+    return Outcome(Next.REPEAT, ResultKind.EXCEPTION, settings.suspend_s, error)

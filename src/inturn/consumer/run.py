@@ -1,0 +1,130 @@
+"""A run: some messages of one partition, handled one after the other by one worker.
+
+The worker calls `next` before every message; that is where the lease is looked at. Between `take` and `finish` of
+the core a run belongs to its worker alone and needs no lock: it reads the partition's deadline, nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inturn.consumer.context import Context
+from inturn.consumer.outcome import Next, Outcome
+from inturn.model.batch import decode, is_intact
+from inturn.model.errors import LogDamaged
+from inturn.model.message import Message, Origin
+
+if TYPE_CHECKING:
+    from inturn.consumer.held import Chunk, HeldPartition
+
+
+class Run:
+    """`done` counts the messages that are over, from the first on."""
+
+    __slots__ = (
+        "_batch_size",
+        "_last_started_s",
+        "_started",
+        "chunks",
+        "context",
+        "done",
+        "error",
+        "failures",
+        "has_commit",
+        "held",
+        "is_rollback",
+        "kept_from",
+        "messages",
+        "slow_count",
+        "slow_s",
+        "started_at_s",
+        "suspend_s",
+        "until_s",
+    )
+
+    def __init__(
+        self,
+        held: HeldPartition,
+        chunks: list[Chunk],
+        context: Context,
+        now_s: float,
+        until_s: float,
+        batch_size: int,
+        slow_s: float,
+    ) -> None:
+        self.held = held
+        self.chunks = chunks
+        self.context = context
+        self.messages: list[Message] = []
+        self.started_at_s = now_s
+        self.until_s = until_s
+        self.slow_s = slow_s
+        self.done = 0
+        self.kept_from: int | None = None  # index of the first that is handled but not committed
+        self.has_commit = False  # manual: something was committed in this run
+        self.suspend_s: float | None = None
+        self.is_rollback = False
+        self.failures = 0
+        self.slow_count = 0
+        self.error: LogDamaged | None = None
+        self._started = 0
+        self._batch_size = batch_size
+        self._last_started_s = now_s
+
+    def open(self) -> None:
+        """Decode the messages. Damage leaves those before it to be handled and is kept in `error`."""
+        origin = Origin(self.context.subject, self.context.partition)
+        for chunk in self.chunks:
+            if isinstance(chunk.content, list):
+                self.messages += chunk.content
+                continue
+            if not is_intact(chunk.content):
+                self.error = LogDamaged(
+                    f"{origin.subject}/{origin.partition}",
+                    chunk.content.header.base_offset,
+                    "the checksum of a batch does not fit its content",
+                )
+                break
+            messages = decode(chunk.content, origin)
+            self.messages += messages[len(messages) - chunk.count :]
+
+    def next(self, now_s: float) -> Message | None:
+        """The next message to handle, or None to stop. Calling it again says that the last one succeeded."""
+        if now_s - self._last_started_s > self.slow_s:
+            self.slow_count += 1
+        self._last_started_s = now_s
+        started = self.done = self._started
+        if started == len(self.messages) or now_s >= self.held.deadline_s or now_s >= self.until_s:
+            return None
+        self._started = started + 1
+        return self.messages[started]
+
+    def next_batch(self, now_s: float) -> list[Message] | None:
+        """The same for handlers that take several at once."""
+        first = self.next(now_s)
+        if first is None:
+            return None
+        messages = self.messages[self.done : self.done + self._batch_size]
+        self._started = self.done + len(messages)
+        return messages
+
+    def settle(self, outcome: Outcome) -> bool:
+        """What became of the message given out last; False: the run is over."""
+        if outcome.next is Next.DONE:
+            self.kept_from = None
+            self.has_commit = True
+            self._reset_attempt()
+            return True
+        if outcome.next is Next.KEEP:
+            if self.kept_from is None:
+                self.kept_from = self.done
+            self._reset_attempt()
+            return True
+        self.failures += 1
+        self.suspend_s = outcome.wait_s
+        self.is_rollback = outcome.next is Next.ROLLBACK
+        return False
+
+    def _reset_attempt(self) -> None:
+        self.context.attempt = 1
+        self.context.is_acknowledged = False

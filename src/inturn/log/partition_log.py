@@ -1,0 +1,567 @@
+"""The log of one partition: appends, the group commit, and reading.
+
+Locking: `_lock` is held for bookkeeping and for the write itself, never while something is synced, read, or called
+back. Replies leave through `_outbox`, which one thread at a time empties, so they keep the order of the appends.
+
+Syncing: at most one sync is in flight. What is appended meanwhile waits for the next one, which starts as soon as
+this one is done and covers all that wait. There is no timer under Flush.ALWAYS.
+
+This file is longer than most: the steps of an append share one lock and one set of fields, and reading them apart
+would be harder. Opening is in `recovery`, looking at segments in `segment`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from inturn.log import checkpoint as checkpoints
+from inturn.log.checkpoint import Checkpoint
+from inturn.log.disk import Disk
+from inturn.log.engine import AppendReply
+from inturn.log.reading import read_batches
+from inturn.log.recovery import recover
+from inturn.log.segment import Segment
+from inturn.log.verify import verify
+from inturn.model.batch import HEADER_BYTES, Batch, StoredBatch, partition_seed
+from inturn.model.clock import Clock
+from inturn.model.commands import Appended
+from inturn.model.errors import Closed, DiskFull, InturnError, LogDamaged, LogStopped
+from inturn.model.route import Partition
+from inturn.model.settings import MIB, Flush, LogSettings
+from inturn.model.timers import Timer, Timers
+
+_log = logging.getLogger("inturn.log")
+
+# EFBIG: a quota by file size (ulimit -f). Like a full disk it may pass without anybody touching the log.
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_FREE_CHECK_BYTES = 1 * MIB
+_HINT_COUNT = 64  # readers that go on where they were, without a look at the index
+
+
+@dataclass(slots=True)
+class _Mark:
+    """A point of the log to sync up to, and what a checkpoint there would say."""
+
+    end_offset: int
+    sealed: list[Segment]
+    active: Segment
+    rolls: int
+    checkpoint: Checkpoint | None
+    indexes: list[tuple[Segment, bytes]]
+
+
+class PartitionLog:
+    """See `inturn.log.engine.Log` for the contract. All methods may be called from any thread.
+
+    `submit` runs a job soon, in another thread (or as an event of a simulation). `timers` is only used under
+    Flush.INTERVAL.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        partition: Partition,
+        settings: LogSettings,
+        clock: Clock,
+        submit: Callable[[Callable[[], None]], None],
+        timers: Timers,
+        floor: int = 0,
+    ) -> None:
+        """Recovers; blocks. Raises OSError. A damaged log opens, and says so at `read` and `append`."""
+        self.partition = partition
+        self._name = str(partition)
+        self._disk = disk
+        self._folder = folder
+        self._settings = settings
+        self._clock = clock
+        self._submit = submit
+        self._timers = timers
+        self._seed = partition_seed(partition.name)
+        self._always = settings.flush is Flush.ALWAYS
+        self._lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()
+
+        found = recover(disk, folder, self._name, self._seed, settings.index_every_bytes)
+        self.scanned_bytes = found.scanned_bytes  # how much opening had to read
+        self._damage = found.damage
+        self._stopped: str | None = None
+        self._closed = False
+        self._segments = found.segments
+        self._producers = found.producers
+        self._end = self._synced = found.end_offset
+        self._stored_at_ms = found.stored_at_ms
+        self._checkpointed = found.checkpoint
+
+        self._outbox: list[tuple[AppendReply, Appended | InturnError]] = []
+        self._delivering = False
+        self._grown = False
+        self._grown_callbacks: list[Callable[[], None]] = []
+        self._waiting: deque[tuple[int, AppendReply, Appended | InturnError]] = deque()  # the offset to be synced first
+        self._syncing = False
+        self._timer: Timer | None = None
+        self._unsynced: list[Segment] = []  # sealed ones
+        self._rolls = self._rolls_synced = 0  # new segments, and those whose folder entries are synced
+        self._since_checkpoint_bytes = 0
+        self._since_free_check_bytes = 0
+        self._free_bytes: int | None = None  # set while the disk is low
+        self._hints: dict[int, tuple[Segment, int]] = {}
+
+        if self._damage is None:
+            self._begin(floor)
+            self._check_free()
+        self._bases = [segment.base for segment in self._segments]
+
+    def _begin(self, floor: int) -> None:
+        """Have an active segment that starts or goes on at or above `floor`, and a checkpoint if recovery had work."""
+        if not self._segments or floor > self._end:
+            base = max(self._end, floor)
+            self._segments.append(self._create_segment(base, after_gap=bool(self._segments)))
+            self._end = self._synced = base
+            self._disk.sync_folder(self._folder)
+            recovered = len(self._segments) > 1
+        else:
+            recovered = self.scanned_bytes > 0
+        self._active = self._segments[-1]
+        if recovered:
+            self._write_checkpoint(self._mark(with_checkpoint=True))
+
+    def _create_segment(self, base: int, after_gap: bool) -> Segment:
+        every_bytes = self._settings.index_every_bytes
+        return Segment.create(
+            self._disk, self._folder, base, after_gap, self._seed, every_bytes, stored_at_ms=self._stored_at_ms
+        )
+
+    # Where it begins and ends
+
+    @property
+    def start_offset(self) -> int:
+        segments = self._segments
+        return segments[0].base if segments else self._end
+
+    @property
+    def end_offset(self) -> int:
+        return self._synced if self._always else self._end
+
+    @property
+    def synced_offset(self) -> int:
+        """One past the newest that is known to survive a power loss."""
+        return self._synced
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def trouble(self) -> LogDamaged | LogStopped | None:
+        """Why appends are refused until the log is reopened or repaired, or None."""
+        if self._damage is not None:
+            return self._damaged()
+        return None if self._stopped is None else LogStopped(self._name, self._stopped)
+
+    def on_grown(self, callback: Callable[[], None]) -> None:
+        self._grown_callbacks.append(callback)
+
+    # Appending
+
+    def append(self, batch: Batch, reply: AppendReply, gap: bool = False, inline: bool = False) -> None:
+        with self._lock:
+            answer: Appended | InturnError
+            try:
+                base_offset = self._store(batch, gap)
+                answer, synced_first = Appended(base_offset), base_offset + batch.count
+            except InturnError as error:
+                answer, synced_first = error, 0
+            if self._always and (synced_first > self._synced or self._waiting):
+                self._waiting.append((synced_first, reply, answer))
+            else:
+                self._outbox.append((reply, answer))
+            start_sync = not self._syncing and self._wants_sync()
+            if start_sync:
+                self._syncing = True
+            start_timer = self._wants_timer()
+            deliver = self._may_deliver()
+        if start_sync and not inline:
+            self._submit(self._sync)
+        if start_timer:
+            self._start_timer()
+        if deliver:
+            self._deliver()
+        if start_sync and inline:
+            self._sync()
+
+    def _store(self, batch: Batch, gap: bool) -> int:
+        """Write the batch unless it is there already; its base offset. Raises what the reply is to be given."""
+        if self._closed or self._stopped is not None or self._damage is not None:
+            raise self._refusal()
+        duplicate = self._producers.duplicate_of(batch, gap)
+        if duplicate is not None:
+            return duplicate
+        total_bytes = HEADER_BYTES + len(batch.payload)
+        active = self._active
+        if active.size and active.size + total_bytes > self._settings.segment_bytes:
+            active = self._roll()
+        if self._free_bytes is not None or self._since_free_check_bytes >= _FREE_CHECK_BYTES:
+            self._check_free()
+        if self._free_bytes is not None:
+            raise DiskFull(self._name, self._free_bytes)
+
+        base_offset, position = self._end, active.size
+        # Never backwards, so that times can be searched like offsets.
+        stored_at_ms = max(self._clock.time_ms(), self._stored_at_ms)
+        header = batch.header(base_offset, stored_at_ms, self._synced, self._seed)
+        try:
+            active.file.write_at(position, (header, batch.payload))
+        except OSError as error:
+            raise self._write_failed(active, position, error) from error
+        if position >= active.index.next_at:
+            active.index.add(base_offset, position, stored_at_ms)
+        self._producers.record(batch, base_offset, stored_at_ms)
+        self._end = active.end_offset = base_offset + batch.count
+        self._stored_at_ms = active.stored_at_ms = stored_at_ms
+        active.size = position + total_bytes
+        self._since_free_check_bytes += total_bytes
+        self._since_checkpoint_bytes += total_bytes
+        if not self._always:
+            self._grown = True
+        return base_offset
+
+    def _refusal(self) -> InturnError:
+        return self.trouble or Closed(f"log of partition {self._name}")
+
+    def _write_failed(self, segment: Segment, position: int, error: OSError) -> InturnError:
+        """Take back what may have been written of a batch, so that the next one stands in its place."""
+        try:
+            segment.file.truncate(position)
+        except OSError as second:
+            self._stop(f"a failed append could not be taken back: {second}")
+            return LogStopped(self._name, str(second))
+        if error.errno in _NO_ROOM:
+            return DiskFull(self._name)
+        self._stop(f"an append failed: {error}")
+        return LogStopped(self._name, str(error))
+
+    def _roll(self) -> Segment:
+        """Seal the active segment and begin the next. Its folder entry is synced with its first batches."""
+        sealed = self._active
+        try:
+            active = self._create_segment(self._end, after_gap=False)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise DiskFull(self._name) from error
+            self._stop(f"a new segment could not be made: {error}")
+            raise LogStopped(self._name, str(error)) from error
+        self._unsynced.append(sealed)
+        self._rolls += 1
+        self._segments = [*self._segments, active]
+        self._bases = [*self._bases, active.base]
+        self._active = active
+        # A checkpoint with every segment, so that retention, which stays below it, is not held up for long.
+        self._since_checkpoint_bytes = max(self._since_checkpoint_bytes, self._settings.checkpoint_every_bytes)
+        self._since_free_check_bytes = _FREE_CHECK_BYTES
+        return active
+
+    def _check_free(self) -> None:
+        self._since_free_check_bytes = 0
+        try:
+            free_bytes = self._disk.free_bytes(self._folder)
+        except OSError:
+            return  # the write will tell
+        self._free_bytes = free_bytes if free_bytes < self._settings.reserve_bytes else None
+
+    # Syncing
+
+    def _wants_sync(self) -> bool:
+        if self._stopped is not None or self._closed:
+            return False
+        return bool(self._waiting) or self._since_checkpoint_bytes >= self._settings.checkpoint_every_bytes
+
+    def sync(self) -> None:
+        """Sync what is written by now, in this thread."""
+        with self._lock:
+            if self._closed or self._stopped is not None or self._damage is not None:
+                return
+            mark = self._mark()
+        self._sync_to(mark)
+
+    def _sync(self) -> None:
+        """The job that holds `_syncing`. Leads to the next one if there is something left to sync."""
+        with self._lock:
+            if self._closed or self._stopped is not None:
+                self._syncing = False
+                return
+            mark = self._mark(self._since_checkpoint_bytes >= self._settings.checkpoint_every_bytes)
+        self._sync_to(mark, holding=True)
+
+    def _mark(self, with_checkpoint: bool = False) -> _Mark:
+        active = self._active
+        mark = _Mark(self._end, list(self._unsynced), active, self._rolls, None, [])
+        if with_checkpoint:
+            self._since_checkpoint_bytes = 0
+            self._producers.expire(self._clock.time_ms() - int(self._settings.producer_expiry_s * 1000))
+            mark.checkpoint = Checkpoint(
+                active.base, active.size, self._end, self._stored_at_ms, self._producers.snapshot()
+            )
+            for segment in (*mark.sealed, active):
+                if not segment.index_saved:
+                    mark.indexes.append((segment, segment.encode_index()))
+        return mark
+
+    def _sync_to(self, mark: _Mark, holding: bool = False) -> None:
+        failed = None
+        try:
+            # Oldest first: what a later segment says is only believed if all before it is there.
+            for segment in mark.sealed:
+                segment.file.sync()
+            mark.active.file.sync()
+            if mark.rolls > self._rolls_synced:
+                self._disk.sync_folder(self._folder)
+        except OSError as error:
+            failed = f"a sync failed: {error}"
+        with self._lock:
+            if failed is not None:
+                self._stop(failed)
+            elif self._stopped is None:
+                self._settle(mark)
+            again = holding and self._wants_sync()
+            if holding:
+                self._syncing = again
+            deliver = self._may_deliver()
+        if again:
+            self._submit(self._sync)
+        if deliver:
+            self._deliver()
+        if failed is None and mark.checkpoint is not None:
+            self._write_checkpoint(mark)
+
+    def _settle(self, mark: _Mark) -> None:
+        """Everything up to the mark is synced: answer what waited for it."""
+        self._rolls_synced = max(self._rolls_synced, mark.rolls)
+        self._unsynced = [segment for segment in self._unsynced if segment not in mark.sealed]
+        if mark.end_offset > self._synced:
+            self._synced = mark.end_offset
+            if self._always:
+                self._grown = True
+        waiting, outbox = self._waiting, self._outbox
+        while waiting and waiting[0][0] <= self._synced:
+            _, reply, answer = waiting.popleft()
+            outbox.append((reply, answer))
+
+    def _stop(self, cause: str) -> None:
+        """Called under the lock. After a failed sync nobody knows what is on the disk, so nothing is tried again."""
+        if self._stopped is None:
+            self._stopped = cause
+            _log.error("log_stopped partition=%s end_offset=%d cause=%s", self._name, self._end, cause)
+        for _, reply, answer in self._waiting:
+            refused = isinstance(answer, InturnError)
+            self._outbox.append((reply, answer if refused else LogStopped(self._name, self._stopped)))
+        self._waiting.clear()
+
+    def _write_checkpoint(self, mark: _Mark) -> None:
+        """After the mark was synced. Without room the old checkpoint stays: reopening scans more, that is all."""
+        checkpoint = mark.checkpoint
+        assert checkpoint is not None
+        with self._checkpoint_lock:
+            newest = self._checkpointed
+            if newest is not None and newest.next_offset > checkpoint.next_offset:
+                return
+            for segment, data in mark.indexes:
+                segment.save_index(data)
+                segment.index_saved = segment is not mark.active
+            try:
+                checkpoints.save(self._disk, self._folder, checkpoint, self._seed)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    with self._lock:
+                        self._stop(f"a checkpoint could not be written: {error}")
+                        deliver = self._may_deliver()
+                    if deliver:
+                        self._deliver()
+                return
+            self._checkpointed = checkpoint
+
+    def _wants_timer(self) -> bool:
+        if self._settings.flush is not Flush.INTERVAL or self._timer is not None:
+            return False
+        return self._end > self._synced and self._stopped is None and not self._closed
+
+    def _start_timer(self) -> None:
+        due_s = self._clock.monotonic() + self._settings.flush_interval_s
+        self._timer = self._timers.at(due_s, self._interval_over)
+
+    def _interval_over(self) -> None:
+        with self._lock:
+            self._timer = None
+            start_sync = not self._syncing and not self._closed and self._stopped is None and self._end > self._synced
+            if start_sync:
+                self._syncing = True
+            start_timer = not start_sync and self._wants_timer()
+        if start_sync:
+            self._submit(self._sync)
+        if start_timer:  # a sync is in flight, and may be too early for the newest
+            self._start_timer()
+
+    # Calling back
+
+    def _may_deliver(self) -> bool:
+        """Called under the lock: whether this thread is to empty the outbox now."""
+        if self._delivering or not (self._outbox or self._grown):
+            return False
+        self._delivering = True
+        return True
+
+    def _deliver(self) -> None:
+        while True:
+            with self._lock:
+                outbox, self._outbox = self._outbox, []
+                grown, self._grown = self._grown, False
+                if not outbox and not grown:
+                    self._delivering = False
+                    return
+            try:
+                for reply, answer in outbox:
+                    _call(reply, answer)
+                if grown:
+                    for callback in self._grown_callbacks:
+                        _call(callback)
+            except BaseException:
+                # Interrupted (Ctrl-C in an inline append): do not leave the others without anybody who delivers.
+                with self._lock:
+                    self._delivering = False
+                raise
+
+    # Reading
+
+    def read(self, offset: int, max_bytes: int) -> list[StoredBatch]:
+        with self._lock:
+            if self._closed:
+                raise Closed(f"log of partition {self._name}")
+            end_offset = self._synced if self._always else self._end
+            if offset >= end_offset:
+                if self._damage is not None:
+                    raise self._damaged()
+                return []
+            segments = self._segments
+            hint = self._hints.get(offset)
+            number = max(bisect_right(self._bases, offset) - 1, 0)
+            limit = segments[-1].size
+        if hint is not None and hint[0].base < segments[0].base:
+            hint = None  # gone by retention meanwhile
+        batches, next_hint = read_batches(
+            self._name, self._seed, segments, number, limit, hint, max(offset, 0), end_offset, max_bytes
+        )
+        if batches:
+            with self._lock:
+                self._hints[batches[-1].header.next_offset] = next_hint
+                if len(self._hints) > _HINT_COUNT:
+                    del self._hints[next(iter(self._hints))]
+        elif self._damage is not None:
+            raise self._damaged()
+        return batches
+
+    def offset_at(self, timestamp_ms: int) -> int:
+        with self._lock:
+            segments, end_offset = self._segments, self.end_offset
+            limit = segments[-1].size if segments else 0
+        number = bisect_left(segments, timestamp_ms, key=_stored_at_ms)
+        for segment in segments[number:]:
+            size = limit if segment is segments[-1] else segment.size
+            for _, header in segment.walk(segment.index.before_time(timestamp_ms), size):
+                if header.stored_at_ms >= timestamp_ms:
+                    return min(header.base_offset, end_offset)
+        return end_offset
+
+    def _damaged(self) -> LogDamaged:
+        damage = self._damage
+        assert damage is not None
+        return LogDamaged(self._name, damage.offset, damage.detail)
+
+    def verify(self) -> Iterator[LogDamaged]:
+        """Read everything that is stored and yield each place where something is wrong. Blocks; takes long."""
+        with self._lock:
+            segments, sizes = self._segments, [segment.size for segment in self._segments]
+        yield from verify(self._name, segments, sizes)
+        if self._damage is not None:
+            yield self._damaged()
+
+    # Retention and closing
+
+    def apply_retention(self, now_ms: int) -> int:
+        """Delete the oldest sealed segments while they are too old, or all together are more than `retention_bytes`.
+
+        Returns how many. Blocks; to be called now and then, from one thread.
+
+        Only whole segments below the checkpoint go, so recovery never misses one.
+        """
+        deleted = 0
+        while (oldest := self._expired(now_ms)) is not None:
+            with self._lock:
+                self._segments = self._segments[1:]
+                self._bases = self._bases[1:]
+                self._hints = {at: hint for at, hint in self._hints.items() if hint[0] is not oldest}
+            # Oldest first, each one synced: a crash never leaves a hole.
+            if self._disk.exists(oldest.index_path):
+                self._disk.remove(oldest.index_path)
+            oldest.file  # noqa: B018  # readers that are at it keep the open file
+            self._disk.remove(oldest.path)
+            self._disk.sync_folder(self._folder)
+            deleted += 1
+        return deleted
+
+    def _expired(self, now_ms: int) -> Segment | None:
+        settings, checkpoint = self._settings, self._checkpointed
+        with self._lock:
+            segments = self._segments
+            if self._closed or self.trouble is not None or checkpoint is None or len(segments) < 2:
+                return None
+            total_bytes = sum(segment.size for segment in segments)
+        oldest = segments[0]
+        if oldest.base >= checkpoint.segment:
+            return None
+        if settings.retention_bytes is not None and total_bytes > settings.retention_bytes:
+            return oldest
+        if settings.retention_s is not None and _stored_at_ms(oldest) < now_ms - int(settings.retention_s * 1000):
+            return oldest
+        return None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            timer, self._timer = self._timer, None
+            mark = None
+            if self._stopped is None and self._damage is None:
+                mark = self._mark(with_checkpoint=True)
+        if timer is not None:
+            timer.cancel()
+        if mark is not None:
+            if self._is_checkpointed(mark):
+                mark.checkpoint = None
+            self._sync_to(mark)
+        for segment in self._segments:
+            segment.drop_file()
+
+    def _is_checkpointed(self, mark: _Mark) -> bool:
+        done = self._checkpointed
+        if done is None:
+            return mark.end_offset == self._segments[0].base  # nothing was ever written
+        return (done.segment, done.position) == (mark.active.base, mark.active.size)
+
+
+def _stored_at_ms(segment: Segment) -> int:
+    segment.know()
+    return segment.stored_at_ms
+
+
+def _call(callback: Callable[..., None], *arguments: object) -> None:
+    try:
+        callback(*arguments)
+    except Exception:
+        _log.exception("callback_failed")

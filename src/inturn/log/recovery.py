@@ -1,0 +1,193 @@
+"""What opening a log finds on disk: the good part, and what is wrong with the rest.
+
+From the checkpoint on (or from the beginning if there is none) every batch is read and checked. At the first bad
+place, with offset E expected there:
+
+- *Damage in the middle*, if anything vouches that E had been synced: a checkpoint above E, a later header whose
+  `synced_end` is above E, or a later segment made after a gap (made only when all before it is synced). Nothing is
+  changed on disk; the log opens damaged at E.
+- *A torn tail* otherwise: never acknowledged as synced. It is cut, and the cut is synced before anything is accepted.
+
+A header vouches even if its own payload is torn: it was written by a log that knew what was synced.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import msgspec
+
+from inturn.log import checkpoint as checkpoints
+from inturn.log.checkpoint import Checkpoint
+from inturn.log.disk import Disk
+from inturn.log.producers import ProducerTable
+from inturn.log.segment import Segment, parse_name
+from inturn.model.errors import LogDamaged
+
+_REWRITE_BYTES = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Recovered:
+    """`segments` hold exactly the good part; the last one is the active one. Empty for a new log."""
+
+    segments: list[Segment]
+    end_offset: int
+    stored_at_ms: int
+    producers: ProducerTable
+    checkpoint: Checkpoint | None = None
+    damage: LogDamaged | None = None
+    scanned_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Scan:
+    segments: list[Segment]  # all there are
+    end_offset: int
+    stored_at_ms: int
+    good: int = 0  # so many segments are good, the last of them up to its `bad_at`
+    bad_at: int | None = None
+    detail: str = ""
+    scanned: list[tuple[Segment, int, int]] = field(default_factory=list)  # from, to
+
+
+def recover(disk: Disk, folder: str, partition: str, seed: int, every_bytes: int) -> Recovered:
+    """Find the good part of a log, cut a torn tail. Everything in it is synced when this returns. Raises OSError."""
+    disk.make_folder(folder)
+    segments = _segments(disk, folder, seed, every_bytes)
+    checkpoint = checkpoints.load(disk, folder, seed)
+    producers = ProducerTable(partition)
+    if not segments:
+        damage = None
+        if checkpoint is not None:
+            damage = LogDamaged(partition, 0, f"all segments are gone, there were {checkpoint.next_offset} offsets")
+        return Recovered([], 0, 0, producers, checkpoint, damage)
+
+    first, position, scan = _start(segments, checkpoint, producers)
+    _scan(scan, first, position, producers)
+    known_end = 0 if checkpoint is None else checkpoint.next_offset
+    damage = _damage(scan, known_end, partition)
+    if damage is None:
+        _cut(disk, folder, scan)
+        _make_durable(disk, folder, scan, was_clean=checkpoint is not None and len(scan.scanned) == 1)
+    del segments[scan.good :]
+    if scan.bad_at is not None:
+        segments[-1].size = scan.bad_at
+    return Recovered(
+        segments,
+        scan.end_offset,
+        scan.stored_at_ms,
+        producers,
+        checkpoint,
+        damage,
+        sum(end - begin for _, begin, end in scan.scanned),
+    )
+
+
+def _segments(disk: Disk, folder: str, seed: int, every_bytes: int) -> list[Segment]:
+    segments = []
+    for name in sorted(disk.names(folder)):
+        parsed = parse_name(name)
+        if parsed is not None:
+            base, after_gap = parsed
+            size = disk.size(f"{folder}/{name}")
+            segments.append(Segment(disk, folder, base, after_gap, size, seed, every_bytes))
+    # A log that is opened twice with a rising floor leaves an empty segment behind, which means nothing.
+    for segment, following in itertools.pairwise(list(segments)):
+        if segment.size == 0 and following.after_gap:
+            disk.remove(segment.path)
+            segments.remove(segment)
+    return segments
+
+
+def _start(segments: list[Segment], checkpoint: Checkpoint | None, producers: ProducerTable) -> tuple[int, int, _Scan]:
+    """Where to scan from: (index of the segment, position in it, the scan as it begins)."""
+    if checkpoint is not None:
+        for number, segment in enumerate(segments):
+            if segment.base == checkpoint.segment and segment.size >= checkpoint.position:
+                try:
+                    producers.restore(checkpoint.producers)
+                except msgspec.DecodeError:
+                    break
+                segment.load_index(checkpoint.position)
+                return number, checkpoint.position, _Scan(segments, checkpoint.next_offset, checkpoint.stored_at_ms)
+    return 0, 0, _Scan(segments, segments[0].base, 0)
+
+
+def _scan(scan: _Scan, first: int, position: int, producers: ProducerTable) -> None:
+    for number in range(first, len(scan.segments)):
+        segment = scan.segments[number]
+        if number > first:
+            if segment.base != scan.end_offset and not (segment.after_gap and segment.base > scan.end_offset):
+                scan.bad_at, scan.detail = scan.segments[number - 1].size, f"the next segment begins at {segment.base}"
+                return
+            scan.end_offset, position = segment.base, 0
+        scan.good = number + 1
+        begin = position
+        for at, header in segment.scan(position, segment.size):
+            if header.base_offset != scan.end_offset:
+                break
+            segment.note(at, header)
+            producers.record(header, header.base_offset, header.stored_at_ms)
+            scan.end_offset, scan.stored_at_ms = header.next_offset, header.stored_at_ms
+            position = at + header.total_bytes
+        scan.scanned.append((segment, begin, position))
+        segment.end_offset, segment.stored_at_ms, segment.known = scan.end_offset, scan.stored_at_ms, True
+        if position < segment.size:
+            scan.bad_at, scan.detail = position, f"no intact batch at byte {position} of {segment.path}"
+            return
+
+
+def _damage(scan: _Scan, known_end: int, partition: str) -> LogDamaged | None:
+    expected = scan.end_offset
+    if expected < known_end:
+        detail = scan.detail or "the log ends here"
+        return LogDamaged(partition, expected, f"{detail}, but the log was whole up to offset {known_end}")
+    if scan.bad_at is None:
+        return None
+    for segment in scan.segments[scan.good :]:
+        if segment.after_gap:
+            return LogDamaged(partition, expected, f"{scan.detail}, but a later segment begins at {segment.base}")
+    position = scan.bad_at
+    for segment in scan.segments[scan.good - 1 :]:
+        for at, header in segment.headers_after(position, segment.size):
+            if header.base_offset > expected and header.synced_end > expected:
+                return LogDamaged(
+                    partition, expected, f"{scan.detail}, but an intact batch follows at byte {at} of {segment.path}"
+                )
+        position = 0
+    return None
+
+
+def _cut(disk: Disk, folder: str, scan: _Scan) -> None:
+    """Remove the torn tail, durably: else it could come back under what is written next."""
+    if scan.bad_at is None:
+        return
+    for segment in reversed(scan.segments[scan.good :]):
+        segment.drop_file()
+        disk.remove(segment.path)
+        if disk.exists(segment.index_path):
+            disk.remove(segment.index_path)
+    disk.sync_folder(folder)
+    last = scan.segments[scan.good - 1]
+    if scan.bad_at < last.size:
+        last.file.truncate(scan.bad_at)
+        last.file.sync_all()
+
+
+def _make_durable(disk: Disk, folder: str, scan: _Scan, was_clean: bool) -> None:
+    """Write what was scanned once more and sync it.
+
+    It may be only in the page cache. And if the process before this one saw a sync fail, the system may hold these
+    pages for clean although they never reached the disk: then a sync alone would do nothing.
+    """
+    for segment, begin, end in scan.scanned:
+        for position in range(begin, end, _REWRITE_BYTES):
+            data = segment.file.read_at(position, min(_REWRITE_BYTES, end - position))
+            segment.file.write_at(position, [data])
+        if end > begin:
+            segment.file.sync()
+            was_clean = False
+    if not was_clean:
+        disk.sync_folder(folder)

@@ -1,0 +1,209 @@
+"""A segment: batches one after the other in a file, nothing else. Its name says the offset it starts with.
+
+`00000000000000000042.log` goes on where the segment before ends; `00000000000000000042-gap.log` may leave offsets
+out, because they were given out before and lost. A segment with `-gap` is only made when all before it is synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from inturn.log import index as index_file
+from inturn.log.disk import Disk, DiskFile
+from inturn.log.index import Index
+from inturn.model.batch import HEADER_BYTES, MAGIC, BatchHeader, StoredBatch, is_intact, parse_header
+
+_NAME = re.compile(r"(\d{20})(-gap)?\.log\Z", re.ASCII)
+_WALK_BYTES = 32 * 1024
+_SCAN_BYTES = 1024 * 1024
+
+
+class Segment:
+    """One thread at a time appends (the log, under its lock); any number may read what is below `size`.
+
+    `size`, `end_offset` and `stored_at_ms` (of the last batch) belong to the log while the segment is its active
+    one. For a sealed segment `know` finds the latter two in the index file, or by walking the segment.
+    """
+
+    __slots__ = (
+        "_disk",
+        "_file",
+        "_folder",
+        "_seed",
+        "after_gap",
+        "base",
+        "end_offset",
+        "index",
+        "index_saved",
+        "known",
+        "size",
+        "stored_at_ms",
+    )
+
+    def __init__(
+        self, disk: Disk, folder: str, base: int, after_gap: bool, size: int, seed: int, every_bytes: int
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._seed = seed
+        self._file: DiskFile | None = None
+        self.base = base
+        self.after_gap = after_gap
+        self.size = size
+        self.end_offset = base
+        self.stored_at_ms = 0
+        self.index = Index(every_bytes)
+        self.index_saved = False
+        self.known = False
+
+    @classmethod
+    def create(
+        cls, disk: Disk, folder: str, base: int, after_gap: bool, seed: int, every_bytes: int, stored_at_ms: int
+    ) -> Segment:
+        """An empty one. Its folder entry is not synced yet."""
+        segment = cls(disk, folder, base, after_gap, 0, seed, every_bytes)
+        segment.stored_at_ms = stored_at_ms
+        segment.known = True
+        segment._file = disk.open(segment.path, create=True)
+        return segment
+
+    @property
+    def path(self) -> str:
+        return f"{self._folder}/{self.base:020d}{'-gap' if self.after_gap else ''}.log"
+
+    @property
+    def index_path(self) -> str:
+        return f"{self._folder}/{self.base:020d}.index"
+
+    @property
+    def file(self) -> DiskFile:
+        file = self._file
+        if file is None:
+            file = self._file = self._disk.open(self.path)
+        return file
+
+    def drop_file(self) -> None:
+        """Let go of the file; it closes when no other thread reads from it any more."""
+        self._file = None
+
+    # Looking at what is there
+
+    def walk(self, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of each batch, payloads skipped, until `limit` or the first place without a header."""
+        start, buffer = position, b""
+        while position < limit:
+            if len(buffer) - (position - start) < HEADER_BYTES:
+                start, buffer = position, self.file.read_at(position, min(_WALK_BYTES, limit - position))
+            header = parse_header(buffer, position - start, self._seed)
+            if header is None or position + header.total_bytes > limit:
+                return
+            yield position, header
+            position += header.total_bytes
+
+    def scan(self, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Like `walk`, but reads everything and ends at the first batch whose payload is not intact either."""
+        start, buffer = position, b""
+        while position < limit:
+            if len(buffer) - (position - start) < HEADER_BYTES:
+                start, buffer = position, self.file.read_at(position, min(_SCAN_BYTES, limit - position))
+            header = parse_header(buffer, position - start, self._seed)
+            if header is None or position + header.total_bytes > limit:
+                return
+            if len(buffer) - (position - start) < header.total_bytes:
+                wanted = min(max(_SCAN_BYTES, header.total_bytes), limit - position)
+                start, buffer = position, self.file.read_at(position, wanted)
+            payload_at = position - start + HEADER_BYTES
+            payload = memoryview(buffer)[payload_at : payload_at + header.payload_bytes]
+            if not is_intact(StoredBatch(header, payload)):
+                return
+            yield position, header
+            position += header.total_bytes
+
+    def headers_after(self, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Every intact header that starts at or after this position, wherever it stands, payloads not looked at."""
+        while position < limit:
+            buffer = self.file.read_at(position, min(_SCAN_BYTES, limit - position))
+            if len(buffer) < HEADER_BYTES:
+                return
+            at = buffer.find(MAGIC)
+            while at >= 0 and len(buffer) - at >= HEADER_BYTES:
+                header = parse_header(buffer, at, self._seed)
+                if header is not None:
+                    yield position + at, header
+                at = buffer.find(MAGIC, at + 1)
+            # The last bytes may be the beginning of a header, so they are looked at again.
+            position += len(buffer) - HEADER_BYTES + 1
+
+    # The index
+
+    def know(self) -> None:
+        """Find the end and the index of a sealed segment. Blocks; afterwards it is a no-op."""
+        if self.known:
+            return
+        whole = self.load_index(self.size)
+        self.known = True
+        if whole and not self.index_saved:
+            self.save_index(self.encode_index())
+
+    def load_index(self, covered: int) -> bool:
+        """Fill `index`, `end_offset`, `stored_at_ms` for the bytes below `covered`, from the file as far as it goes.
+
+        Whether all of them could be walked: if a header on the way is damaged the rest stays without index; a
+        reader will get there and say so.
+        """
+        found = self._read_index_file()
+        position = 0
+        if found is not None and found.covered_bytes <= covered:
+            self.index, position = found.index, found.covered_bytes
+            self.end_offset, self.stored_at_ms = found.end_offset, found.stored_at_ms
+        self.index_saved = position == covered
+        for at, header in self.walk(position, covered):
+            self.note(at, header)
+            position = at + header.total_bytes
+        return position == covered
+
+    def note(self, position: int, header: BatchHeader) -> None:
+        """A batch was found at this position, behind all others so far."""
+        if position >= self.index.next_at:
+            self.index.add(header.base_offset, position, header.stored_at_ms)
+        self.end_offset = header.next_offset
+        self.stored_at_ms = header.stored_at_ms
+
+    def forget_index(self) -> None:
+        """The index was wrong: it does without, and the file is built again when the segment is opened next."""
+        index = Index(self.index.every_bytes)
+        index.next_at = self.index.next_at
+        self.index = index
+        with contextlib.suppress(OSError):
+            self._disk.remove(self.index_path)
+
+    def encode_index(self) -> bytes:
+        return self.index.encode(self.base, self.size, self.end_offset, self.stored_at_ms)
+
+    def save_index(self, data: bytes) -> None:
+        """Best effort and not synced: the checksum tells whether it arrived."""
+        with contextlib.suppress(OSError):
+            if self._disk.exists(self.index_path):
+                self._disk.remove(self.index_path)
+            file = self._disk.open(self.index_path, create=True)
+            file.write_at(0, [data])
+            file.close()
+
+    def _read_index_file(self) -> index_file.IndexFile | None:
+        try:
+            if not self._disk.exists(self.index_path):
+                return None
+            file = self._disk.open(self.index_path)
+            data = file.read_at(0, file.size())
+            file.close()
+        except OSError:
+            return None
+        return index_file.decode(data, self.base, self.index.every_bytes)
+
+
+def parse_name(name: str) -> tuple[int, bool] | None:
+    """(base offset, whether it may leave offsets out), or None if this is no segment's name."""
+    match = _NAME.match(name)
+    return None if match is None else (int(match[1]), match[2] is not None)

@@ -1,0 +1,209 @@
+"""Batches: the unit that is stored, checked and moved. The same bytes from producer to log to consumer.
+
+    header   fixed, little endian, see `_HEADER`
+    payload  slot vector (one u16 per message), then the messages as msgpack, the latter compressed or not
+
+Two checksums (xxh3-64). The payload's is the producer's and travels to the consumer. The header's is the log's:
+it covers the offset and the payload's checksum, and is seeded by the partition, so that bytes left over from
+another log never fit. Nothing is hashed twice, everything is covered.
+
+`synced_end` is how far the log was known to be on disk when this batch was written. It tells a torn tail
+(nothing after it was acknowledged) from damage in the middle (a later batch vouches for the damaged one).
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from inturn.model.errors import InvalidInput
+from inturn.model.message import Message, Origin, Outgoing
+
+MAGIC = b"iT"
+VERSION = 1
+NO_COMPRESSION = 0
+ZSTD = 1
+_COMPRESSION_LEVEL = 3
+_ZSTD_MISSING = "zstd-compressed batches need the extra: pip install 'inturn[zstd]'"
+
+# magic 2, version 1, compression 1, payload length 4, count 4, route version 4, base offset 8, producer id 8,
+# producer epoch 4, padding 4, first sequence 8, stored at 8, synced end 8, payload checksum 8, header checksum 8
+_HEADER = struct.Struct("<2sBBIIIQQIIQQQQ")
+_CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+PAYLOAD_BYTES_MAX = 2**31 - 1
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[Message])
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """Messages ready to be stored: what a producer hands to the log."""
+
+    count: int
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+    route_version: int
+    compression: int
+    checksum: int
+    payload: bytes
+
+    def header(self, base_offset: int, stored_at_ms: int, synced_end: int, seed: int) -> bytes:
+        """The header this batch gets at its place in the log of the partition with this seed."""
+        fields = _HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.compression,
+            len(self.payload),
+            self.count,
+            self.route_version,
+            base_offset,
+            self.producer_id,
+            self.producer_epoch,
+            0,
+            self.first_sequence,
+            stored_at_ms,
+            synced_end,
+            self.checksum,
+        )
+        return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields, seed))
+
+
+class BatchHeader(msgspec.Struct, frozen=True, gc=False):
+    """A header whose checksum was right."""
+
+    compression: int
+    payload_bytes: int
+    count: int
+    route_version: int
+    base_offset: int
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+    stored_at_ms: int
+    synced_end: int
+    checksum: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.count
+
+    @property
+    def total_bytes(self) -> int:
+        return HEADER_BYTES + self.payload_bytes
+
+
+class StoredBatch(msgspec.Struct, frozen=True, gc=False):
+    """A batch as it stands in the log. The payload's checksum is checked by `decode`, at the reader."""
+
+    header: BatchHeader
+    payload: bytes | memoryview
+
+
+def parse_header(data: bytes | memoryview, position: int, seed: int) -> BatchHeader | None:
+    """The header at this position, or None if there is no whole and intact one."""
+    if len(data) - position < HEADER_BYTES or data[position : position + 2] != MAGIC:
+        return None
+    (checksum,) = _CHECKSUM.unpack_from(data, position + _HEADER.size)
+    if xxh3_64_intdigest(data[position : position + _HEADER.size], seed) != checksum:
+        return None
+    f = _HEADER.unpack_from(data, position)
+    if f[1] != VERSION or f[4] == 0:
+        return None
+    return BatchHeader(f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[10], f[11], f[12], f[13])
+
+
+def payload_checksum(payload: bytes | memoryview) -> int:
+    return xxh3_64_intdigest(payload)
+
+
+def partition_seed(name: str) -> int:
+    """The seed of the header checksums in one partition's log."""
+    return xxh3_64_intdigest(name.encode())
+
+
+def encode(
+    messages: Sequence[Outgoing],
+    slots: array[int],
+    *,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    first_sequence: int = 0,
+    route_version: int = 1,
+    compression: str | None = None,
+) -> Batch:
+    """Pack messages with their slots (`array("H")`, one per message)."""
+    body = _encoder.encode(messages)
+    if compression == "zstd":
+        body = _compress(body)
+    payload = _little_endian(slots).tobytes() + body
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise InvalidInput(
+            f"a batch of {len(payload)} bytes is over the limit of {PAYLOAD_BYTES_MAX}; send less at once"
+        )
+    return Batch(
+        len(messages),
+        producer_id,
+        producer_epoch,
+        first_sequence,
+        route_version,
+        ZSTD if compression == "zstd" else NO_COMPRESSION,
+        xxh3_64_intdigest(payload),
+        payload,
+    )
+
+
+def is_intact(batch: StoredBatch) -> bool:
+    """Whether the payload is what the producer sent."""
+    header = batch.header
+    return len(batch.payload) == header.payload_bytes and xxh3_64_intdigest(batch.payload) == header.checksum
+
+
+def decode(batch: StoredBatch, origin: Origin) -> list[Message]:
+    """The messages of an intact batch (see `is_intact`), each with its offset."""
+    body = memoryview(batch.payload)[2 * batch.header.count :]
+    if batch.header.compression == ZSTD:
+        messages = _decoder.decode(_decompress(body))
+    else:
+        messages = _decoder.decode(body)
+    offset = batch.header.base_offset
+    for message in messages:
+        message.offset = offset
+        message.origin = origin
+        offset += 1
+    return messages
+
+
+def slots_of(batch: StoredBatch) -> array[int]:
+    """The slot of each message, without decoding any."""
+    slots = array("H", bytes(batch.payload[: 2 * batch.header.count]))
+    return _little_endian(slots)
+
+
+def _little_endian(slots: array[int]) -> array[int]:
+    if sys.byteorder == "big":  # pragma: no cover
+        slots = array("H", slots)
+        slots.byteswap()
+    return slots
+
+
+def _compress(body: bytes) -> bytes:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise InvalidInput(_ZSTD_MISSING) from error
+    return zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(body)
+
+
+def _decompress(body: memoryview) -> bytes:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise InvalidInput(_ZSTD_MISSING) from error
+    return zstandard.ZstdDecompressor().decompress(body)

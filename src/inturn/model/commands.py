@@ -1,0 +1,322 @@
+"""What a client can ask of a node, and what it answers. These structs are the protocol.
+
+Every command is answered once: by its answer, or by an InturnError. Commands with `wait_s` are held back by the
+node until there is something to say, or the time is over (long poll). All of them may be repeated safely after a
+lost answer. Partitions are given by their index in the subject's route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from inturn.model.batch import Batch, StoredBatch
+from inturn.model.errors import InturnError
+from inturn.model.route import Partition
+from inturn.model.settings import Limits
+from inturn.model.subject import Subject
+
+
+class Command(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+# Producing
+
+
+class OpenProducer(Command, frozen=True, gc=False):
+    """Ask for a producer id. A name gets its id back with a higher epoch, which fences whoever had it before."""
+
+    name: str | None = None
+
+
+class ProducerOpened(msgspec.Struct, frozen=True, gc=False):
+    producer_id: int
+    epoch: int
+
+
+class Append(Command, frozen=True, gc=False):
+    """Store a batch. Answered when it is durable as the log's flush setting says.
+
+    A batch whose sequence was stored already is answered with its first offset again. A sequence that leaves
+    one out is refused, unless `gap` says that the producer gave up what is missing.
+    """
+
+    subject: str
+    partition: int
+    batch: Batch
+    gap: bool = False
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    base_offset: int
+
+
+# Membership
+
+
+class Heartbeat(Command, frozen=True, gc=False):
+    """A member is alive. Answered at once if the assignment is newer than `generation`, else after `wait_s`.
+
+    The first heartbeat joins the group and creates it if needed, starting at `start`.
+    """
+
+    subject: str
+    group: str
+    member: str
+    order: str
+    start: str
+    generation: int = 0
+    wait_s: float = 0.0
+
+
+class Assignment(msgspec.Struct, frozen=True, gc=False):
+    """Who should consume what. Advice: only a lease gives the right to."""
+
+    generation: int
+    partitions: tuple[int, ...]
+    subject: Subject
+    authorised_s: float  # counted from before the heartbeat was sent; then the member stops by itself
+
+
+class Leave(Command, frozen=True, gc=False):
+    """The member goes. Send it after the last lease was released."""
+
+    subject: str
+    group: str
+    member: str
+
+
+class Done(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+# Consuming
+
+
+class Acquire(Command, frozen=True, gc=False):
+    """Ask for the lease of a partition; held back until it is free or `wait_s` is over (then LeaseHeld).
+
+    Every grant has a higher epoch than all before. `ask` counts up per member: the same ask again is answered
+    with the same grant, an older one is refused.
+    """
+
+    subject: str
+    group: str
+    partition: int
+    member: str
+    ask: int
+    wait_s: float = 0.0
+
+
+class Granted(msgspec.Struct, frozen=True, gc=False):
+    epoch: int
+    offset: int  # where to go on
+    life_s: float  # counted from before the lease was asked for
+
+
+class Renew(Command, frozen=True, gc=False):
+    """Keep leases, each given as (partition, epoch)."""
+
+    subject: str
+    group: str
+    member: str
+    held: tuple[tuple[int, int], ...]
+
+
+class Renewed(msgspec.Struct, frozen=True, gc=False):
+    """The partitions whose leases live on; the others are over."""
+
+    partitions: tuple[int, ...]
+
+
+class Pull(Command, frozen=True, gc=False):
+    """Read from an offset on, under a lease, which this renews."""
+
+    subject: str
+    group: str
+    partition: int
+    member: str
+    epoch: int
+    offset: int
+    max_bytes: int
+    wait_s: float = 0.0
+
+
+class Pulled(msgspec.Struct, frozen=True, gc=False):
+    batches: tuple[StoredBatch, ...]
+    start_offset: int  # the oldest still there
+    end_offset: int  # one past the newest that may be read
+
+
+class Progress(msgspec.Struct, frozen=True, gc=False):
+    """How far a member is with a partition that it holds."""
+
+    partition: int
+    epoch: int
+    offset: int
+
+
+class Commit(Command, frozen=True, gc=False):
+    """Everything below these offsets is done. Partitions whose lease is not held with that epoch are refused."""
+
+    subject: str
+    group: str
+    member: str
+    progress: tuple[Progress, ...]
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """The partitions whose offset was taken; for the others the epoch is over."""
+
+    partitions: tuple[int, ...]
+
+
+class Release(Command, frozen=True, gc=False):
+    """Commit and give the lease back, in one step; whoever waits for it gets it at once."""
+
+    subject: str
+    group: str
+    partition: int
+    member: str
+    epoch: int
+    offset: int
+
+
+class Read(Command, frozen=True, gc=False):
+    """Read without a group: no lease, no commit."""
+
+    subject: str
+    partition: int
+    offset: int
+    max_bytes: int
+    wait_s: float = 0.0
+
+
+# Looking and steering
+
+
+class CreateSubject(Command, frozen=True, gc=False):
+    """Answered with the Subject. The same again is no error; other settings are (AlreadyExists)."""
+
+    name: str
+    partitions: int
+    routing: str
+    strategy: str
+    limits: Limits
+
+
+class FindSubject(Command, frozen=True, gc=False):
+    name: str
+
+
+class ListSubjects(Command, frozen=True, gc=False):
+    pass
+
+
+class SubjectList(msgspec.Struct, frozen=True, gc=False):
+    subjects: tuple[Subject, ...]
+
+
+class DescribeSubject(Command, frozen=True, gc=False):
+    name: str
+
+
+class PartitionDescription(msgspec.Struct, frozen=True, gc=False):
+    index: int
+    partition: Partition
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    state: str  # "ok", "stopped", "damaged"
+
+
+class SubjectDescription(msgspec.Struct, frozen=True, gc=False):
+    subject: Subject
+    partitions: tuple[PartitionDescription, ...]
+
+
+class ResolvePosition(Command, frozen=True, gc=False):
+    """The offset of a start position in every partition of the subject."""
+
+    subject: str
+    position: str
+
+
+class Offsets(msgspec.Struct, frozen=True, gc=False):
+    offsets: tuple[int, ...]
+
+
+class ListGroups(Command, frozen=True, gc=False):
+    pass
+
+
+class GroupName(msgspec.Struct, frozen=True, gc=False):
+    subject: str
+    group: str
+
+
+class GroupList(msgspec.Struct, frozen=True, gc=False):
+    groups: tuple[GroupName, ...]
+
+
+class DescribeGroup(Command, frozen=True, gc=False):
+    subject: str
+    group: str
+
+
+class GroupPartition(msgspec.Struct, frozen=True, gc=False):
+    partition: int
+    committed: int
+    end_offset: int
+    owner: str | None
+    epoch: int
+    remaining_s: float | None  # until the lease ends unless it is renewed
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.end_offset - self.committed)
+
+
+class GroupDescription(msgspec.Struct, frozen=True, gc=False):
+    subject: str
+    group: str
+    members: tuple[str, ...]
+    partitions: tuple[GroupPartition, ...]
+
+
+class ResetGroup(Command, frozen=True, gc=False):
+    """Move the group to a position in all partitions. Refused with GroupConflict while a lease is live."""
+
+    subject: str
+    group: str
+    position: str
+
+
+Answer: TypeAlias = (
+    ProducerOpened
+    | Appended
+    | Assignment
+    | Done
+    | Granted
+    | Renewed
+    | Pulled
+    | Committed
+    | Subject
+    | SubjectList
+    | SubjectDescription
+    | Offsets
+    | GroupList
+    | GroupDescription
+)
+Reply: TypeAlias = Callable[[Answer | InturnError], None]
+
+
+class Node(Protocol):
+    """Where commands go: a node in this process, or a connection to one."""
+
+    def submit(self, command: Command, reply: Reply) -> None:
+        """Returns at once. `reply` is called exactly once, from any thread, maybe before this returns."""
+        ...

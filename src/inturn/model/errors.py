@@ -1,0 +1,224 @@
+"""Everything inturn raises, one tree:
+
+InturnError
+├── InvalidInput            a value that cannot be accepted; nothing was changed
+│   ├── InvalidName         a subject, group or producer name outside its alphabet
+│   └── LimitExceeded       a body, key or properties larger than allowed
+├── NotFound                no such subject, group or partition
+├── AlreadyExists           the subject is there, with other settings
+├── FolderInUse             another process has the folder open
+├── SchemaMismatch          the folder was written by another version
+├── StorageError            the log of one partition
+│   ├── DiskFull            no room; refused, nothing written (retriable)
+│   ├── LogStopped          a sync failed: the log takes no more appends until it is reopened
+│   └── LogDamaged          a checksum does not fit in the middle of the log
+├── LeaseError              consuming without the right to
+│   ├── LeaseHeld           another member holds the lease (retriable)
+│   └── StaleEpoch          the epoch is not the current one
+├── ProducerError
+│   ├── ProducerFenced      a newer producer of the same name took over
+│   ├── OutOfSequence       a batch before this one is missing (retriable)
+│   ├── RouteChanged        the batch was routed by another route version (retriable)
+│   ├── BufferFull          the producer's buffer has no room (retriable)
+│   ├── SendTimeout         not acknowledged in time; it may still be stored
+│   └── SendFailed          given up
+├── GroupConflict           members of one group that ask for different things, or a reset of a group at work
+├── HandlerError            a handler returned something that is not a result
+└── Closed                  the connection, producer or consumer was closed
+
+`retriable` says whether the same call may succeed later without anybody changing anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class InturnError(Exception):
+    """Base of all errors. The message names the thing, the limit and the next step."""
+
+    retriable = False
+
+
+class InvalidInput(InturnError, ValueError):
+    """A value that cannot be accepted. Nothing was changed."""
+
+
+class InvalidName(InvalidInput):
+    def __init__(self, kind: str, name: object, why: str) -> None:
+        self.kind, self.name, self.why = kind, name, why
+        super().__init__(f"{kind} name {name!r} {why}; use 1 to 200 of the characters A-Z a-z 0-9 . _ -")
+
+
+class LimitExceeded(InvalidInput):
+    def __init__(self, what: str, size: int, limit: int, setting: str) -> None:
+        self.what, self.size, self.limit, self.setting = what, size, limit, setting
+        super().__init__(
+            f"{what} has {size} bytes, the limit is {limit}; send less, or raise {setting} where the subject is created"
+        )
+
+
+class NotFound(InturnError, LookupError):
+    def __init__(self, kind: str, name: str, next_step: str) -> None:
+        self.kind, self.name = kind, name
+        super().__init__(f"no {kind} {name!r}; {next_step}")
+
+
+class AlreadyExists(InturnError):
+    def __init__(self, kind: str, name: str, difference: str) -> None:
+        self.kind, self.name, self.difference = kind, name, difference
+        super().__init__(f"{kind} {name!r} exists with {difference}; use it as it is, or another name")
+
+
+class FolderInUse(InturnError):
+    def __init__(self, folder: str, pid: int | None) -> None:
+        self.folder, self.pid = folder, pid
+        who = f"process {pid}" if pid is not None else "another process"
+        super().__init__(f"folder {folder!r} is open in {who}; close it there first, or use another folder")
+
+
+class SchemaMismatch(InturnError):
+    def __init__(self, found: int, known: int) -> None:
+        self.found, self.known = found, known
+        super().__init__(
+            f"the folder has schema version {found}, this inturn knows {known}; open it with the inturn that wrote it"
+        )
+
+
+class StorageError(InturnError):
+    """Something about the log of one partition."""
+
+    def __init__(self, partition: str, message: str) -> None:
+        self.partition = partition
+        super().__init__(f"partition {partition}: {message}")
+
+
+class DiskFull(StorageError):
+    retriable = True
+
+    def __init__(self, partition: str, free_bytes: int | None = None) -> None:
+        self.free_bytes = free_bytes
+        left = "" if free_bytes is None else f" ({free_bytes} bytes left)"
+        super().__init__(
+            partition,
+            f"the disk is full{left}: the append was refused, reads and commits go on; "
+            "free some room and appends resume by themselves",
+        )
+
+
+class LogStopped(StorageError):
+    def __init__(self, partition: str, cause: str) -> None:
+        self.cause = cause
+        super().__init__(
+            partition, f"the log is stopped since {cause}; check the disk, then close and open the folder again"
+        )
+
+
+class LogDamaged(StorageError):
+    def __init__(self, partition: str, offset: int, detail: str) -> None:
+        self.offset, self.detail = offset, detail
+        super().__init__(
+            partition,
+            f"damaged at offset {offset}: {detail}; other partitions go on; run `inturn doctor`, then restore this one",
+        )
+
+
+class LeaseError(InturnError):
+    pass
+
+
+class LeaseHeld(LeaseError):
+    retriable = True
+
+    def __init__(self, group: str, partition: str, owner: str) -> None:
+        self.group, self.partition, self.owner = group, partition, owner
+        super().__init__(
+            f"the lease of partition {partition} for group {group!r} is held by {owner}; wait for its release or expiry"
+        )
+
+
+class StaleEpoch(LeaseError):
+    def __init__(self, group: str, partition: str, epoch: int, current: int) -> None:
+        self.group, self.partition, self.epoch, self.current = group, partition, epoch, current
+        super().__init__(
+            f"epoch {epoch} of partition {partition}, group {group!r} is over (current: {current}); "
+            "acquire the lease again and continue from the committed offset"
+        )
+
+
+class ProducerError(InturnError):
+    pass
+
+
+class ProducerFenced(ProducerError):
+    def __init__(self, producer: str, epoch: int, current: int) -> None:
+        self.producer, self.epoch, self.current = producer, epoch, current
+        super().__init__(
+            f"producer {producer} (epoch {epoch}) was replaced by a newer one of the same name (epoch {current}); "
+            "stop this one, or open it again to take over"
+        )
+
+
+class OutOfSequence(ProducerError):
+    retriable = True
+
+    def __init__(self, partition: str, expected: int, got: int) -> None:
+        self.partition, self.expected, self.got = partition, expected, got
+        super().__init__(
+            f"partition {partition}: expected sequence {expected}, got {got}; send the missing batch first"
+        )
+
+
+class RouteChanged(ProducerError):
+    retriable = True
+
+    def __init__(self, subject: str, sent: int, current: int) -> None:
+        self.subject, self.sent, self.current = subject, sent, current
+        super().__init__(
+            f"subject {subject!r} is at route version {current}, the batch came with {sent}; route it again"
+        )
+
+
+class BufferFull(ProducerError):
+    retriable = True
+
+    def __init__(self, limit_bytes: int, waited_s: float) -> None:
+        self.limit_bytes, self.waited_s = limit_bytes, waited_s
+        super().__init__(
+            f"the producer's buffer of {limit_bytes} bytes stayed full for {waited_s:g} s; "
+            "send slower, or raise ProducerSettings.buffer_bytes"
+        )
+
+
+class SendTimeout(ProducerError):
+    def __init__(self, subject: str, waited_s: float, last_error: str | None) -> None:
+        self.subject, self.waited_s, self.last_error = subject, waited_s, last_error
+        because = f" (last error: {last_error})" if last_error else ""
+        super().__init__(
+            f"a message for {subject!r} was not acknowledged within {waited_s:g} s{because}; "
+            "it stays queued in order and may still be stored"
+        )
+
+
+class SendFailed(ProducerError):
+    def __init__(self, subject: str, partition: str, cause: str) -> None:
+        self.subject, self.partition, self.cause = subject, partition, cause
+        super().__init__(f"a message for {subject!r} could not be stored in partition {partition}: {cause}")
+
+
+class GroupConflict(InturnError):
+    def __init__(self, group: str, why: str) -> None:
+        self.group, self.why = group, why
+        super().__init__(f"group {group!r}: {why}")
+
+
+class HandlerError(InturnError):
+    def __init__(self, handler: str, returned: object, allowed: Sequence[str]) -> None:
+        self.handler, self.returned = handler, returned
+        super().__init__(f"handler {handler} returned {returned!r}; return one of {', '.join(allowed)}")
+
+
+class Closed(InturnError):
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"the {what} is closed; open a new one")

@@ -1,0 +1,17 @@
+"""Who wants to know what a node decides: tests, traces."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Observer(Protocol):
+    """Called in the order of the decisions, under the node's lock: be quick, call nothing back."""
+
+    def lease_granted(self, subject: str, group: str, partition: int, owner: str, epoch: int) -> None: ...
+
+    def lease_ended(self, subject: str, group: str, partition: int, owner: str, epoch: int, why: str) -> None:
+        """`why` is "released", "expired", or "gone" for a consumer whose process ended."""
+        ...
+
+    def committed(self, subject: str, group: str, partition: int, owner: str, epoch: int, offset: int) -> None: ...

@@ -1,0 +1,188 @@
+"""Settings: small, immutable, checked once."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from inturn.model.errors import InvalidInput
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+class Flush(enum.StrEnum):
+    """When an append is acknowledged, and so what it survives.
+
+    ALWAYS: after fdatasync, shared by all that wait: survives power loss. Readers see only what is synced.
+    INTERVAL: at once, synced every `flush_interval_s`: survives kill -9; power loss takes the last interval.
+    OS: at once, synced when the system likes: survives kill -9, not power loss.
+    """
+
+    ALWAYS = "always"
+    INTERVAL = "interval"
+    OS = "os"
+
+
+class Routing(enum.StrEnum):
+    """How messages of a subject find their partition; fixed when the subject is created."""
+
+    SLOTS = "slots"
+    SELECTOR = "selector"
+
+
+class Strategy(enum.StrEnum):
+    """STRICT: nothing overtakes a failed message. BEST_EFFORT: after some tries the rest goes on without it."""
+
+    STRICT = "strict"
+    BEST_EFFORT = "best-effort"
+
+
+class Order(enum.StrEnum):
+    """What runs one after the other in a group: all messages of a partition."""
+
+    PARTITION = "partition"
+
+
+def _positive(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise InvalidInput(f"{type(owner).__name__}.{name} is {value!r}; it must be a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest message a subject accepts."""
+
+    body_bytes: int = 4 * MIB
+    key_bytes: int = 1 * KIB
+    properties_bytes: int = 64 * KIB
+
+    def __post_init__(self) -> None:
+        _positive(self, "body_bytes", "key_bytes", "properties_bytes")
+        if self.body_bytes > GIB:
+            raise InvalidInput(f"Limits.body_bytes is {self.body_bytes}; it must not be above {GIB}")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    flush: Flush = Flush.ALWAYS
+    flush_interval_s: float = 0.1
+    segment_bytes: int = 256 * MIB
+    index_every_bytes: int = 64 * KIB
+    checkpoint_every_bytes: int = 64 * MIB
+    retention_s: float | None = None  # None: keep for ever
+    retention_bytes: int | None = None  # per partition
+    reserve_bytes: int = 64 * MIB  # appends stop while less is free, so that commits still have room
+    producer_expiry_s: float = 7 * 86400.0  # how long a silent producer's sequence is remembered
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flush", Flush(self.flush))
+        _positive(
+            self,
+            "flush_interval_s",
+            "segment_bytes",
+            "index_every_bytes",
+            "checkpoint_every_bytes",
+            "producer_expiry_s",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """A lease ends `life_s` after its last renewal, and every holder renews every `renew_s`."""
+
+    life_s: float = 15.0
+    renew_s: float = 3.0
+    margin_s: float = 0.5  # a holder stops this much before the end, for clocks that do not run equally fast
+
+    def __post_init__(self) -> None:
+        _positive(self, "life_s", "renew_s", "margin_s")
+        if self.renew_s + self.margin_s >= self.life_s:
+            raise InvalidInput(
+                f"LeaseSettings: renew_s {self.renew_s:g} + margin_s {self.margin_s:g} "
+                f"must be below life_s {self.life_s:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    batch_bytes: int = 256 * KIB  # a batch is closed when it has this much, or
+    batch_count: int = 4000  # this many messages
+    in_flight: int = 5  # batches per partition on their way at once
+    buffer_bytes: int = 32 * MIB  # send() waits while this much is not acknowledged
+    buffer_wait_s: float = 60.0
+    backoff_min_s: float = 0.01
+    backoff_max_s: float = 5.0
+    tries_max: int = 5  # best effort only; strict tries for ever
+    answer_timeout_s: float = 30.0  # an append without an answer is sent again after this
+    compression: str | None = None  # "zstd" needs inturn[zstd]
+
+    def __post_init__(self) -> None:
+        _positive(
+            self,
+            "batch_bytes",
+            "batch_count",
+            "in_flight",
+            "buffer_bytes",
+            "buffer_wait_s",
+            "backoff_min_s",
+            "backoff_max_s",
+            "tries_max",
+            "answer_timeout_s",
+        )
+        if self.compression not in (None, "zstd"):
+            raise InvalidInput(f"ProducerSettings.compression is {self.compression!r}; use None or 'zstd'")
+
+
+@dataclass(frozen=True, slots=True)
+class FlowControl:
+    """Pulling a partition pauses while more than this waits to be handled, and resumes by itself."""
+
+    buffered_count: int = 20_000
+    buffered_bytes: int = 16 * MIB
+    span: int = 100_000  # offsets between the lowest unfinished and the highest pulled
+
+    def __post_init__(self) -> None:
+        _positive(self, "buffered_count", "buffered_bytes", "span")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    concurrency: int = 8  # handlers that run at once
+    batch: int = 1  # above 1: the handler gets a list of up to so many messages
+    ack: str = "auto"  # or "manual"
+    strategy: Strategy = Strategy.STRICT
+    suspend_s: float = 1.0  # after an exception, or a suspend without a time
+    commit_interval_s: float = 0.1
+    pull_bytes: int = 1 * MIB
+    pull_wait_s: float = 5.0
+    heartbeat_s: float = 3.0
+    run_s_max: float = 60.0  # one partition keeps a worker for so long before it lets others on
+    idle_s_max: float = 120.0  # a partition not pulled for so long is dropped and taken again
+    handler_timeout_s: float = 900.0  # slower calls are reported as time-outs; they are not interrupted
+    answer_timeout_s: float = 10.0  # a command without an answer is sent again after this
+    flow: FlowControl = field(default_factory=FlowControl)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strategy", Strategy(self.strategy))
+        _positive(
+            self,
+            "concurrency",
+            "batch",
+            "suspend_s",
+            "commit_interval_s",
+            "pull_bytes",
+            "pull_wait_s",
+            "heartbeat_s",
+            "run_s_max",
+            "idle_s_max",
+            "handler_timeout_s",
+            "answer_timeout_s",
+        )
+        if self.ack not in ("auto", "manual"):
+            raise InvalidInput(f"ConsumerSettings.ack is {self.ack!r}; use 'auto' or 'manual'")
+        if not 0.01 <= self.suspend_s <= 30:
+            raise InvalidInput(f"ConsumerSettings.suspend_s is {self.suspend_s!r}; it must be 0.01 to 30 seconds")

@@ -1,0 +1,418 @@
+"""The node: broker and meta in one process, behind one `submit`.
+
+Commands are answered in the caller's thread, but for two things: an append is answered when it is durable, and a
+command with `wait_s` is held back until there is something to say. One lock guards everything but the logs, which
+have their own; replies are called outside of it. The lock order is node, then log; never the other way round.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from inturn.broker.broker import Broker
+from inturn.broker.leases import LeaseKey, LeaseTable
+from inturn.log.engine import LogEngine
+from inturn.meta.membership import Membership
+from inturn.model.clock import Clock
+from inturn.model.commands import (
+    Acquire,
+    Answer,
+    Append,
+    Command,
+    Commit,
+    CreateSubject,
+    DescribeGroup,
+    DescribeSubject,
+    Done,
+    FindSubject,
+    GroupDescription,
+    GroupList,
+    GroupName,
+    Heartbeat,
+    Leave,
+    ListGroups,
+    ListSubjects,
+    Offsets,
+    OpenProducer,
+    ProducerOpened,
+    Pull,
+    Pulled,
+    Read,
+    Release,
+    Renew,
+    Reply,
+    ResetGroup,
+    ResolvePosition,
+    SubjectDescription,
+    SubjectList,
+)
+from inturn.model.errors import Closed, InturnError, LeaseHeld, NotFound
+from inturn.model.names import check_name
+from inturn.model.observer import Observer
+from inturn.model.position import parse_position
+from inturn.model.settings import LeaseSettings, Routing, Strategy
+from inturn.model.subject import Subject
+from inturn.model.timers import Timer, Timers
+from inturn.state.database import Database
+from inturn.state.groups import GroupRecord, Groups
+from inturn.state.leases import LeaseRows
+from inturn.state.members import Members
+from inturn.state.offsets import Offsets as OffsetRows
+from inturn.state.producers import Producers
+from inturn.state.subjects import Subjects
+
+WAIT_S_MAX = 60.0
+
+
+class _Try(enum.Enum):
+    """The first try is the client speaking, and renews; later ones are ours, and must not."""
+
+    FIRST = enum.auto()
+    AGAIN = enum.auto()
+    LAST = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A command that is held back, what to wake it for, and when to answer it at the latest."""
+
+    command: Command
+    reply: Reply
+    key: Hashable
+    expiry: Timer | None = None
+
+
+_Replies = list[tuple[Reply, Answer | InturnError]]
+
+
+class InProcessNode:
+    """`local` says that its consumers live in this very process: when it is opened again, they are gone."""
+
+    def __init__(
+        self,
+        database: Database,
+        engine: LogEngine,
+        clock: Clock,
+        timers: Timers,
+        lease: LeaseSettings | None = None,
+        observer: Observer | None = None,
+        *,
+        local: bool = True,
+    ) -> None:
+        lease = lease if lease is not None else LeaseSettings()
+        self._database = database
+        self._engine = engine
+        self._clock = clock
+        self._timers = timers
+        self._lock = threading.RLock()
+        self._closed = False
+        self._subjects = Subjects(database)
+        self._groups = Groups(database)
+        self._known_subjects: dict[str, Subject] = {}
+        self._known_groups: dict[tuple[str, str], GroupRecord] = {}
+        self._held: dict[Hashable, list[_Held]] = defaultdict(list)
+        self._silence_timer: Timer | None = None
+        members = Members(database)
+        leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
+        self.membership = Membership(members, clock, lease)
+        self.broker = Broker(engine, OffsetRows(database), Producers(database), leases, clock, observer)
+        members.all_offline(clock.time_ms())
+        for group in self._groups.all():
+            self._known_groups[group.subject, group.name] = group
+        leases.load({group.id: group for group in self._known_groups.values()})
+        for subject in self._subjects.all():
+            self._open_subject(subject)
+        self._answers: dict[type[Command], Callable[[Any, _Try], Answer | None]] = {
+            OpenProducer: self._open_producer,
+            Heartbeat: self._heartbeat,
+            Leave: self._leave,
+            Acquire: self._acquire,
+            Renew: self._renew,
+            Pull: self._pull,
+            Commit: self._commit,
+            Release: self._release,
+            Read: self._read,
+            CreateSubject: self._create_subject,
+            FindSubject: lambda command, _: self._subject(command.name),
+            ListSubjects: lambda _, __: SubjectList(tuple(self._known_subjects.values())),
+            DescribeSubject: self._describe_subject,
+            ResolvePosition: self._resolve_position,
+            ListGroups: lambda _, __: GroupList(tuple(GroupName(*name) for name in sorted(self._known_groups))),
+            DescribeGroup: self._describe_group,
+            ResetGroup: self._reset_group,
+        }
+
+    def submit(self, command: Command, reply: Reply) -> None:
+        """See `inturn.model.commands.Node`."""
+        answer: Answer | InturnError | None
+        try:
+            if type(command) is Append:
+                if self._closed:
+                    raise Closed("node")
+                self.broker.append(self._subject(command.subject), command, reply)
+                return
+            with self._lock:
+                answer = self._answer(command, _Try.FIRST)
+                if answer is None:
+                    self._hold(command, reply)
+                    return
+        except InturnError as error:
+            answer = error
+        reply(answer)
+
+    def close(self) -> None:
+        """Answer what is held back with Closed, then close the logs. The database stays the caller's."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            held = [one for waiting in self._held.values() for one in waiting]
+            self._held.clear()
+        for one in held:
+            one.reply(Closed("node"))
+        self._engine.close()
+
+    # Holding back
+
+    def _answer(self, command: Command, attempt: _Try) -> Answer | None:
+        """None: nothing to say yet. The last try always gives an answer or an error."""
+        if self._closed:
+            raise Closed("node")
+        return self._answers[type(command)](command, attempt)
+
+    def _hold(self, command: Command, reply: Reply) -> None:
+        key = self._wake_key(command)
+        held = _Held(command, reply, key)
+        wait_s = min(command.wait_s, WAIT_S_MAX)  # type: ignore[attr-defined]
+        held.expiry = self._timers.at(self._clock.monotonic() + wait_s, partial(self._expire, held))
+        self._held[key].append(held)
+        if isinstance(command, Acquire):
+            self._wake_at_expiry(command, key)
+
+    def _wake_key(self, command: Command) -> Hashable:
+        match command:
+            case Pull() | Read():
+                return "log", command.subject, command.partition
+            case Acquire():
+                return "lease", command.subject, command.group, command.partition
+            case Heartbeat():
+                return "group", command.subject, command.group
+        raise TypeError(f"{type(command).__name__} is never held back")
+
+    def _wake_at_expiry(self, command: Acquire, key: Hashable) -> None:
+        lease_key = LeaseKey(self._group(command.subject, command.group), command.partition)
+        at_s = self.broker.leases.expires_at_s(lease_key)
+        if at_s is not None:
+            self._timers.at(at_s, partial(self.wake, key))
+
+    def wake(self, key: Hashable) -> None:
+        """Try again to answer what waits for this."""
+        with self._lock:
+            replies = self._retry(self._held.pop(key, ()))
+        _send(replies)
+
+    def _retry(self, waiting: Sequence[_Held]) -> _Replies:
+        replies: _Replies = []
+        for held in waiting:
+            answer: Answer | InturnError | None
+            try:
+                answer = self._answer(held.command, _Try.AGAIN)
+            except InturnError as error:
+                answer = error
+            if answer is None:
+                self._held[held.key].append(held)
+                if isinstance(held.command, Acquire):
+                    self._wake_at_expiry(held.command, held.key)
+                continue
+            if held.expiry is not None:
+                held.expiry.cancel()
+            replies.append((held.reply, answer))
+        return replies
+
+    def _expire(self, held: _Held) -> None:
+        with self._lock:
+            waiting = self._held.get(held.key, [])
+            if held not in waiting:
+                return
+            waiting.remove(held)
+            answer: Answer | InturnError
+            try:
+                last = self._answer(held.command, _Try.LAST)
+                assert last is not None
+                answer = last
+            except InturnError as error:
+                answer = error
+        held.reply(answer)
+
+    def _wake_later(self, key: Hashable) -> None:
+        """Wake after this command: its own reply and the lock come first."""
+        self._timers.at(self._clock.monotonic(), partial(self.wake, key))
+
+    # Meta
+
+    def _heartbeat(self, command: Heartbeat, attempt: _Try) -> Answer | None:
+        subject = self._subject(command.subject)
+        group = self._group_or_new(subject, command)
+        came = attempt is _Try.FIRST and self.membership.heartbeat(group, subject, command)
+        self._watch_silence()
+        if came:
+            self._wake_later(("group", command.subject, command.group))
+        waits = attempt is not _Try.LAST and command.wait_s > 0
+        if came or not waits or self.membership.generation(group) != command.generation:
+            return self.membership.answer(group, subject, command.member)
+        return None
+
+    def _leave(self, command: Leave, _: _Try) -> Answer:
+        group = self._group(command.subject, command.group)
+        if self.membership.leave(group, self._subject(command.subject), command.member):
+            self._wake_later(("group", command.subject, command.group))
+        for waiting in self._held.values():
+            waiting[:] = [one for one in waiting if not _is_of(one.command, command)]
+        for partition in self.broker.leases.release_all(group, command.member):
+            self._wake_later(("lease", command.subject, command.group, partition))
+        return Done()
+
+    def _watch_silence(self) -> None:
+        if self._silence_timer is None:
+            at_s = self.membership.next_deadline_s()
+            if at_s is not None:
+                self._silence_timer = self._timers.at(at_s, self._drop_silent)
+
+    def _drop_silent(self) -> None:
+        with self._lock:
+            self._silence_timer = None
+            if self._closed:
+                return
+            for group, member in self.membership.silent(self._clock.monotonic()):
+                self.membership.leave(group, self._subject(group.subject), member)
+                self._wake_later(("group", group.subject, group.name))
+            self._watch_silence()
+
+    # Consuming
+
+    def _acquire(self, command: Acquire, attempt: _Try) -> Answer | None:
+        self.broker.log(self._subject(command.subject), command.partition)
+        group = self._group(command.subject, command.group)
+        try:
+            granted = self.broker.acquire(group, command)
+        except LeaseHeld:
+            if attempt is _Try.LAST or command.wait_s <= 0:
+                raise
+            return None
+        # A pull of the former owner may be waiting: it is to hear at once that its epoch is over.
+        self._wake_later(("log", command.subject, command.partition))
+        return granted
+
+    def _renew(self, command: Renew, _: _Try) -> Answer:
+        return self.broker.renew(self._group(command.subject, command.group), command)
+
+    def _pull(self, command: Pull, attempt: _Try) -> Answer | None:
+        group = self._group(command.subject, command.group)
+        pulled = self.broker.pull(self._subject(command.subject), group, command, renews=attempt is _Try.FIRST)
+        return _if_any(pulled, command, attempt)
+
+    def _read(self, command: Read, attempt: _Try) -> Answer | None:
+        return _if_any(self.broker.read(self._subject(command.subject), command), command, attempt)
+
+    def _commit(self, command: Commit, _: _Try) -> Answer:
+        return self.broker.commit(self._group(command.subject, command.group), command)
+
+    def _release(self, command: Release, _: _Try) -> Answer:
+        self.broker.release(self._group(command.subject, command.group), command)
+        self._wake_later(("lease", command.subject, command.group, command.partition))
+        return Done()
+
+    # Producing
+
+    def _open_producer(self, command: OpenProducer, _: _Try) -> Answer:
+        if command.name is not None:
+            check_name("producer", command.name)
+        return ProducerOpened(*self.broker.open_producer(command.name))
+
+    # Looking and steering
+
+    def _create_subject(self, command: CreateSubject, _: _Try) -> Answer:
+        subject = self._subjects.create(
+            command.name,
+            command.partitions,
+            Routing(command.routing),
+            Strategy(command.strategy),
+            command.limits,
+            self._clock.time_ms(),
+        )
+        if subject.name not in self._known_subjects:
+            self._open_subject(subject)
+        return subject
+
+    def _describe_subject(self, command: DescribeSubject, _: _Try) -> Answer:
+        subject = self._subject(command.name)
+        return SubjectDescription(subject, self.broker.describe(subject))
+
+    def _resolve_position(self, command: ResolvePosition, _: _Try) -> Answer:
+        return Offsets(self.broker.resolve(self._subject(command.subject), parse_position(command.position)))
+
+    def _describe_group(self, command: DescribeGroup, _: _Try) -> Answer:
+        subject = self._subject(command.subject)
+        group = self._group(command.subject, command.group)
+        partitions = self.broker.group_partitions(subject, group)
+        return GroupDescription(subject.name, group.name, self.membership.members(group), partitions)
+
+    def _reset_group(self, command: ResetGroup, _: _Try) -> Answer:
+        subject = self._subject(command.subject)
+        position = parse_position(command.position)
+        self.broker.reset(subject, self._group(command.subject, command.group), position)
+        return Done()
+
+    # Names
+
+    def _subject(self, name: str) -> Subject:
+        subject = self._known_subjects.get(name)
+        if subject is None:
+            raise NotFound("subject", name, "create it first: create_subject(), or `inturn subject create`")
+        return subject
+
+    def _open_subject(self, subject: Subject) -> None:
+        for index, partition in enumerate(subject.route.partitions):
+            self.broker.open_log(partition).on_grown(partial(self.wake, ("log", subject.name, index)))
+        self._known_subjects[subject.name] = subject
+
+    def _group(self, subject: str, name: str) -> GroupRecord:
+        group = self._known_groups.get((subject, name))
+        if group is None:
+            raise NotFound("group", name, f"no consumer has joined it on subject {subject!r} yet")
+        return group
+
+    def _group_or_new(self, subject: Subject, command: Heartbeat) -> GroupRecord:
+        known = self._known_groups.get((subject.name, command.group))
+        if known is not None:
+            return known
+        check_name("group", command.group)
+        starts = self.broker.resolve(subject, parse_position(command.start))
+        group_id = self._groups.create(subject.name, command.group, command.start, starts, self._clock.time_ms())
+        group = GroupRecord(subject.name, command.group, group_id, command.start)
+        self._known_groups[subject.name, command.group] = group
+        return group
+
+
+def _if_any(pulled: Pulled, command: Pull | Read, attempt: _Try) -> Pulled | None:
+    return pulled if pulled.batches or attempt is _Try.LAST or command.wait_s <= 0 else None
+
+
+def _is_of(command: Command, leave: Leave) -> bool:
+    """Whether the command came from the member that leaves; it waits for no answer any more."""
+    return isinstance(command, Acquire | Pull | Heartbeat) and (command.subject, command.group, command.member) == (
+        leave.subject,
+        leave.group,
+        leave.member,
+    )
+
+
+def _send(replies: _Replies) -> None:
+    for reply, answer in replies:
+        reply(answer)

@@ -1,0 +1,238 @@
+"""The producer without I/O: routes messages to the queues of partitions and decides what is sent when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from inturn.model.commands import Append, Appended
+from inturn.model.errors import InturnError, InvalidInput, LimitExceeded, SendFailed
+from inturn.model.message import Outgoing
+from inturn.model.route import Partition
+from inturn.model.settings import ProducerSettings, Routing, Strategy
+from inturn.model.slot import SLOT_COUNT, key_bytes, slot_of
+from inturn.model.subject import Subject
+from inturn.producer.flight import Flight
+from inturn.producer.queue import PartitionQueue
+
+Selector: TypeAlias = Callable[[Sequence[Partition], Outgoing, object], int]
+
+# What a message weighs beside body, key and properties: enough that empty ones do not fill a buffer for free.
+MESSAGE_OVERHEAD_BYTES = 32
+
+
+class SendAttempt:
+    """One sending of a flight; give it back to `answered`."""
+
+    __slots__ = ("command", "flight", "queue", "tries")
+
+    def __init__(self, queue: PartitionQueue, flight: Flight, command: Append) -> None:
+        self.queue = queue
+        self.flight = flight
+        self.command = command
+        self.tries = flight.tries
+
+
+class ProducerCore:
+    """Called by one thread at a time. `waiting_bytes` is what is not acknowledged yet."""
+
+    def __init__(self, producer_id: int, epoch: int, settings: ProducerSettings, rng: random.Random) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.waiting_bytes = 0
+        self.error: InturnError | None = None  # of the first flight that failed since it was last cleared
+        self._settings = settings
+        self._random = rng.random
+        self._subjects: dict[str, Subject] = {}
+        self._queues: dict[str, list[PartitionQueue]] = {}
+
+    def knows(self, subject: str) -> bool:
+        return subject in self._subjects
+
+    def learn(self, subject: Subject) -> None:
+        self._subjects[subject.name] = subject
+        self._queues[subject.name] = [
+            PartitionQueue(
+                subject.name,
+                index,
+                self.producer_id,
+                self.epoch,
+                subject.route.version,
+                subject.strategy,
+                self._settings,
+            )
+            for index in range(subject.partition_count)
+        ]
+
+    def add(
+        self,
+        subject_name: str,
+        body: bytes,
+        key: str | bytes | None,
+        born_at_ms: int,
+        tags: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        message_id: str | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+    ) -> Flight:
+        """Queue a message; it is the last of the returned flight. Raises without a trace if it cannot be accepted."""
+        subject = self._subjects[subject_name]
+        limits = subject.limits
+        if type(body) is not bytes:
+            body = _as_bytes("body", body)
+        size_bytes = len(body)
+        if size_bytes > limits.body_bytes:
+            raise LimitExceeded("the body", size_bytes, limits.body_bytes, "Limits.body_bytes")
+        if selector is not None and key is None:
+            key = _order_key(arg)
+        if key is not None:
+            key = key_bytes(key) if isinstance(key, str) else _as_bytes("key", key)
+            if len(key) > limits.key_bytes:
+                raise LimitExceeded("the key", len(key), limits.key_bytes, "Limits.key_bytes")
+            size_bytes += len(key)
+            slot = slot_of(key)
+        else:
+            slot = int(self._random() * SLOT_COUNT)
+        if properties:
+            size_bytes += _checked_properties(properties, limits.properties_bytes)
+        if tags:
+            size_bytes += _checked_tags(tags, limits.properties_bytes)
+        if message_id is not None:
+            size_bytes += _checked_id(message_id, limits.key_bytes)
+        message = Outgoing(body, key, born_at_ms, tuple(tags), properties or {}, message_id)
+        if subject.routing is Routing.SLOTS and selector is None:
+            partition = subject.route.by_slot[slot]
+        else:
+            partition = self._select(subject, message, slot, selector, arg)
+        queue = self._queues[subject_name][partition]
+        if queue.error is not None:
+            if subject.strategy is Strategy.STRICT:
+                raise queue.error
+            queue = self._other_queue(queue) or queue
+        size_bytes += MESSAGE_OVERHEAD_BYTES
+        self.waiting_bytes += size_bytes
+        return queue.add(message, slot, size_bytes)
+
+    def poll(self, now_s: float) -> list[SendAttempt]:
+        """What to send now; what belongs to one partition is in order."""
+        return [
+            SendAttempt(queue, flight, command)
+            for queues in self._queues.values()
+            for queue in queues
+            for flight, command in queue.poll(now_s)
+        ]
+
+    def answered(self, attempt: SendAttempt, answer: object, now_s: float) -> None:
+        queue, flight = attempt.queue, attempt.flight
+        if isinstance(answer, Appended):
+            self.waiting_bytes -= queue.succeeded(flight, answer.base_offset)
+            return
+        error = answer if isinstance(answer, InturnError) else InturnError(f"unexpected answer {answer!r}")
+        for given_up in queue.failed(flight, attempt.tries, error, now_s):
+            self._move(queue, given_up, error)
+        if queue.error is not None:
+            for left in queue.abandon():
+                self._fail(left, queue.error)
+
+    def next_due_s(self) -> float | None:
+        due = [queue.next_due_s() for queues in self._queues.values() for queue in queues if not queue.is_idle]
+        return min((at_s for at_s in due if at_s is not None), default=None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Everything is acknowledged or has failed."""
+        return all(queue.is_idle for queues in self._queues.values() for queue in queues)
+
+    def abandon(self, error: InturnError) -> int:
+        """Fail everything that is not acknowledged; returns the number of messages."""
+        left = [flight for queues in self._queues.values() for queue in queues for flight in queue.abandon()]
+        for flight in left:
+            self._fail(flight, error)
+        return sum(len(flight.messages) for flight in left)
+
+    def _select(self, subject: Subject, message: Outgoing, slot: int, selector: Selector | None, arg: object) -> int:
+        if subject.routing is Routing.SLOTS:
+            raise InvalidInput(
+                f"subject {subject.name!r} routes by slots; leave selector= out, or create it with routing='selector'"
+            )
+        if selector is None:
+            if message.key is not None:
+                raise InvalidInput(f"subject {subject.name!r} routes by selector; give selector= (and arg=) with a key")
+            return slot * subject.partition_count // SLOT_COUNT
+        chosen = selector(subject.route.partitions, message, arg)
+        if isinstance(chosen, bool) or not isinstance(chosen, int) or not 0 <= chosen < subject.partition_count:
+            raise InvalidInput(
+                f"the selector for {subject.name!r} returned {chosen!r}; "
+                f"it must be a partition's index, 0 to {subject.partition_count - 1}"
+            )
+        return chosen
+
+    def _move(self, queue: PartitionQueue, flight: Flight, error: InturnError) -> None:
+        other = self._other_queue(queue)
+        if other is None or flight.moves >= len(self._queues[queue.subject]) - 1:
+            self._fail(flight, SendFailed(flight.subject, str(flight.partition), str(error)))
+        else:
+            other.take_over(flight)
+
+    def _other_queue(self, queue: PartitionQueue) -> PartitionQueue | None:
+        queues = self._queues[queue.subject]
+        for step in range(1, len(queues)):
+            other = queues[(queue.partition + step) % len(queues)]
+            if other.error is None:
+                return other
+        return None
+
+    def _fail(self, flight: Flight, error: InturnError) -> None:
+        self.waiting_bytes -= flight.size_bytes
+        if self.error is None:
+            self.error = error
+        flight.finish(-1, error)
+
+
+def _as_bytes(what: str, value: object) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    hint = "encode it first" if isinstance(value, str) else "give bytes"
+    raise InvalidInput(f"the {what} is a {type(value).__name__}; {hint}")
+
+
+def _order_key(arg: object) -> str | bytes | None:
+    """A selector's argument is the order key, unless a key is given too."""
+    if arg is None or isinstance(arg, str | bytes):
+        return arg
+    if isinstance(arg, int):
+        return str(arg)
+    raise InvalidInput(f"arg= is a {type(arg).__name__}; give a str, bytes or int, or the order key as key=")
+
+
+def _checked_properties(properties: dict[str, str], limit: int) -> int:
+    size = 0
+    if not isinstance(properties, dict):
+        raise InvalidInput(f"properties is a {type(properties).__name__}; give a dict of str to str")
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidInput(f"property {name!r} is {value!r}; names and values must be str")
+        size += len(name.encode()) + len(value.encode())
+    if size > limit:
+        raise LimitExceeded("properties", size, limit, "Limits.properties_bytes")
+    return size
+
+
+def _checked_tags(tags: tuple[str, ...], limit: int) -> int:
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+        raise InvalidInput(f"tags is {tags!r}; give a tuple of str")
+    size = sum(len(tag.encode()) for tag in tags)
+    if size > limit:
+        raise LimitExceeded("tags", size, limit, "Limits.properties_bytes")
+    return size
+
+
+def _checked_id(message_id: str, limit: int) -> int:
+    if not isinstance(message_id, str):
+        raise InvalidInput(f"message_id is a {type(message_id).__name__}; give a str")
+    size = len(message_id.encode())
+    if size > limit:
+        raise LimitExceeded("message_id", size, limit, "Limits.key_bytes")
+    return size

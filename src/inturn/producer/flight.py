@@ -1,0 +1,102 @@
+"""A flight: messages of one partition that are sent and acknowledged together, and the handles on them."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from dataclasses import dataclass
+
+from inturn.model.batch import Batch
+from inturn.model.errors import InturnError, SendTimeout
+from inturn.model.message import Outgoing
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a message was stored."""
+
+    subject: str
+    partition: int
+    offset: int
+
+
+class Flight:
+    """Filled by `add` until it is encoded; then it never changes, however often it is sent."""
+
+    __slots__ = (
+        "_event",
+        "base_offset",
+        "batch",
+        "done",
+        "error",
+        "gap",
+        "is_awaited",
+        "last_error",
+        "messages",
+        "moves",
+        "partition",
+        "sent_at_s",
+        "size_bytes",
+        "slots",
+        "subject",
+        "tries",
+    )
+
+    def __init__(self, subject: str, partition: int) -> None:
+        self.subject = subject
+        self.partition = partition
+        self.messages: list[Outgoing] = []
+        self.slots: array[int] = array("H")
+        self.size_bytes = 0
+        self.batch: Batch | None = None
+        self.gap = False  # the numbers before it were given up
+        self.tries = 0
+        self.moves = 0
+        self.is_awaited = False  # sent, and neither answered nor given up waiting for
+        self.sent_at_s = 0.0
+        self.base_offset = -1
+        self.last_error: InturnError | None = None
+        self.error: InturnError | None = None
+        self.done = False
+        self._event: threading.Event | None = None
+
+    def finish(self, base_offset: int, error: InturnError | None = None) -> None:
+        self.base_offset = base_offset
+        self.error = error
+        self.done = True  # before the event is looked at: see `wait`
+        if self._event is not None:
+            self._event.set()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """An event is made only if somebody waits: most flights are never waited for."""
+        if self.done:
+            return True
+        if self._event is None:
+            self._event = threading.Event()
+        # `finish` may have looked for the event just before it was there.
+        return self.done or self._event.wait(timeout_s) or self.done
+
+
+class SendHandle:
+    """One message on its way. `result` waits for its acknowledgement."""
+
+    __slots__ = ("_flight", "_index")
+
+    def __init__(self, flight: Flight, index: int) -> None:
+        self._flight = flight
+        self._index = index
+
+    @property
+    def done(self) -> bool:
+        """Acknowledged or failed."""
+        return self._flight.done
+
+    def result(self, timeout_s: float | None = None) -> Stored:
+        """Where it was stored. Raises what made it fail, or SendTimeout if it is still on its way."""
+        flight = self._flight
+        if not flight.wait(timeout_s):
+            last = None if flight.last_error is None else str(flight.last_error)
+            raise SendTimeout(flight.subject, timeout_s or 0.0, last)
+        if flight.error is not None:
+            raise flight.error
+        return Stored(flight.subject, flight.partition, flight.base_offset + self._index)

@@ -1,0 +1,206 @@
+"""The producer: a thread and a lock around `ProducerCore`."""
+
+from __future__ import annotations
+
+import random
+import threading
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from inturn.model.clock import Clock
+from inturn.model.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
+from inturn.model.errors import BufferFull, Closed, InturnError, SendTimeout
+from inturn.model.names import check_name
+from inturn.model.request import ask
+from inturn.model.settings import ProducerSettings
+from inturn.model.subject import Subject
+from inturn.producer.core import ProducerCore, Selector, SendAttempt
+from inturn.producer.flight import SendHandle, Stored
+
+_log = structlog.get_logger("inturn.producer")
+
+
+class Producer:
+    """Sends messages; those of one key are stored in the order in which they were sent.
+
+    Safe to use from several threads; then "sent before" means that the call returned before the other began.
+    Leaving the `with` block waits until everything is acknowledged, and raises if something was not.
+    """
+
+    def __init__(
+        self, node: Node, clock: Clock, settings: ProducerSettings | None = None, *, name: str | None = None
+    ) -> None:
+        if name is not None:
+            check_name("producer", name)
+        self.name = name
+        self._node = node
+        self._clock = clock
+        self._settings = settings if settings is not None else ProducerSettings()
+        opened = ask(node, OpenProducer(name), ProducerOpened)
+        self._core = ProducerCore(opened.producer_id, opened.epoch, self._settings, random.Random())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._roomier = threading.Condition(self._lock)
+        # Held while commands are taken from the core and submitted: their order must not change in between.
+        self._pumping = threading.Lock()
+        self._is_asleep = False
+        self._is_dirty = False  # something changed since the core was last polled
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"inturn-producer-{opened.producer_id}", daemon=True)
+        self._thread.start()
+
+    def send(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        key: str | bytes | None = None,
+        tags: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        message_id: str | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+    ) -> SendHandle:
+        """Queue a message and return at once; the handle's `result` waits for its acknowledgement.
+
+        Order holds through failures and resends, without duplicates. Waits only while the buffer is full, then
+        raises BufferFull. Bad input raises before anything is queued.
+        """
+        core = self._core
+        if not core.knows(subject):
+            self._learn(subject)
+        now_ms = self._clock.time_ms()
+        with self._lock:
+            if self._closed:
+                raise Closed("producer")
+            if core.waiting_bytes >= self._settings.buffer_bytes:
+                self._wait_for_room()
+            flight = core.add(subject, body, key, now_ms, tags, properties, message_id, selector, arg)
+            handle = SendHandle(flight, len(flight.messages) - 1)
+            self._wake()
+        return handle
+
+    def send_sync(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        key: str | bytes | None = None,
+        tags: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        message_id: str | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        timeout_s: float | None = 30.0,
+    ) -> Stored:
+        """Return when the message is stored. SendTimeout leaves it queued, in its order."""
+        core = self._core
+        if not core.knows(subject):
+            self._learn(subject)
+        now_ms = self._clock.time_ms()
+        with self._lock:
+            if self._closed:
+                raise Closed("producer")
+            if core.waiting_bytes >= self._settings.buffer_bytes:
+                self._wait_for_room()
+            flight = core.add(subject, body, key, now_ms, tags, properties, message_id, selector, arg)
+            handle = SendHandle(flight, len(flight.messages) - 1)
+        self._pump()  # in this thread, which has nothing else to do: no time is lost waking another
+        return handle.result(timeout_s)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything sent so far is acknowledged. Raises the first failure since the last flush."""
+        with self._roomier:
+            if not self._roomier.wait_for(lambda: self._core.is_idle, timeout_s):
+                raise SendTimeout("all subjects", timeout_s or 0.0, None)
+            error, self._core.error = self._core.error, None
+        if error is not None:
+            raise error
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush, then stop. What is still unacknowledged after `timeout_s` fails with Closed."""
+        with self._lock:
+            if self._closed:
+                return
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._closed = True
+            left = self._core.abandon(Closed("producer"))
+            self._changed.notify_all()
+            self._roomier.notify_all()
+        if left:
+            _log.warning("producer.closed_with_unsent", producer=self.name, messages=left)
+        self._thread.join()
+
+    def _learn(self, subject: str) -> None:
+        found = ask(self._node, FindSubject(check_name("subject", subject, reserved=True)), Subject)
+        with self._lock:
+            if not self._core.knows(subject):
+                self._core.learn(found)
+
+    def _wait_for_room(self) -> None:
+        limit_bytes, wait_s = self._settings.buffer_bytes, self._settings.buffer_wait_s
+        if not self._roomier.wait_for(lambda: self._core.waiting_bytes < limit_bytes or self._closed, wait_s):
+            raise BufferFull(limit_bytes, wait_s)
+        if self._closed:
+            raise Closed("producer")
+
+    def _pump(self) -> bool:
+        with self._pumping:
+            with self._lock:
+                self._is_dirty = False
+                attempts = self._core.poll(self._clock.monotonic())
+            for attempt in attempts:
+                self._node.submit(attempt.command, partial(self._answered, attempt))
+        return bool(attempts)
+
+    def _answered(self, attempt: SendAttempt, answer: Answer | InturnError) -> None:
+        if isinstance(answer, InturnError):
+            _log.warning(
+                "producer.send_failed",
+                subject=attempt.command.subject,
+                partition=attempt.command.partition,
+                tries=attempt.tries,
+                error=str(answer),
+            )
+        with self._lock:
+            self._core.answered(attempt, answer, self._clock.monotonic())
+            self._roomier.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._is_dirty = True
+        if self._is_asleep:
+            self._is_asleep = False
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            if self._pump():
+                continue
+            with self._changed:
+                if self._closed:
+                    return
+                if self._is_dirty:
+                    continue
+                self._is_asleep = True
+                due_s = self._core.next_due_s()
+                wait_s = None if due_s is None else max(0.0, due_s - self._clock.monotonic())
+                self._changed.wait(wait_s)
+                self._is_asleep = False

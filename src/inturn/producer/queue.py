@@ -1,0 +1,192 @@
+"""The queue of one partition: what is to be sent, what is on its way, and in which order. No I/O.
+
+Batches are numbered. Several are on their way at once; when one fails, nothing new is sent until all others have
+been answered, then everything unacknowledged goes again, in order, under the same numbers. The log refuses a number
+that leaves one out and recognises one that it has. So nothing overtakes and nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+
+from inturn.model.batch import encode
+from inturn.model.commands import Append
+from inturn.model.errors import InturnError, StorageError
+from inturn.model.message import Outgoing
+from inturn.model.settings import ProducerSettings, Strategy
+from inturn.producer.flight import Flight
+
+
+class _Phase(enum.Enum):
+    FLOWING = enum.auto()
+    SETTLING = enum.auto()  # something failed: wait for the other answers, then send again
+
+
+class PartitionQueue:
+    def __init__(
+        self,
+        subject: str,
+        partition: int,
+        producer_id: int,
+        producer_epoch: int,
+        route_version: int,
+        strategy: Strategy,
+        settings: ProducerSettings,
+    ) -> None:
+        self.subject = subject
+        self.partition = partition
+        self.error: InturnError | None = None  # set: the queue has stopped, and why
+        self._producer_id = producer_id
+        self._producer_epoch = producer_epoch
+        self._route_version = route_version
+        self._strategy = strategy
+        self._settings = settings
+        self._open = Flight(subject, partition)
+        self._closed: deque[Flight] = deque()
+        self._sent: deque[Flight] = deque()
+        self._next_sequence = 0
+        self._phase = _Phase.FLOWING
+        self._failures = 0
+        self._resume_at_s = 0.0
+        self._gap = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._sent or self._closed or self._open.messages)
+
+    def add(self, message: Outgoing, slot: int, size_bytes: int) -> Flight:
+        """Queue a message; its index in the flight is the last one."""
+        flight = self._open
+        settings = self._settings
+        if flight.messages and (
+            flight.size_bytes + size_bytes > settings.batch_bytes or len(flight.messages) >= settings.batch_count
+        ):
+            self._closed.append(flight)
+            flight = self._open = Flight(self.subject, self.partition)
+        flight.messages.append(message)
+        flight.slots.append(slot)
+        flight.size_bytes += size_bytes
+        return flight
+
+    def take_over(self, flight: Flight) -> None:
+        """Best effort: a flight that another partition could not store goes to the end of this queue."""
+        flight.partition = self.partition
+        flight.batch = None
+        flight.tries = 0
+        flight.moves += 1
+        if self._open.messages:
+            self._closed.append(self._open)
+            self._open = Flight(self.subject, self.partition)
+        self._closed.append(flight)
+
+    def poll(self, now_s: float) -> list[tuple[Flight, Append]]:
+        """What to send now, in this order."""
+        if self.error is not None:
+            return []
+        self._expire(now_s)
+        if self._phase is _Phase.SETTLING:
+            if any(flight.is_awaited for flight in self._sent) or now_s < self._resume_at_s:
+                return []
+            self._phase = _Phase.FLOWING
+            return [self._send(flight, now_s) for flight in self._sent]
+        commands = []
+        while len(self._sent) < self._settings.in_flight:
+            flight = self._next_flight()
+            if flight is None:
+                break
+            self._encode(flight)
+            self._sent.append(flight)
+            commands.append(self._send(flight, now_s))
+        return commands
+
+    def next_due_s(self) -> float | None:
+        """When `poll` should be called again though nothing else happens."""
+        awaited = [flight.sent_at_s + self._settings.answer_timeout_s for flight in self._sent if flight.is_awaited]
+        if awaited:
+            return min(awaited)
+        return self._resume_at_s if self._phase is _Phase.SETTLING else None
+
+    def succeeded(self, flight: Flight, base_offset: int) -> int:
+        """Stored. Returns how many bytes are no longer waiting; a repeated answer changes nothing."""
+        if flight.done or flight not in self._sent:
+            return 0
+        self._sent.remove(flight)
+        self._failures = 0
+        flight.is_awaited = False
+        flight.finish(base_offset)
+        return flight.size_bytes
+
+    def failed(self, flight: Flight, tries: int, error: InturnError, now_s: float) -> list[Flight]:
+        """Not stored, or not known. Returns the flights that this queue gives up (best effort only)."""
+        if flight.done or flight not in self._sent or tries != flight.tries or not flight.is_awaited:
+            return []  # an answer to an earlier try
+        flight.is_awaited = False
+        flight.last_error = error
+        self._phase = _Phase.SETTLING
+        if self._strategy is Strategy.BEST_EFFORT and self._is_hopeless(flight, error):
+            return self._give_up(flight)
+        if not error.retriable:
+            self.error = error
+            return []
+        self._failures += 1
+        wait_s = self._settings.backoff_min_s * 2 ** min(self._failures - 1, 20)
+        self._resume_at_s = now_s + min(wait_s, self._settings.backoff_max_s)
+        return []
+
+    def abandon(self) -> list[Flight]:
+        """Everything that is not acknowledged, in order; the queue is empty afterwards."""
+        flights = [*self._sent, *self._closed, *([self._open] if self._open.messages else [])]
+        self._sent.clear()
+        self._closed.clear()
+        self._open = Flight(self.subject, self.partition)
+        return flights
+
+    def _next_flight(self) -> Flight | None:
+        if self._closed:
+            return self._closed.popleft()
+        if not self._open.messages:
+            return None
+        flight, self._open = self._open, Flight(self.subject, self.partition)
+        return flight
+
+    def _encode(self, flight: Flight) -> None:
+        flight.batch = encode(
+            flight.messages,
+            flight.slots,
+            producer_id=self._producer_id,
+            producer_epoch=self._producer_epoch,
+            first_sequence=self._next_sequence,
+            route_version=self._route_version,
+            compression=self._settings.compression,
+        )
+        self._next_sequence += len(flight.messages)
+        flight.gap, self._gap = self._gap, False
+
+    def _send(self, flight: Flight, now_s: float) -> tuple[Flight, Append]:
+        assert flight.batch is not None
+        flight.is_awaited = True
+        flight.sent_at_s = now_s
+        flight.tries += 1
+        return flight, Append(self.subject, self.partition, flight.batch, flight.gap)
+
+    def _expire(self, now_s: float) -> None:
+        """An answer that does not come counts as a failure; whether the batch was stored, the next try tells."""
+        for flight in self._sent:
+            if flight.is_awaited and now_s - flight.sent_at_s >= self._settings.answer_timeout_s:
+                flight.is_awaited = False
+                self._phase = _Phase.SETTLING
+                self._resume_at_s = now_s
+
+    def _is_hopeless(self, flight: Flight, error: InturnError) -> bool:
+        return flight.tries >= self._settings.tries_max or (not error.retriable and isinstance(error, StorageError))
+
+    def _give_up(self, flight: Flight) -> list[Flight]:
+        """The numbers of what is given up stay unused: the batch after it says that the gap is meant."""
+        place = self._sent.index(flight)
+        self._sent.remove(flight)
+        if place < len(self._sent):
+            self._sent[place].gap = True
+        else:
+            self._gap = True
+        return [flight]

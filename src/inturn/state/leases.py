@@ -1,0 +1,125 @@
+"""Leases as they are kept: who may consume a partition for a group, and with which epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import bindparam, insert, null, select, true, update
+
+from inturn.state.database import Database
+from inturn.state.offsets import Offsets
+from inturn.state.partition_ids import PartitionIds
+from inturn.state.schema import leases, partitions
+
+_ROW = (leases.c.group_id == bindparam("of_group"), leases.c.partition_id == bindparam("of_partition"))
+_SELECT_ALL = (
+    select(leases.c.group_id, partitions.c.position, leases.c.epoch, leases.c.owner, leases.c.local)
+    .join(partitions, partitions.c.id == leases.c.partition_id)
+    .order_by(leases.c.group_id, partitions.c.position)
+)
+_SELECT_LOCAL = _SELECT_ALL.where(leases.c.local == true(), leases.c.owner.is_not(None))
+_GRANT = (
+    update(leases)
+    .where(*_ROW)
+    .values(
+        epoch=leases.c.epoch + 1,
+        owner=bindparam("to_owner"),
+        local=bindparam("is_local"),
+        changed_at_ms=bindparam("now_ms"),
+    )
+    .returning(leases.c.epoch)
+)
+_GRANT_FIRST = insert(leases).values(
+    group_id=bindparam("of_group"),
+    partition_id=bindparam("of_partition"),
+    epoch=bindparam("first_epoch"),
+    owner=bindparam("to_owner"),
+    local=bindparam("is_local"),
+    changed_at_ms=bindparam("now_ms"),
+)
+_RELEASE = (
+    update(leases)
+    .where(*_ROW, leases.c.epoch == bindparam("by_epoch"), leases.c.owner.is_not(None))
+    .values(owner=null(), changed_at_ms=bindparam("now_ms"))
+)
+_RELEASE_LOCAL = (
+    update(leases)
+    .where(leases.c.local == true(), leases.c.owner.is_not(None))
+    .values(owner=null(), changed_at_ms=bindparam("now_ms"))
+)
+
+FIRST_EPOCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """`owner` is None after a release; the epoch stays. `local`: the owner lives in the process of the node."""
+
+    group_id: int
+    partition: int
+    epoch: int
+    owner: str | None
+    local: bool
+
+
+class LeaseRows:
+    """What is durable of leases. Whether one is live is a matter of time, which the rows know nothing about."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._partition_ids = PartitionIds(database)
+        self._offsets = Offsets(database)
+
+    def all(self) -> list[LeaseRow]:
+        """Every lease ever granted, in its last state, by group and partition."""
+        with self._database.transaction() as connection:
+            return [LeaseRow(*row) for row in connection.execute(_SELECT_ALL)]
+
+    def grant(self, group_id: int, partition: int, owner: str, local: bool, now_ms: int) -> int:
+        """Give the lease to this owner and return its epoch, higher than any before, durable when this returns.
+
+        Whoever holds it loses it: that it may be taken is for the caller to know. Raises NotFound for an unknown
+        group or partition.
+        """
+        with self._database.transaction() as connection:
+            values = {
+                "of_group": group_id,
+                "of_partition": self._partition_ids.one(connection, group_id, partition),
+                "to_owner": owner,
+                "is_local": local,
+                "now_ms": now_ms,
+            }
+            epoch = connection.execute(_GRANT, values).scalar()
+            if epoch is None:
+                epoch = FIRST_EPOCH
+                connection.execute(_GRANT_FIRST, {**values, "first_epoch": epoch})
+            return epoch
+
+    def release(self, group_id: int, partition: int, epoch: int, offset: int | None, now_ms: int) -> bool:
+        """Commit the offset, if there is one, and clear the owner, both or neither.
+
+        False, and nothing is changed, if the lease is not held with this epoch any more.
+        """
+        with self._database.transaction() as connection:
+            values = {
+                "of_group": group_id,
+                "of_partition": self._partition_ids.one(connection, group_id, partition),
+                "by_epoch": epoch,
+                "now_ms": now_ms,
+            }
+            if not connection.execute(_RELEASE, values).rowcount:
+                return False
+            if offset is not None:
+                self._offsets.commit(group_id, partition, offset, epoch, now_ms)
+            return True
+
+    def release_local(self, now_ms: int) -> list[LeaseRow]:
+        """Release all leases whose owners lived in the process of the node, and return them as they were held.
+
+        For reopening: that process is dead, so nobody runs under them any more.
+        """
+        with self._database.transaction() as connection:
+            held = [LeaseRow(*row) for row in connection.execute(_SELECT_LOCAL)]
+            if held:
+                connection.execute(_RELEASE_LOCAL, {"now_ms": now_ms})
+            return held

@@ -1,0 +1,55 @@
+"""Producer ids, and the epochs that let a named producer fence its predecessor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from inturn.model.names import check_name
+from inturn.state.database import Database
+from inturn.state.schema import producers
+
+FIRST_EPOCH = 0
+
+_TAKE_OVER = (
+    update(producers)
+    .where(producers.c.name == bindparam("of_name"))
+    .values(epoch=producers.c.epoch + 1)
+    .returning(producers.c.id, producers.c.epoch)
+)
+_INSERT = insert(producers).values(name=bindparam("of_name"), epoch=FIRST_EPOCH).returning(producers.c.id)
+_FORGET_UNNAMED = delete(producers).where(producers.c.name.is_(None), producers.c.id < bindparam("newest_id"))
+_SELECT_NAMED = select(producers.c.id, producers.c.epoch).where(producers.c.name.is_not(None))
+
+
+class OpenedProducer(NamedTuple):
+    id: int
+    epoch: int
+
+
+class Producers:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def open(self, name: str | None) -> OpenedProducer:
+        """Without a name: an id never given before, with epoch 0. With one: always the same id, and the epoch goes
+        up by one each time. Durable when this returns. Raises InvalidName.
+        """
+        if name is not None:
+            check_name("producer", name)
+        with self._database.transaction() as connection:
+            if name is not None:
+                taken = connection.execute(_TAKE_OVER, {"of_name": name}).first()
+                if taken is not None:
+                    return OpenedProducer(taken.id, taken.epoch)
+            producer_id = connection.execute(_INSERT, {"of_name": name}).scalar_one()
+            if name is None:
+                # Nobody asks for an unnamed one again, and ids are not reused: only the newest row is kept.
+                connection.execute(_FORGET_UNNAMED, {"newest_id": producer_id})
+            return OpenedProducer(producer_id, FIRST_EPOCH)
+
+    def epochs(self) -> dict[int, int]:
+        """The current epoch of every named producer, by id."""
+        with self._database.transaction() as connection:
+            return {row.id: row.epoch for row in connection.execute(_SELECT_NAMED)}

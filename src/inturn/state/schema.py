@@ -1,0 +1,187 @@
+"""The tables, and how a database comes to have them.
+
+Partitions are kept by id here; their index within the subject (`position`) is what the other layers speak of.
+Ids of partitions, groups and producers name things outside this database (folders, batches in a log), so they are
+never given twice, not even after a deletion: hence AUTOINCREMENT on SQLite; a sequence does the same on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    bindparam,
+    insert,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from inturn.model.errors import SchemaMismatch
+
+SCHEMA_VERSION = 1
+_UNKNOWN_VERSION = 0
+
+Migration: TypeAlias = Callable[[Connection], None]
+
+# The first leads from version 1 to 2, and so on: always SCHEMA_VERSION - 1 of them.
+MIGRATIONS: Sequence[Migration] = ()
+
+metadata = MetaData()
+
+schema_version = Table(
+    "schema_version",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+)
+
+subjects = Table(
+    "subjects",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String, nullable=False, unique=True),
+    Column("routing", String, nullable=False),
+    Column("strategy", String, nullable=False),
+    Column("body_bytes_max", BigInteger, nullable=False),
+    Column("key_bytes_max", BigInteger, nullable=False),
+    Column("properties_bytes_max", BigInteger, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+partitions = Table(
+    "partitions",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("subject_id", ForeignKey("subjects.id"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("broker_group", String, nullable=False),
+    Column("name", String, nullable=False),
+    # Committed offsets that a reset took back. They were given out all the same, so the log must not reuse them.
+    Column("offset_floor", BigInteger, nullable=False),
+    UniqueConstraint("subject_id", "position"),
+    UniqueConstraint("broker_group", "name"),
+    sqlite_autoincrement=True,
+)
+
+routes = Table(
+    "routes",
+    metadata,
+    Column("subject_id", ForeignKey("subjects.id"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("ranges", Text, nullable=False),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("subject_id", ForeignKey("subjects.id"), nullable=False),
+    Column("name", String, nullable=False),
+    Column("start", String, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    UniqueConstraint("subject_id", "name"),
+    sqlite_autoincrement=True,
+)
+
+offsets = Table(
+    "offsets",
+    metadata,
+    Column("group_id", ForeignKey("groups.id"), primary_key=True),
+    Column("partition_id", ForeignKey("partitions.id"), primary_key=True),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
+    Index("offsets_by_partition", "partition_id", "next_offset"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("group_id", ForeignKey("groups.id"), primary_key=True),
+    Column("partition_id", ForeignKey("partitions.id"), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("owner", String),  # null: released
+    Column("local", Boolean, nullable=False),
+    Column("changed_at_ms", BigInteger, nullable=False),  # granted, or released if there is no owner
+)
+
+members = Table(
+    "members",
+    metadata,
+    Column("group_id", ForeignKey("groups.id"), primary_key=True),
+    Column("member", String, primary_key=True),
+    Column("online", Boolean, nullable=False),
+    Column("changed_at_ms", BigInteger, nullable=False),
+)
+
+producers = Table(
+    "producers",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String, unique=True),
+    Column("epoch", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+_INSERT_VERSION = insert(schema_version).values(version=bindparam("new"))
+_UPDATE_VERSION = update(schema_version).values(version=bindparam("new"))
+_SELECT_VERSION = select(schema_version.c.version)
+
+
+def create(connection: Connection, version: int = SCHEMA_VERSION) -> None:
+    """Make all tables in an empty database. Call it in a transaction."""
+    for statement in _definitions(connection.dialect):
+        connection.exec_driver_sql(statement)
+    connection.execute(_INSERT_VERSION, {"new": version})
+
+
+def prepare(
+    connection: Connection, version: int = SCHEMA_VERSION, migrations: Sequence[Migration] = MIGRATIONS
+) -> None:
+    """Bring a database that may be empty or older to this version. Call it in a transaction.
+
+    Raises SchemaMismatch if it is newer, or holds something else than a database of ours (reported as version 0).
+    """
+    names = set(inspect(connection).get_table_names())
+    if not names:
+        create(connection, version)
+        return
+    found = _found_version(connection) if schema_version.name in names else _UNKNOWN_VERSION
+    if not 1 <= found <= version:
+        raise SchemaMismatch(found, version)
+    if found < version:
+        for migration in migrations[found - 1 : version - 1]:
+            migration(connection)
+        connection.execute(_UPDATE_VERSION, {"new": version})
+
+
+def _found_version(connection: Connection) -> int:
+    rows = connection.execute(_SELECT_VERSION).scalars().all()
+    return rows[0] if len(rows) == 1 and isinstance(rows[0], int) else _UNKNOWN_VERSION
+
+
+@functools.cache
+def _definitions(dialect: Dialect) -> tuple[str, ...]:
+    """The statements that make the tables. Compiling them takes longer than running them; simulations make many."""
+    elements: list[CreateTable | CreateIndex] = []
+    for table in metadata.sorted_tables:
+        elements.append(CreateTable(table))
+        elements.extend(CreateIndex(index) for index in table.indexes)
+    return tuple(str(element.compile(dialect=dialect)) for element in elements)

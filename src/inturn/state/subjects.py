@@ -1,0 +1,222 @@
+"""Subjects, their partitions and routes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import Connection, Row, String, bindparam, cast, insert, literal, select, update
+
+from inturn.model.errors import AlreadyExists, InvalidInput, NotFound
+from inturn.model.names import check_name
+from inturn.model.route import PARTITION_COUNT_MAX, Partition, Route
+from inturn.model.settings import Limits, Routing, Strategy
+from inturn.model.slot import SlotRange, even_ranges
+from inturn.model.subject import Subject
+from inturn.state.cache import Cache
+from inturn.state.database import Database
+from inturn.state.partition_ids import PartitionIds
+from inturn.state.schema import partitions, routes, subjects
+
+LOCAL_BROKER_GROUP = "local"
+FIRST_ROUTE_VERSION = 1
+
+_SELECT_ONE = select(subjects).where(subjects.c.name == bindparam("wanted"))
+_SELECT_NAMES = select(subjects.c.name).order_by(subjects.c.id)
+_SELECT_PARTITIONS = (
+    select(partitions.c.broker_group, partitions.c.name)
+    .where(partitions.c.subject_id == bindparam("of_subject"))
+    .order_by(partitions.c.position)
+)
+_SELECT_ROUTE = (
+    select(routes.c.version, routes.c.ranges)
+    .where(routes.c.subject_id == bindparam("of_subject"))
+    .order_by(routes.c.version.desc())
+    .limit(1)
+)
+_INSERT_SUBJECT = insert(subjects).returning(subjects.c.id)
+_INSERT_PARTITION = insert(partitions)
+_NAME_PARTITIONS = (
+    update(partitions)
+    .where(partitions.c.subject_id == bindparam("of_subject"))
+    .values(name=literal("p").concat(cast(partitions.c.id, String)))
+)
+_INSERT_ROUTE = insert(routes)
+
+
+class Subjects:
+    """Subjects are remembered after the first look: only through this object may they be changed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._partition_ids = PartitionIds(database)
+        self._known: Cache[str, Subject] = Cache(database)
+
+    def create(
+        self,
+        name: str,
+        partition_count: int,
+        routing: Routing,
+        strategy: Strategy,
+        limits: Limits,
+        now_ms: int,
+        broker_group: str = LOCAL_BROKER_GROUP,
+    ) -> Subject:
+        """Create the subject with its partitions and its first route, in one transaction.
+
+        The same again returns what is there. Raises AlreadyExists if any of the settings differs, InvalidName or
+        InvalidInput for a value that cannot be. Names that differ in case are different subjects.
+        """
+        check_name("subject", name)
+        check_name("broker group", broker_group)
+        _check_partition_count(name, partition_count)
+        wanted = Subject(
+            name,
+            Route(
+                name,
+                FIRST_ROUTE_VERSION,
+                (Partition(broker_group, ""),) * partition_count,
+                even_ranges(partition_count),
+            ),
+            _checked_routing(routing),
+            _checked_strategy(strategy),
+            _checked_limits(limits),
+        )
+        with self._database.transaction() as connection:
+            existing = self.find(name)
+            if existing is None:
+                _insert(connection, wanted, now_ms)
+                return self._load(connection, name)
+        if difference := _difference(existing, wanted):
+            raise AlreadyExists("subject", name, difference)
+        return existing
+
+    def get(self, name: str) -> Subject:
+        """The subject, with its newest route. Raises NotFound."""
+        subject = self.find(name)
+        if subject is None:
+            raise _not_found(name)
+        return subject
+
+    def find(self, name: str) -> Subject | None:
+        """The subject, with its newest route, or None."""
+        known = self._known.get(name)
+        if known is not None:
+            return known
+        with self._database.transaction() as connection:
+            if connection.execute(_SELECT_ONE, {"wanted": name}).first() is None:
+                return None
+            return self._load(connection, name)
+
+    def all(self) -> list[Subject]:
+        """All subjects in the order of their creation."""
+        with self._database.transaction() as connection:
+            names = connection.execute(_SELECT_NAMES).scalars().all()
+            return [self.get(name) for name in names]
+
+    def partition_ids(self, subject: str) -> tuple[int, ...]:
+        """The database ids of the subject's partitions, by index. Raises NotFound."""
+        with self._database.transaction() as connection:
+            ids = self._partition_ids.of_subject(connection, subject)
+        if not ids:
+            raise _not_found(subject)
+        return ids
+
+    def _load(self, connection: Connection, name: str) -> Subject:
+        row = connection.execute(_SELECT_ONE, {"wanted": name}).one()
+        subject = _subject(row, _route(connection, name, row.id))
+        self._known.put(name, subject)
+        return subject
+
+
+def _not_found(name: str) -> NotFound:
+    return NotFound("subject", name, "create it first, or check the name (case matters)")
+
+
+def _check_partition_count(name: str, count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= PARTITION_COUNT_MAX:
+        raise InvalidInput(
+            f"subject {name!r} with {count!r} partitions: use a whole number from 1 to {PARTITION_COUNT_MAX}"
+        )
+
+
+def _checked_routing(routing: str) -> Routing:
+    try:
+        return Routing(routing)
+    except ValueError:
+        raise InvalidInput(f"routing {routing!r}: use {' or '.join(repr(str(kind)) for kind in Routing)}") from None
+
+
+def _checked_strategy(strategy: str) -> Strategy:
+    try:
+        return Strategy(strategy)
+    except ValueError:
+        raise InvalidInput(f"strategy {strategy!r}: use {' or '.join(repr(str(kind)) for kind in Strategy)}") from None
+
+
+def _checked_limits(limits: object) -> Limits:
+    if not isinstance(limits, Limits):
+        raise InvalidInput(f"limits {limits!r}: give a Limits object")
+    for value in (limits.body_bytes, limits.key_bytes, limits.properties_bytes):
+        if not isinstance(value, int):
+            raise InvalidInput(f"{limits!r}: the limits must be whole numbers of bytes, not {value!r}")
+    return limits
+
+
+def _difference(existing: Subject, wanted: Subject) -> str:
+    """What is there and was asked for differently, for people; empty if nothing."""
+    pairs = [
+        ("partitions", existing.partition_count, wanted.partition_count),
+        ("routing", existing.routing, wanted.routing),
+        ("strategy", existing.strategy, wanted.strategy),
+        ("limits", existing.limits, wanted.limits),
+        ("broker group", existing.route.partitions[0].broker_group, wanted.route.partitions[0].broker_group),
+    ]
+    return ", ".join(f"{what} {there} (not {asked})" for what, there, asked in pairs if there != asked)
+
+
+def _insert(connection: Connection, subject: Subject, now_ms: int) -> None:
+    subject_id = connection.execute(
+        _INSERT_SUBJECT,
+        {
+            "name": subject.name,
+            "routing": subject.routing.value,
+            "strategy": subject.strategy.value,
+            "body_bytes_max": subject.limits.body_bytes,
+            "key_bytes_max": subject.limits.key_bytes,
+            "properties_bytes_max": subject.limits.properties_bytes,
+            "created_at_ms": now_ms,
+        },
+    ).scalar_one()
+    connection.execute(
+        _INSERT_PARTITION,
+        [
+            {
+                "subject_id": subject_id,
+                "position": position,
+                "broker_group": partition.broker_group,
+                "name": f"new-{subject_id}-{position}",  # until its id is known
+                "offset_floor": 0,
+            }
+            for position, partition in enumerate(subject.route.partitions)
+        ],
+    )
+    connection.execute(_NAME_PARTITIONS, {"of_subject": subject_id})
+    ranges = json.dumps([[slots.start, slots.stop, slots.partition] for slots in subject.route.ranges])
+    connection.execute(_INSERT_ROUTE, {"subject_id": subject_id, "version": subject.route.version, "ranges": ranges})
+
+
+def _route(connection: Connection, name: str, subject_id: int) -> Route:
+    row = connection.execute(_SELECT_ROUTE, {"of_subject": subject_id}).one()
+    found = connection.execute(_SELECT_PARTITIONS, {"of_subject": subject_id})
+    return Route(
+        name,
+        row.version,
+        tuple(Partition(partition.broker_group, partition.name) for partition in found),
+        tuple(SlotRange(*slots) for slots in json.loads(row.ranges)),
+    )
+
+
+def _subject(row: Row[Any], route: Route) -> Subject:
+    limits = Limits(row.body_bytes_max, row.key_bytes_max, row.properties_bytes_max)
+    return Subject(row.name, route, Routing(row.routing), Strategy(row.strategy), limits)

@@ -1,0 +1,120 @@
+"""Writes a history while the system runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import cast
+
+from inturn.model.clock import Clock
+from inturn.model.errors import InvalidInput
+from inturn.testing.history import (
+    HANDLER_RESULTS,
+    LEASE_ENDS,
+    Committed,
+    ConsumerCrashed,
+    Event,
+    HandlerEnd,
+    HandlerResult,
+    HandlerStart,
+    History,
+    LeaseEnd,
+    LeaseEnded,
+    LeaseGranted,
+    OffsetsReset,
+    ProcessRestarted,
+    SendAcknowledged,
+)
+
+
+class Recorder:
+    """Implements `inturn.model.observer.Observer`; handlers and producers of a test report the rest.
+
+    May be called from any thread; events are kept in the order of the calls. To judge handlers rightly, call
+    `started` as the first and `ended` as the last thing in the handler, so that it is recorded before the consumer
+    knows: an end that is recorded late looks like an overlap.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.history = History()  # grows while threads record: check a `snapshot`
+
+    def snapshot(self) -> History:
+        """A copy of what was recorded so far."""
+        with self._lock:
+            return History(self.history)
+
+    def sent(
+        self, subject: str, partition: int, offset: int, key: bytes | None = None, message_id: str | None = None
+    ) -> None:
+        with self._lock:
+            self._add(SendAcknowledged(subject, partition, offset, key, message_id, at_s=self._clock.monotonic()))
+
+    def started(
+        self,
+        subject: str,
+        group: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        consumer: str,
+        epoch: int,
+        message_id: str | None = None,
+    ) -> None:
+        with self._lock:
+            at_s = self._clock.monotonic()
+            self._add(HandlerStart(subject, group, partition, offset, key, consumer, epoch, message_id, at_s=at_s))
+
+    def ended(
+        self,
+        subject: str,
+        group: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        consumer: str,
+        epoch: int,
+        message_id: str | None = None,
+        *,
+        result: str,
+    ) -> None:
+        """`result` is one of `HandlerResult`; anything else raises `InvalidInput`."""
+        if result not in HANDLER_RESULTS:
+            raise InvalidInput(f"handler result {result!r}: use one of {', '.join(sorted(HANDLER_RESULTS))}")
+        known = cast(HandlerResult, str(result))
+        with self._lock:
+            at_s = self._clock.monotonic()
+            self._add(HandlerEnd(subject, group, partition, offset, key, consumer, epoch, message_id, known, at_s=at_s))
+
+    def crashed(self, consumer: str) -> None:
+        with self._lock:
+            self._add(ConsumerCrashed(consumer, at_s=self._clock.monotonic()))
+
+    def restarted(self) -> None:
+        with self._lock:
+            self._add(ProcessRestarted(at_s=self._clock.monotonic()))
+
+    def offsets_reset(self, subject: str, group: str, offsets: Mapping[int, int]) -> None:
+        with self._lock:
+            self._add(OffsetsReset(subject, group, dict(offsets), at_s=self._clock.monotonic()))
+
+    # What a node tells its observer.
+
+    def lease_granted(self, subject: str, group: str, partition: int, owner: str, epoch: int) -> None:
+        with self._lock:
+            self._add(LeaseGranted(subject, group, partition, owner, epoch, at_s=self._clock.monotonic()))
+
+    def lease_ended(self, subject: str, group: str, partition: int, owner: str, epoch: int, why: str) -> None:
+        if why not in LEASE_ENDS:
+            raise InvalidInput(f"end of a lease {why!r}: use one of {', '.join(sorted(LEASE_ENDS))}")
+        known = cast(LeaseEnd, str(why))
+        with self._lock:
+            self._add(LeaseEnded(subject, group, partition, owner, epoch, known, at_s=self._clock.monotonic()))
+
+    def committed(self, subject: str, group: str, partition: int, owner: str, epoch: int, offset: int) -> None:
+        with self._lock:
+            self._add(Committed(subject, group, partition, owner, epoch, offset, at_s=self._clock.monotonic()))
+
+    def _add(self, event: Event) -> None:
+        self.history.record(event)

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inturn.model.settings import Limits, Routing, Strategy
+from inturn.state.database import Database
+from inturn.state.groups import Groups
+from inturn.state.subjects import Subjects
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    opened = Database.open(None)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def group_id(database: Database) -> int:
+    """The group "billing" of the subject "orders", which has three partitions."""
+    Subjects(database).create("orders", 3, Routing.SLOTS, Strategy.STRICT, Limits(), 1)
+    return Groups(database).create("orders", "billing", "first", [0, 0, 0], 1)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, Select, UpdateBase, text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+import inturn.state
+from inturn.model.errors import SchemaMismatch, StorageError
+from inturn.state import schema
+from inturn.state.database import Database
+
+
+def _file_with(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def test_a_file_of_this_version_can_be_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    Database.open(path).close()
+    Database.open(path).close()
+
+
+@pytest.mark.parametrize("found", [schema.SCHEMA_VERSION + 1, 0, -1])
+def test_a_newer_or_unknown_version_is_refused_and_left_alone(tmp_path: Path, found: int) -> None:
+    path = tmp_path / "state.db"
+    Database.open(path).close()
+    _file_with(path, f"UPDATE schema_version SET version = {found}")
+    with pytest.raises(SchemaMismatch) as caught:
+        Database.open(path)
+    assert (caught.value.found, caught.value.known) == (found, schema.SCHEMA_VERSION)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["CREATE TABLE somebody_elses (x)"],
+        ["CREATE TABLE schema_version (version)"],
+        ["CREATE TABLE schema_version (version)", "INSERT INTO schema_version VALUES ('one')"],
+        ["CREATE TABLE schema_version (version)", "INSERT INTO schema_version VALUES (1), (1)"],
+    ],
+)
+def test_a_database_that_is_not_ours_is_refused(tmp_path: Path, statements: list[str]) -> None:
+    path = tmp_path / "state.db"
+    _file_with(path, *statements)
+    with pytest.raises(SchemaMismatch) as caught:
+        Database.open(path)
+    assert caught.value.found == 0
+
+
+def test_a_file_that_is_no_database_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(StorageError, match="move it away"):
+        Database.open(path)
+
+
+def test_there_is_a_migration_for_every_older_version() -> None:
+    assert len(schema.MIGRATIONS) == schema.SCHEMA_VERSION - 1
+
+
+def _add_colour(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE subjects ADD COLUMN colour VARCHAR"))
+
+
+def test_an_older_version_is_migrated_step_by_step(database: Database) -> None:
+    steps: list[int] = []
+    migrations = [_add_colour, lambda _: steps.append(3)]
+    with database.transaction() as connection:
+        schema.prepare(connection, 3, migrations)
+        schema.prepare(connection, 3, migrations)  # nothing left to do
+        assert connection.execute(text("SELECT version FROM schema_version")).scalar() == 3
+        connection.execute(text("SELECT colour FROM subjects"))
+    assert steps == [3]
+
+
+def test_a_failing_migration_changes_nothing(database: Database) -> None:
+    def fail(_connection: Connection) -> None:
+        raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError), database.transaction() as connection:
+        schema.prepare(connection, 3, [_add_colour, fail])
+    with database.transaction() as connection:
+        assert connection.execute(text("SELECT version FROM schema_version")).scalar() == 1
+        assert "colour" not in connection.execute(text("SELECT * FROM subjects")).keys()  # noqa: SIM118
+
+
+def test_every_statement_can_be_said_to_postgresql() -> None:
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    compiled = 0
+    for table in schema.metadata.sorted_tables:
+        assert str(CreateTable(table).compile(dialect=dialect))
+    for found in pkgutil.iter_modules(inturn.state.__path__):
+        module = importlib.import_module(f"inturn.state.{found.name}")
+        for value in vars(module).values():
+            if isinstance(value, Select | UpdateBase):
+                assert str(value.compile(dialect=dialect))
+                compiled += 1
+    assert compiled > 30

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from inturn.testing.checker import check
+from inturn.testing.history import (
+    Committed,
+    ConsumerCrashed,
+    Event,
+    HandlerEnd,
+    HandlerStart,
+    History,
+    LeaseEnded,
+    LeaseGranted,
+    OffsetsReset,
+    ProcessRestarted,
+    SendAcknowledged,
+)
+
+ONE_OF_EACH: list[Event] = [
+    SendAcknowledged("s", 0, 1, b"\x00\xff", "m", at_s=0.5),
+    SendAcknowledged("s", 0, 2),
+    LeaseGranted("s", "g", 0, "a", 1, at_s=1.0),
+    HandlerStart("s", "g", 0, 1, b"\x00\xff", "a", 1, "m"),
+    HandlerEnd("s", "g", 0, 1, b"\x00\xff", "a", 1, "m", "exception"),
+    Committed("s", "g", 0, "a", 1, 1),
+    ConsumerCrashed("a"),
+    LeaseEnded("s", "g", 0, "a", 1, "gone"),
+    OffsetsReset("s", "g", {0: 7, 12: 0}),
+    ProcessRestarted(at_s=9.25),
+]
+
+
+def test_a_history_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    history = History(ONE_OF_EACH)
+    history.save(tmp_path / "history.jsonl")
+    again = History.load(tmp_path / "history.jsonl")
+    assert again == history
+    assert check(again, order="key") == check(history, order="key")
+
+
+def test_a_file_has_one_readable_line_per_event(tmp_path: Path) -> None:
+    History(ONE_OF_EACH).save(tmp_path / "history.jsonl")
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert len(lines) == len(ONE_OF_EACH)
+    assert lines[-1] == '{"event":"ProcessRestarted","at_s":9.25}'
+
+
+def test_a_line_that_is_no_event_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").write_text('{"event":"SomethingElse","at_s":1}\n')
+    with pytest.raises(msgspec.DecodeError):
+        History.load(tmp_path / "history.jsonl")
+
+
+def test_a_result_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    History(ONE_OF_EACH).save(tmp_path / "history.jsonl")
+    text = (tmp_path / "history.jsonl").read_text().replace('"exception"', '"perhaps"')
+    (tmp_path / "history.jsonl").write_text(text)
+    with pytest.raises(msgspec.ValidationError, match="perhaps"):
+        History.load(tmp_path / "history.jsonl")
+
+
+def test_an_empty_history_has_an_empty_file(tmp_path: Path) -> None:
+    History().save(tmp_path / "history.jsonl")
+    assert len(History.load(tmp_path / "history.jsonl")) == 0

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from inturn.model.errors import InvalidInput
+from inturn.model.observer import Observer
+from inturn.testing.checker import check
+from inturn.testing.clock import FakeClock
+from inturn.testing.history import HandlerEnd, HandlerStart, OffsetsReset, ProcessRestarted
+from inturn.testing.recorder import Recorder
+
+
+def test_a_recorded_life_of_one_message_is_judged() -> None:
+    clock = FakeClock()
+    recorder = Recorder(clock)
+    observer: Observer = recorder
+    recorder.sent("s", 0, 0, b"k", "m0")
+    observer.lease_granted("s", "g", 0, "a", 1)
+    recorder.started("s", "g", 0, 0, b"k", "a", 1, "m0")
+    recorder.crashed("a")
+    observer.lease_ended("s", "g", 0, "a", 1, "gone")
+    observer.lease_granted("s", "g", 0, "b", 2)
+    clock.advance(1.5)
+    recorder.started("s", "g", 0, 0, b"k", "b", 2, "m0")
+    recorder.ended("s", "g", 0, 0, b"k", "b", 2, "m0", result="success")
+    observer.committed("s", "g", 0, "b", 2, 1)
+    verdict = check(recorder.snapshot(), order="key")
+    verdict.raise_if_bad()
+    assert (verdict.sent, verdict.started, verdict.finished, verdict.lease_grants, verdict.commits) == (1, 2, 1, 2, 1)
+    assert recorder.history[-1].at_s == 1.5
+
+
+def test_resets_and_restarts_are_recorded() -> None:
+    recorder = Recorder(FakeClock())
+    recorder.offsets_reset("s", "g", {0: 5})
+    recorder.restarted()
+    assert list(recorder.history) == [OffsetsReset("s", "g", {0: 5}), ProcessRestarted()]
+
+
+def test_results_and_reasons_that_do_not_exist_are_refused() -> None:
+    recorder = Recorder(FakeClock())
+    with pytest.raises(InvalidInput, match="'perhaps': use one of exception, failed, moved, rollback, success"):
+        recorder.ended("s", "g", 0, 0, None, "a", 1, result="perhaps")
+    with pytest.raises(InvalidInput, match="'lost': use one of expired, gone, released"):
+        recorder.lease_ended("s", "g", 0, "a", 1, "lost")
+    assert len(recorder.history) == 0
+
+
+def test_a_snapshot_does_not_grow() -> None:
+    recorder = Recorder(FakeClock())
+    snapshot = recorder.snapshot()
+    recorder.crashed("a")
+    assert (len(snapshot), len(recorder.history)) == (0, 1)
+
+
+def test_many_threads_record_without_losing_or_mixing_anything() -> None:
+    recorder = Recorder(FakeClock())
+
+    def handle(partition: int) -> None:
+        for offset in range(500):
+            recorder.started("s", "g", partition, offset, None, "a", 1)
+            recorder.ended("s", "g", partition, offset, None, "a", 1, result="success")
+
+    threads = [threading.Thread(target=handle, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    history = recorder.snapshot()
+    assert sum(isinstance(event, HandlerStart) for event in history) == 4000
+    assert sum(isinstance(event, HandlerEnd) for event in history) == 4000
+    check(history, order="partition").raise_if_bad()
