@@ -401,7 +401,8 @@ class InProcessNode:
 
 
 def _if_any(pulled: Pulled, command: Pull | Read, attempt: _Try) -> Pulled | None:
-    return pulled if pulled.batches or attempt is _Try.LAST or command.wait_s <= 0 else None
+    has_news = pulled.next_offset > command.offset
+    return pulled if has_news or attempt is _Try.LAST or command.wait_s <= 0 else None
 
 
 def _is_of(command: Command, leave: Leave) -> bool:

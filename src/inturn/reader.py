@@ -51,6 +51,7 @@ class Reader:
                     break
                 raise LogDamaged(f"{origin.subject}/{partition}", batch.header.base_offset, "a checksum does not fit")
             messages += [message for message in decode(batch, origin) if message.offset >= offset]
-        if messages:
-            self.offsets[partition] = messages[-1].offset + 1
+            self.offsets[partition] = batch.header.next_offset
+        if not answer.batches:
+            self.offsets[partition] = answer.next_offset
         return messages

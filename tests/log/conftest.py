@@ -66,6 +66,11 @@ class Bench:
         self.timers = Timers()
         self.disk.crash()
 
+    def kill(self) -> None:
+        self.jobs.clear()
+        self.timers = Timers()
+        self.disk.kill()
+
     def wait(self, seconds: float) -> None:
         self.clock.now_s += seconds
         self.timers.run_due(self.clock.now_s)
@@ -82,7 +87,9 @@ class Bench:
         return answer.base_offset
 
     def segment_path(self, number: int = -1, name: str = "p1") -> str:
-        return [path for path in self.disk.paths() if path.startswith(f"data/{name}/") and path.endswith(".log")][number]
+        return [path for path in self.disk.paths() if path.startswith(f"data/{name}/") and path.endswith(".log")][
+            number
+        ]
 
 
 def some_batch(text: str = "hello", count: int = 1, producer: int = 0, sequence: int = 0, epoch: int = 0) -> Batch:

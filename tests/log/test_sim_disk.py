@@ -76,11 +76,27 @@ def test_an_unsynced_truncation_may_be_undone() -> None:
     assert outcomes == {b"123", b"12345678"}
 
 
+def test_a_killed_process_loses_nothing_but_a_later_crash_may() -> None:
+    outcomes = set()
+    for seed in SEEDS:
+        disk = SimDisk(random.Random(seed))
+        file = disk.open("d/a", create=True)
+        disk.sync_folder("d")
+        file.write_at(0, [b"12"])
+        disk.kill()
+        assert disk.contents("d/a") == b"12"
+        with pytest.raises(OSError, match="before the crash"):
+            file.sync()
+        disk.crash()
+        outcomes.add(disk.contents("d/a"))
+    assert {b"", b"1", b"12"} <= outcomes
+
+
 def test_a_full_disk_writes_what_fits_and_then_says_so() -> None:
     disk = SimDisk(random.Random(0))
     file = disk.open("d/a", create=True)
     disk.set_free(5)
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match="No space") as caught:
         file.write_at(0, [b"12345678"])
     assert caught.value.errno == errno.ENOSPC
     assert disk.contents("d/a") == b"12345"

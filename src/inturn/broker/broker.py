@@ -194,11 +194,13 @@ class Broker:
                 f"pull from offset {offset} with max_bytes {max_bytes}: "
                 f"the offset must not be negative, the size 1 to {PULL_BYTES_MAX}"
             )
+        end_offset = log.end_offset  # before reading: what is below it and not found is not there
         try:
             batches = tuple(log.read(offset, max_bytes))
         except OSError as error:
             raise StorageError(str(log.partition), f"cannot be read: {error}; check the disk") from error
-        return Pulled(batches, log.start_offset, log.end_offset)
+        next_offset = batches[-1].header.next_offset if batches else max(offset, end_offset)
+        return Pulled(batches, next_offset, log.end_offset)
 
 
 def _state(log: Log) -> str:

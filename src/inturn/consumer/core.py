@@ -121,7 +121,7 @@ class ConsumerCore:
         return max(min(due), now_s)
 
     def _poll_membership(self, commands: list[Command], now_s: float) -> None:
-        if not self._is_stopping:
+        if not self._is_stopping and self._may_send(Heartbeat, now_s):
             beat = Heartbeat(
                 self.subject,
                 self.group,
@@ -132,7 +132,7 @@ class ConsumerCore:
                 self._settings.heartbeat_s,
             )
             self._send(commands, beat, now_s)
-        elif not self.held:
+        elif self._is_stopping and not self.held and self._may_send(Leave, now_s):
             self._pending.pop(Heartbeat, None)
             self._send(commands, Leave(self.subject, self.group, self.member), now_s)
 
@@ -150,14 +150,18 @@ class ConsumerCore:
             case Stage.ACTIVE:
                 self._pull(held, commands, now_s)
             case Stage.DRAINING | Stage.RELEASING if held.run is None:
-                held.stage = Stage.RELEASING
-                release = Release(self.subject, self.group, held.index, self.member, held.epoch, held.done_offset)
-                self._send(commands, release, now_s, held)
+                self._release(held, commands, now_s)
             case Stage.LOST if held.run is None:
                 del self.held[held.index]
 
+    def _release(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+        held.stage = Stage.RELEASING
+        if self._may_send(Release, now_s, held):
+            release = Release(self.subject, self.group, held.index, self.member, held.epoch, held.done_offset)
+            self._send(commands, release, now_s, held)
+
     def _ask(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
-        if Acquire in held.pending:
+        if not self._may_send(Acquire, now_s, held):
             return
         self._asks += 1
         wait_s = self._settings.pull_wait_s
@@ -170,6 +174,8 @@ class ConsumerCore:
     def _pull(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
         if self.is_paused(held):
             held.pulled_at_s = now_s  # a withheld pull counts as a pull
+            return
+        if not self._may_send(Pull, now_s, held):
             return
         pull = Pull(
             self.subject,
@@ -194,12 +200,12 @@ class ConsumerCore:
 
     def _poll_renew(self, commands: list[Command], now_s: float) -> None:
         held = tuple((one.index, one.epoch) for one in self.held.values() if one.stage in _HOLDING)
-        if held and now_s - self._renewed_at_s >= self._lease.renew_s and Renew not in self._pending:
+        if held and now_s >= self._renewed_at_s + self._lease.renew_s and self._may_send(Renew, now_s):
             self._renewed_at_s = now_s
             self._send(commands, Renew(self.subject, self.group, self.member, held), now_s)
 
     def _poll_commit(self, commands: list[Command], now_s: float) -> None:
-        if now_s - self._committed_at_s < self._settings.commit_interval_s or Commit in self._pending:
+        if now_s < self._committed_at_s + self._settings.commit_interval_s or not self._may_send(Commit, now_s):
             return
         news = tuple(
             Progress(held.index, held.epoch, held.done_offset)
@@ -210,12 +216,14 @@ class ConsumerCore:
             self._committed_at_s = now_s
             self._send(commands, Commit(self.subject, self.group, self.member, news), now_s)
 
-    def _send(self, commands: list[Command], command: Command, now_s: float, held: HeldPartition | None = None) -> None:
+    def _may_send(self, kind: type[Command], now_s: float, held: HeldPartition | None = None) -> bool:
         """One command of a kind is on its way at once, per partition; after an error it has to wait."""
+        if held is None:
+            return kind not in self._pending and now_s >= self._retry_at_s.get(kind, 0.0)
+        return kind not in held.pending and now_s >= held.retry_at_s
+
+    def _send(self, commands: list[Command], command: Command, now_s: float, held: HeldPartition | None = None) -> None:
         pending = self._pending if held is None else held.pending
-        retry_at_s = self._retry_at_s.get(type(command), 0.0) if held is None else held.retry_at_s
-        if type(command) in pending or now_s < retry_at_s:
-            return
         until_s = now_s + getattr(command, "wait_s", 0.0) + self._settings.answer_timeout_s
         pending[type(command)] = Pending(command, now_s, until_s)
         commands.append(command)
@@ -266,6 +274,9 @@ class ConsumerCore:
         held.renewed(sent_at_s + self._lease.life_s - self._lease.margin_s)
         for batch in answer.batches:
             held.add(batch)
+        held.missing += max(0, answer.next_offset - held.pull_offset)
+        held.pull_offset = max(held.pull_offset, answer.next_offset)
+        held.skip_gap()
 
     def _renewed(self, command: Renew, alive: tuple[int, ...], sent_at_s: float) -> None:
         deadline_s = sent_at_s + self._lease.life_s - self._lease.margin_s
@@ -344,6 +355,7 @@ class ConsumerCore:
             held.error = run.error
         if held.stage is Stage.ACTIVE:
             self._put_back(held, run, now_s)
+            held.skip_gap()
 
     def _ready(self, now_s: float) -> list[HeldPartition]:
         return [held for held in self.held.values() if held.is_ready(now_s)]

@@ -100,6 +100,11 @@ class HeldPartition:
     def is_ready(self, now_s: float) -> bool:
         return self.run is None and bool(self.chunks) and self.suspended_until_s <= now_s < self.deadline_s
 
+    def skip_gap(self) -> None:
+        """When everything before a gap at the end of the log is done, so is the gap."""
+        if self.run is None and not self.chunks and not self.kept and self.stage is Stage.ACTIVE:
+            self.done_offset = self.run_offset = self.pull_offset
+
     @property
     def has_news(self) -> bool:
         return self.done_offset > self.committed

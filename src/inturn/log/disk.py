@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 Buffer = bytes | memoryview
@@ -64,6 +65,10 @@ class Disk(Protocol):
     def remove(self, path: str) -> None: ...
 
     def free_bytes(self, folder: str) -> int: ...
+
+    def boot_id(self) -> str:
+        """Changes when the machine is started; empty if nobody knows."""
+        ...
 
 
 # fdatasync leaves out what reading does not need; macOS has none.
@@ -159,6 +164,12 @@ class RealDisk:
 
     def remove(self, path: str) -> None:
         os.remove(path)
+
+    def boot_id(self) -> str:
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:  # not Linux
+            return ""
 
     def free_bytes(self, folder: str) -> int:
         stat = os.statvfs(folder)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from inturn.log import checkpoint as checkpoints
+from inturn.log import reserve
 from inturn.log.checkpoint import Checkpoint
 from inturn.log.disk import Disk
 from inturn.log.engine import AppendReply
@@ -113,8 +114,11 @@ class PartitionLog:
         self._free_bytes: int | None = None  # set while the disk is low
         self._hints: dict[int, tuple[Segment, int]] = {}
 
+        self._reserved = 0  # offsets below this are noted as given out; not used under Flush.ALWAYS
         if self._damage is None:
-            self._begin(floor)
+            self._begin(max(floor, reserve.floor(disk, folder, self._seed)))
+            if self._always:
+                reserve.clear(disk, folder)
             self._check_free()
         self._bases = [segment.base for segment in self._segments]
 
@@ -213,6 +217,8 @@ class PartitionLog:
             raise DiskFull(self._name, self._free_bytes)
 
         base_offset, position = self._end, active.size
+        if not self._always and base_offset + batch.count > self._reserved:
+            self._reserve(base_offset + batch.count)
         # Never backwards, so that times can be searched like offsets.
         stored_at_ms = max(self._clock.time_ms(), self._stored_at_ms)
         header = batch.header(base_offset, stored_at_ms, self._synced, self._seed)
@@ -266,6 +272,17 @@ class PartitionLog:
         self._since_checkpoint_bytes = max(self._since_checkpoint_bytes, self._settings.checkpoint_every_bytes)
         self._since_free_check_bytes = _FREE_CHECK_BYTES
         return active
+
+    def _reserve(self, end_offset: int) -> None:
+        end_offset += reserve.AHEAD_COUNT
+        try:
+            reserve.save(self._disk, self._folder, end_offset, self._seed)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise DiskFull(self._name) from error
+            self._stop(f"the reserve could not be written: {error}")
+            raise LogStopped(self._name, str(error)) from error
+        self._reserved = end_offset
 
     def _check_free(self) -> None:
         self._since_free_check_bytes = 0
@@ -545,8 +562,16 @@ class PartitionLog:
             if self._is_checkpointed(mark):
                 mark.checkpoint = None
             self._sync_to(mark)
+            if self._stopped is None:
+                self._clear_reserve()
         for segment in self._segments:
             segment.drop_file()
+
+    def _clear_reserve(self) -> None:
+        try:
+            reserve.clear(self._disk, self._folder)
+        except OSError:
+            _log.warning("reserve_not_cleared partition=%s: some offsets will be skipped", self._name)
 
     def _is_checkpointed(self, mark: _Mark) -> bool:
         done = self._checkpointed

@@ -147,7 +147,7 @@ class Pull(Command, frozen=True, gc=False):
 
 class Pulled(msgspec.Struct, frozen=True, gc=False):
     batches: tuple[StoredBatch, ...]
-    start_offset: int  # the oldest still there
+    next_offset: int  # where to go on; behind the last batch, or behind a gap in which nothing is stored
     end_offset: int  # one past the newest that may be read
 
 

@@ -12,7 +12,7 @@ from collections import deque
 
 from inturn.model.batch import encode
 from inturn.model.commands import Append
-from inturn.model.errors import InturnError, StorageError
+from inturn.model.errors import InturnError, OutOfSequence, StorageError
 from inturn.model.message import Outgoing
 from inturn.model.settings import ProducerSettings, Strategy
 from inturn.producer.flight import Flight
@@ -44,6 +44,8 @@ class PartitionQueue:
         self._settings = settings
         self._open = Flight(subject, partition)
         self._closed: deque[Flight] = deque()
+        # A window: what is acknowledged stays in it behind a flight that is not, because the log remembers only
+        # so many batches of a producer, and must still know that one when it is sent again.
         self._sent: deque[Flight] = deque()
         self._next_sequence = 0
         self._phase = _Phase.FLOWING
@@ -89,7 +91,7 @@ class PartitionQueue:
             if any(flight.is_awaited for flight in self._sent) or now_s < self._resume_at_s:
                 return []
             self._phase = _Phase.FLOWING
-            return [self._send(flight, now_s) for flight in self._sent]
+            return [self._send(flight, now_s) for flight in self._sent if not flight.done]
         commands = []
         while len(self._sent) < self._settings.in_flight:
             flight = self._next_flight()
@@ -111,10 +113,10 @@ class PartitionQueue:
         """Stored. Returns how many bytes are no longer waiting; a repeated answer changes nothing."""
         if flight.done or flight not in self._sent:
             return 0
-        self._sent.remove(flight)
         self._failures = 0
         flight.is_awaited = False
         flight.finish(base_offset)
+        self._move_window()
         return flight.size_bytes
 
     def failed(self, flight: Flight, tries: int, error: InturnError, now_s: float) -> list[Flight]:
@@ -124,6 +126,9 @@ class PartitionQueue:
         flight.is_awaited = False
         flight.last_error = error
         self._phase = _Phase.SETTLING
+        if isinstance(error, OutOfSequence) and flight is self._sent[0] and error.got > error.expected:
+            # Everything before it was acknowledged, but the log no longer knows: it lost it, or forgot us.
+            flight.gap = True
         if self._strategy is Strategy.BEST_EFFORT and self._is_hopeless(flight, error):
             return self._give_up(flight)
         if not error.retriable:
@@ -136,7 +141,8 @@ class PartitionQueue:
 
     def abandon(self) -> list[Flight]:
         """Everything that is not acknowledged, in order; the queue is empty afterwards."""
-        flights = [*self._sent, *self._closed, *([self._open] if self._open.messages else [])]
+        unacknowledged = [flight for flight in self._sent if not flight.done]
+        flights = [*unacknowledged, *self._closed, *([self._open] if self._open.messages else [])]
         self._sent.clear()
         self._closed.clear()
         self._open = Flight(self.subject, self.partition)
@@ -173,7 +179,7 @@ class PartitionQueue:
     def _expire(self, now_s: float) -> None:
         """An answer that does not come counts as a failure; whether the batch was stored, the next try tells."""
         for flight in self._sent:
-            if flight.is_awaited and now_s - flight.sent_at_s >= self._settings.answer_timeout_s:
+            if flight.is_awaited and now_s >= flight.sent_at_s + self._settings.answer_timeout_s:
                 flight.is_awaited = False
                 self._phase = _Phase.SETTLING
                 self._resume_at_s = now_s
@@ -185,8 +191,14 @@ class PartitionQueue:
         """The numbers of what is given up stay unused: the batch after it says that the gap is meant."""
         place = self._sent.index(flight)
         self._sent.remove(flight)
-        if place < len(self._sent):
-            self._sent[place].gap = True
+        after = next((one for one in list(self._sent)[place:] if not one.done), None)
+        if after is not None:
+            after.gap = True
         else:
             self._gap = True
+        self._move_window()
         return [flight]
+
+    def _move_window(self) -> None:
+        while self._sent and self._sent[0].done:
+            self._sent.popleft()

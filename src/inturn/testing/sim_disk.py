@@ -117,6 +117,7 @@ class SimDisk:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.life = 0
+        self._boots = 0
         self.operations = 0
         self.sync_count = 0
         self._crash_at: int | None = None
@@ -165,6 +166,9 @@ class SimDisk:
     def free_bytes(self, folder: str) -> int:
         return 1 << 50 if self._free is None else self._free
 
+    def boot_id(self) -> str:
+        return str(self._boots)
+
     # What can go wrong
 
     def crash(self) -> None:
@@ -175,10 +179,22 @@ class SimDisk:
         for _, changes in self._pending_entries:
             if rng.random() < chance:
                 self._change(self._durable_files, changes)
+        self._boots += 1
         self._pending_entries.clear()
         self._files = dict(self._durable_files)
         for inode in dict.fromkeys(self._files.values()):
             self._lose(inode, chance)
+        self.kill()
+
+    def kill(self) -> None:
+        """Only the process dies: all it wrote is there, and what was not synced can still be lost by a crash."""
+        self.life += 1
+        self._dead = False
+        self._crash_at = None
+        self._failures.clear()
+
+    def kill(self) -> None:
+        """The process stops, the machine goes on: everything written stays, open files are gone."""
         self.life += 1
         self._dead = False
         self._crash_at = None

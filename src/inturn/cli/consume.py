@@ -1,0 +1,147 @@
+"""`inturn consume`: look at messages, or handle them as a member of a group."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inturn.cli.group_member import handle
+from inturn.cli.message_line import MessagePrinter
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Subject, examples
+from inturn.cli.screen import Screen, counted
+from inturn.cli.session import command, opened, position
+from inturn.model.errors import NotFound, StorageError
+from inturn.model.settings import Routing
+
+if TYPE_CHECKING:
+    from inturn.connection import Connection
+    from inturn.model.message import Message
+    from inturn.model.position import Position
+    from inturn.reader import Reader
+
+EXAMPLES = examples(
+    "inturn consume orders --limit 10",
+    "inturn consume orders --key alice --from 2026-01-31T12:00",
+    "inturn consume orders --group billing",
+    "inturn consume orders --json | jq .body",
+)
+FOLLOW_S = 0.2  # between two looks for something new
+
+
+def consume(
+    subject: Subject,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="first, last, a time such as 2026-01-31T12:00 (local unless it says its zone), or an offset. "
+            "With --group: where a new group starts.",
+        ),
+    ] = "first",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end, until Ctrl-C.")] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", help="Stop after so many.", min=1, show_default=False)
+    ] = None,
+    partition: Annotated[int | None, typer.Option(help="Only this partition.", min=0, show_default=False)] = None,
+    key: Annotated[str | None, typer.Option(help="Only messages of this key.", show_default=False)] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Handle them as a member of this group, in order, with commits.", show_default=False),
+    ] = None,
+    data: Data = DEFAULT_DATA,
+    json_output: Json = False,
+) -> None:
+    """Print messages: partition, offset, when they were born, key and body.
+
+    Without --group nothing is remembered.
+    With --group printing is the handler: what was printed is committed, the next run goes on there.
+    It ends at the end of the log, or when the group has handled everything, unless --follow.
+    """
+    if group is not None and (partition is not None or key is not None):
+        raise typer.BadParameter("--group takes all messages: leave --partition and --key out")
+    with command(json_output) as screen:
+        target = position(start)
+        printer = MessagePrinter(screen, limit)
+        with opened(data) as connection:
+            if group is None:
+                _read(connection, screen, printer, subject, target, follow, partition, key)
+            else:
+                handle(connection, screen, printer, subject, group, target, follow)
+
+
+def _read(
+    connection: Connection,
+    screen: Screen,
+    printer: MessagePrinter,
+    subject: str,
+    target: Position,
+    follow: bool,
+    partition: int | None,
+    key: str | None,
+) -> None:
+    reader = connection.reader(subject, target)
+    wanted_key = None if key is None else os.fsencode(key)
+    indexes = _indexes(reader, partition, wanted_key)
+    troubles: dict[int, StorageError] = {}
+    try:
+        for message in _messages(reader, indexes, troubles, printer.flush if follow else None):
+            if wanted_key is None or message.key == wanted_key:
+                printer.print(message)
+                if printer.is_full:
+                    break
+    except KeyboardInterrupt:  # the way to end --follow
+        if not follow:
+            raise
+    printer.flush()
+    screen.note(f"[dim]{counted(printer.count, 'message')}[/dim]")
+    if troubles:
+        first, *others = troubles.values()
+        for trouble in others:
+            screen.error(trouble)
+        raise first
+
+
+def _indexes(reader: Reader, partition: int | None, key: bytes | None) -> list[int]:
+    """The partitions to read: with a key only that of its slot, where slots say it."""
+    from inturn.model.slot import slot_of
+
+    subject = reader.subject
+    if partition is not None and partition >= subject.partition_count:
+        raise NotFound(
+            "partition", f"{subject.name}/{partition}", f"the subject has partitions 0 to {subject.partition_count - 1}"
+        )
+    indexes = list(range(subject.partition_count)) if partition is None else [partition]
+    if key is not None and subject.routing is Routing.SLOTS:
+        home = subject.route.by_slot[slot_of(key)]
+        indexes = [index for index in indexes if index == home]
+    return indexes
+
+
+def _messages(
+    reader: Reader, indexes: list[int], troubles: dict[int, StorageError], before_wait: Callable[[], None] | None
+) -> Iterator[Message]:
+    """In turns, each partition in its order, up to the end or, with `before_wait`, for ever.
+
+    A partition that cannot be read on goes to `troubles`.
+    """
+    while True:
+        found = False
+        for index in indexes:
+            if index in troubles:
+                continue
+            try:
+                messages = reader.read(index)
+            except StorageError as error:
+                troubles[index] = error
+                continue
+            found = found or bool(messages)
+            yield from messages
+        if not found:
+            if before_wait is None or len(troubles) == len(indexes):
+                return
+            before_wait()
+            time.sleep(FOLLOW_S)

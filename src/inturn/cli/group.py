@@ -1,0 +1,211 @@
+"""`inturn group`: where groups are, and moving them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inturn.cli.options import DEFAULT_DATA, Data, Json, examples
+from inturn.cli.screen import Screen, plain
+from inturn.cli.session import command, opened, position
+from inturn.model.errors import NotFound
+
+if TYPE_CHECKING:
+    from inturn.connection import Connection
+    from inturn.model.commands import GroupDescription, GroupPartition
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Where groups are, and moving them.")
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The name of a group.", show_default=False)]
+
+
+@app.command("list", epilog=examples("inturn group list", "inturn group list --json"))
+def list_groups(data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
+    """All groups with their lag."""
+    with command(json_output) as screen:
+        with opened(data) as connection:
+            found = [connection.describe_group(one.subject, one.group) for one in connection.groups()]
+        if screen.is_json:
+            screen.json({"groups": [_summary(one) for one in found]})
+            return
+        if not found:
+            screen.note("no groups yet; a group is made when its first consumer starts")
+            return
+        screen.table(
+            ["group", "subject", ">members", ">partitions", ">lag"],
+            (
+                [plain(one.group), plain(one.subject), str(len(one.members)), str(len(one.partitions)), _lag_text(one)]
+                for one in found
+            ),
+        )
+
+
+@app.command(
+    "describe", epilog=examples("inturn group describe billing", "inturn group describe billing --subject orders")
+)
+def describe(
+    group: Group,
+    subject: Annotated[str | None, typer.Option("--subject", "-s", help="Only on this subject.")] = None,
+    data: Data = DEFAULT_DATA,
+    json_output: Json = False,
+) -> None:
+    """One group on all its subjects: members, and how far it is in each partition."""
+    with command(json_output) as screen:
+        with opened(data) as connection:
+            found = _descriptions(connection, group, subject)
+        lag = sum(_lag(one) for one in found)
+        if screen.is_json:
+            screen.json({"group": group, "lag": lag, "subjects": [_fields(one) for one in found]})
+            return
+        for one in found:
+            _print_description(screen, one)
+        if len(found) > 1:
+            screen.out.print(f"total lag on {len(found)} subjects: [bold]{lag:,}[/bold]")
+
+
+@app.command(
+    "reset",
+    epilog=examples(
+        "inturn group reset billing --subject orders --to first --dry-run",
+        "inturn group reset billing --subject orders --to 2026-01-31T12:00 --yes",
+    ),
+)
+def reset(
+    group: Group,
+    subject: Annotated[str, typer.Option("--subject", "-s", help="The subject to move it on.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="first, last, a time such as 2026-01-31T12:00 (local unless it says its zone), or an offset.",
+            show_default=False,
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    data: Data = DEFAULT_DATA,
+    json_output: Json = False,
+) -> None:
+    """Move a group to a position in all partitions. Its consumers must be stopped.
+
+    An offset is taken as near as each partition has it.
+    """
+    if json_output and not (yes or dry_run):
+        raise typer.BadParameter("--json cannot ask: give --yes or --dry-run with it")
+    with command(json_output) as screen:
+        target = position(to)
+        with opened(data) as connection:
+            before = connection.describe_group(subject, group)
+            after = connection.reader(subject, target).offsets
+            if not screen.is_json:
+                _print_moves(screen, before, after)
+            if not dry_run:
+                if not yes:
+                    typer.confirm(f"move group {group} on {subject} to {to}?", abort=True, err=True)
+                connection.reset_group(subject, group, target)
+        if screen.is_json:
+            screen.json(_reset_fields(before, after, is_done=not dry_run))
+        else:
+            screen.note("nothing was changed (--dry-run)" if dry_run else "[green]done[/green]")
+
+
+def _descriptions(connection: Connection, group: str, subject: str | None) -> list[GroupDescription]:
+    if subject is not None:
+        return [connection.describe_group(subject, group)]
+    names = [one for one in connection.groups() if one.group == group]
+    if not names:
+        raise NotFound("group", group, "`inturn group list` shows those that are there")
+    return [connection.describe_group(one.subject, one.group) for one in names]
+
+
+def _lag(found: GroupDescription) -> int:
+    return sum(one.lag for one in found.partitions)
+
+
+def _lag_text(found: GroupDescription) -> str:
+    lag = _lag(found)
+    return f"[yellow]{lag:,}[/yellow]" if lag else "[green]0[/green]"
+
+
+def _print_description(screen: Screen, found: GroupDescription) -> None:
+    members = ", ".join(plain(member) for member in found.members) or "none running"
+    screen.out.print(
+        f"group [bold]{plain(found.group)}[/bold] on [bold]{plain(found.subject)}[/bold]  "
+        f"[dim]lag[/dim] {_lag_text(found)}  [dim]members[/dim] {members}",
+        soft_wrap=True,
+    )
+    screen.table(
+        [">partition", ">committed", ">end offset", ">lag", "owner", ">epoch", ">lease left"],
+        map(_partition_row, found.partitions),
+    )
+
+
+def _partition_row(one: GroupPartition) -> list[str]:
+    return [
+        str(one.partition),
+        f"{one.committed:,}",
+        f"{one.end_offset:,}",
+        f"[yellow]{one.lag:,}[/yellow]" if one.lag else "[green]0[/green]",
+        "[dim]–[/dim]" if one.owner is None else plain(one.owner),
+        str(one.epoch),
+        "[dim]–[/dim]" if one.remaining_s is None else f"{one.remaining_s:.1f} s",
+    ]
+
+
+def _print_moves(screen: Screen, before: GroupDescription, after: list[int]) -> None:
+    screen.table(
+        [">partition", ">before", ">after", ">change", ">end offset", ">lag after"],
+        (
+            [
+                str(one.partition),
+                f"{one.committed:,}",
+                f"[bold]{new:,}[/bold]",
+                f"{new - one.committed:+,}" if new != one.committed else "[dim]0[/dim]",
+                f"{one.end_offset:,}",
+                f"{max(0, one.end_offset - new):,}",
+            ]
+            for one, new in zip(before.partitions, after, strict=True)
+        ),
+        title=f"group {plain(before.group)} on {plain(before.subject)}",
+    )
+
+
+def _reset_fields(before: GroupDescription, after: list[int], *, is_done: bool) -> dict[str, object]:
+    return {
+        "group": before.group,
+        "subject": before.subject,
+        "done": is_done,
+        "partitions": [
+            {"partition": one.partition, "before": one.committed, "after": new}
+            for one, new in zip(before.partitions, after, strict=True)
+        ],
+    }
+
+
+def _summary(found: GroupDescription) -> dict[str, object]:
+    return {
+        "group": found.group,
+        "subject": found.subject,
+        "members": list(found.members),
+        "partition_count": len(found.partitions),
+        "lag": _lag(found),
+    }
+
+
+def _fields(found: GroupDescription) -> dict[str, object]:
+    return {
+        "subject": found.subject,
+        "members": list(found.members),
+        "lag": _lag(found),
+        "partitions": [
+            {
+                "partition": one.partition,
+                "committed": one.committed,
+                "end_offset": one.end_offset,
+                "lag": one.lag,
+                "owner": one.owner,
+                "epoch": one.epoch,
+                "remaining_s": one.remaining_s,
+            }
+            for one in found.partitions
+        ],
+    }

@@ -1,0 +1,98 @@
+"""Warnings of the library, for whoever runs a command: short lines on stderr, or JSON lines.
+
+The library itself never configures logging; a command is an application and does.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+REPEAT_S = 5.0  # the same warning again within this time is left out
+_muted: list[dict[str, object]] = []
+
+
+def configure(is_json: bool) -> None:
+    """Once per command. Replaces whatever was configured."""
+    _muted.clear()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            _drop_muted,
+            _drop_repeats(),
+            _as_json if is_json else _as_text,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=_Stderr,
+        cache_logger_on_first_use=False,
+    )
+    library = logging.getLogger("inturn")
+    library.handlers = [_ToStructlog(logging.WARNING)]
+    library.propagate = False
+
+
+def mute(event: str, **fields: object) -> None:
+    """Leave out this event with these fields from now on: it is about to happen on purpose."""
+    _muted.append({"event": event, **fields})
+
+
+class _Stderr:
+    """Looks stderr up at every line, so that a progress bar or a test may replace it."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def msg(self, text: str) -> None:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    warning = error = critical = exception = msg
+
+
+class _ToStructlog(logging.Handler):
+    """For the parts of the library that log through the standard library."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event, _, detail = record.getMessage().partition(" ")
+        fields = {"detail": detail} if detail else {}
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["error"] = repr(record.exc_info[1])
+        logger = structlog.get_logger(record.name)
+        (logger.error if record.levelno >= logging.ERROR else logger.warning)(event, **fields)
+
+
+def _drop_muted(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    if any(all(event.get(name) == value for name, value in muted.items()) for muted in _muted):
+        raise structlog.DropEvent
+    return event
+
+
+def _drop_repeats() -> Callable[[WrappedLogger, str, MutableMapping[str, Any]], EventDict]:
+    seen: dict[tuple[object, object, object], float] = {}
+
+    def drop(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        what = event["event"], event.get("partition"), event.get("error")
+        now_s = time.monotonic()
+        if now_s - seen.get(what, -REPEAT_S) < REPEAT_S:
+            raise structlog.DropEvent
+        seen[what] = now_s
+        return event
+
+    return drop
+
+
+def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
+    return msgspec.json.encode({"log": dict(event)}, enc_hook=repr).decode()
+
+
+def _as_text(_: WrappedLogger, __: str, event: EventDict) -> str:
+    level, name = event.pop("level", "warning"), event.pop("event")
+    fields = " ".join(f"{key}={value}" for key, value in event.items() if value is not None)
+    return f"{level}: {name} {fields}".rstrip()

@@ -1,0 +1,78 @@
+"""`inturn`: the command line. Each command is in the file of its name; this one puts them together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from inturn.cli import consume, doctor, group, produce, subject
+from inturn.cli.options import Json, examples
+
+app = typer.Typer(
+    name="inturn",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    epilog=examples(
+        "inturn subject create orders --partitions 4",
+        "inturn produce orders orders.jsonl --key-field customer.id",
+        "inturn consume orders --limit 10",
+        "inturn group describe billing",
+        "inturn doctor",
+    ),
+)
+Quick = Annotated[bool, typer.Option("--quick", help="Do less work: to see that it runs.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from inturn import __version__
+
+        typer.echo(f"inturn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Ordered messaging in a folder: what belongs together is handled in the order it happened.
+
+    All commands work on a folder: --data, or the environment variable INTURN_DATA, or ./data.
+    One process has a folder open at a time.
+    """
+
+
+app.add_typer(subject.app, name="subject")
+app.command("produce", epilog=produce.EXAMPLES)(produce.produce)
+app.command("consume", epilog=consume.EXAMPLES)(consume.consume)
+app.add_typer(group.app, name="group")
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+
+
+@app.command("demo", epilog=examples("inturn demo", "inturn demo --quick --json"))
+def run_demo(json_output: Json = False, quick: Quick = False) -> None:
+    """Show what inturn does: order under load, a hand-over, a crash. Needs no folder."""
+    from inturn.cli.demo import demo
+    from inturn.cli.session import command
+
+    with command(json_output):
+        demo(json_output=json_output, quick=quick)
+
+
+@app.command("bench", epilog=examples("inturn bench all", "inturn bench all --quick --json"))
+def run_bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one, or 'all'.", show_default=False)],
+    json_output: Json = False,
+    quick: Quick = False,
+) -> None:
+    """Measure, and print the figure beside the bound or the peer it is held against."""
+    from inturn.cli.bench import bench
+    from inturn.cli.session import command
+
+    with command(json_output):
+        bench(name=name, json_output=json_output, quick=quick)

@@ -1,0 +1,239 @@
+"""`inturn produce`: lines become messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from inturn.cli.lines import BadLine, Keying, Line, read_lines
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Subject, examples
+from inturn.cli.progress import Meter
+from inturn.cli.screen import Screen, counted, plain
+from inturn.cli.session import command, opened
+from inturn.model.errors import InturnError, InvalidInput
+from inturn.model.settings import Flush, LogSettings, Routing
+
+if TYPE_CHECKING:
+    from inturn.connection import Connection
+    from inturn.model.subject import Subject as SubjectValue
+    from inturn.producer.producer import Producer
+
+EXAMPLES = examples(
+    "inturn produce orders orders.jsonl --key-field customer.id",
+    "tail -f app.log | inturn produce logs --key web-1",
+    "printf 'alice:1\\nbob:2\\n' | inturn produce orders --key-separator :",
+)
+BAD_LINES_TOLD = 10
+
+
+def produce(
+    subject: Subject,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Where the lines are; stdin if left out or '-'.",
+            show_default=False,
+        ),
+    ] = None,
+    json_lines: Annotated[bool, typer.Option("--json-lines", help="Every line must be a JSON object.")] = False,
+    key: Annotated[str | None, typer.Option(help="The key of all messages.", show_default=False)] = None,
+    key_field: Annotated[
+        str | None,
+        typer.Option(help="The key is this field of the JSON object; a.b goes deeper.", show_default=False),
+    ] = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option(help="The key is what stands before it in the line, the body what follows.", show_default=False),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            help="All to this partition; only for subjects with routing by selector.", min=0, show_default=False
+        ),
+    ] = None,
+    producer: Annotated[
+        str | None, typer.Option(help="Be the producer of this name: fences the one before.", show_default=False)
+    ] = None,
+    flush: Annotated[Flush, typer.Option(help="What an acknowledged message survives.")] = Flush.ALWAYS,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
+    data: Data = DEFAULT_DATA,
+    json_output: Json = False,
+) -> None:
+    """Send lines as messages, one each, in their order.
+
+    The end of a line (\\n or \\r\\n) is not part of the body.
+    With --json-lines or --key-field empty lines are passed over.
+    A bad line ends it: you are told which one, and what was sent before stays.
+    """
+    if file is not None and str(file) != "-" and not os.access(file, os.R_OK):
+        raise typer.BadParameter(f"file {str(file)!r} is not there or may not be read")
+    keying = _keying(key, key_field, key_separator, json_lines)
+    with command(json_output) as screen, _opened_lines(file) as source:
+        with opened(data, log=LogSettings(flush=flush)) as connection:
+            found = connection.subject(subject)
+            _check_routing(found, keying, partition)
+            run = _Run(screen, connection, found, keying, partition, skip_bad)
+            run.send(connection.producer(producer), source)
+        run.tell()
+
+
+def _keying(key: str | None, key_field: str | None, key_separator: str | None, json_lines: bool) -> Keying:
+    given = [
+        name
+        for name, value in (("--key", key), ("--key-field", key_field), ("--key-separator", key_separator))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise typer.BadParameter(f"{' and '.join(given)} cannot go together: give one of them")
+    if "" in (key, key_field, key_separator):
+        raise typer.BadParameter(f"{given[0]} must not be empty")
+    return Keying(
+        None if key is None else os.fsencode(key),
+        () if key_field is None else tuple(key_field.split(".")),
+        b"" if key_separator is None else os.fsencode(key_separator),
+        json_lines or key_field is not None,
+    )
+
+
+@contextlib.contextmanager
+def _opened_lines(file: Path | None) -> Iterator[BinaryIO]:
+    if file is None or str(file) == "-":
+        yield sys.stdin.buffer
+    else:
+        with file.open("rb") as stream:
+            yield stream
+
+
+def _check_routing(subject: SubjectValue, keying: Keying, partition: int | None) -> None:
+    has_key = keying != Keying(is_json=keying.is_json)
+    if subject.routing is Routing.SLOTS and partition is not None:
+        raise InvalidInput(f"subject {subject.name!r} routes by the slots of keys; leave --partition out")
+    if subject.routing is Routing.SELECTOR and partition is None and has_key:
+        raise InvalidInput(
+            f"subject {subject.name!r} routes by a selector, which is a function of the program that sends; "
+            "give --partition here"
+        )
+    if partition is not None and partition >= subject.partition_count:
+        raise InvalidInput(f"subject {subject.name!r} has partitions 0 to {subject.partition_count - 1}")
+
+
+def _size_of(source: BinaryIO) -> int | None:
+    """How much there is to read, if that can be known."""
+    try:
+        found = os.fstat(source.fileno())
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of the command: sends, counts, tells."""
+
+    screen: Screen
+    connection: Connection
+    subject: SubjectValue
+    keying: Keying
+    partition: int | None
+    skip_bad: bool
+    bad_count: int = 0
+    elapsed_s: float = 0.0
+    stored: dict[int, int] = field(default_factory=dict)  # partition → messages
+
+    def send(self, producer: Producer, source: BinaryIO) -> None:
+        before = self._ends()
+        try:
+            with Meter(self.screen, "sending", _size_of(source)) as meter:
+                try:
+                    self._send_lines(producer, source, meter)
+                finally:  # whatever ends it, what was sent is waited for
+                    producer.flush()
+                    self.elapsed_s = meter.elapsed_s
+                    self._count(before)
+        except _Bad as bad:
+            raise BadLine(bad.line, bad.why, sum(self.stored.values())) from None
+        except (InturnError, KeyboardInterrupt) as error:
+            self._count(before)
+            sent = sum(self.stored.values())
+            error.sent = sent  # type: ignore[union-attr]  # an extra field for --json
+            self.screen.note(f"{counted(sent, 'message')} stored, and they stay")
+            raise
+
+    def _send_lines(self, producer: Producer, source: BinaryIO, meter: Meter) -> None:
+        limits = self.subject.limits
+        longest = limits.body_bytes + limits.key_bytes + len(self.keying.separator)
+        send, name, split = producer.send, self.subject.name, self.keying.split
+        selector = self._selector()
+        for line in read_lines(source, longest):
+            if not line.data and self.keying.is_json:
+                meter.advance(line.read_bytes)
+                continue
+            try:
+                if line.is_cut:
+                    raise ValueError(f"it has more than {longest} bytes, which is more than the subject accepts")
+                key, body = split(line.data)
+                send(name, body, key=key, selector=selector)
+            except (InvalidInput, ValueError) as error:
+                self._bad(line, str(error))
+                meter.advance(line.read_bytes)
+            else:
+                meter.advance(line.read_bytes, 1)
+
+    def _selector(self) -> Callable[..., int] | None:
+        chosen = self.partition
+        return None if chosen is None else lambda *_: chosen
+
+    def _bad(self, line: Line, why: str) -> None:
+        if not self.skip_bad:
+            raise _Bad(line.number, why)
+        self.bad_count += 1
+        if self.bad_count <= BAD_LINES_TOLD:
+            self.screen.note(f"[yellow]skipped line {line.number}: {plain(why)}[/yellow]")
+
+    def _ends(self) -> list[int]:
+        return [one.end_offset for one in self.connection.describe_subject(self.subject.name).partitions]
+
+    def _count(self, before: list[int]) -> None:
+        """Nobody else writes while the folder is ours, so what is there now and was not before came from us."""
+        grown = [after - start for after, start in zip(self._ends(), before, strict=True)]
+        self.stored = {index: count for index, count in enumerate(grown) if count}
+
+    def tell(self) -> None:
+        sent = sum(self.stored.values())
+        per_s = sent / max(self.elapsed_s, 1e-6)
+        if self.screen.is_json:
+            self.screen.json(
+                {
+                    "subject": self.subject.name,
+                    "sent": sent,
+                    "skipped": self.bad_count,
+                    "elapsed_s": round(self.elapsed_s, 6),
+                    "per_s": round(per_s, 1),
+                    "partitions": [{"partition": index, "sent": count} for index, count in self.stored.items()],
+                }
+            )
+            return
+        touched = ", ".join(f"{index}: {count:,}" for index, count in self.stored.items())
+        self.screen.out.print(
+            f"[green]{counted(sent, 'message')}[/green] to [bold]{plain(self.subject.name)}[/bold] "
+            f"in {self.elapsed_s:.2f} s ({per_s:,.0f}/s)  [dim]by partition[/dim] {touched or 'none'}",
+            soft_wrap=True,
+        )
+        if self.bad_count:
+            self.screen.note(f"[yellow]{counted(self.bad_count, 'bad line')} skipped[/yellow]")
+
+
+class _Bad(Exception):
+    """A bad line, on its way out."""
+
+    def __init__(self, line: int, why: str) -> None:
+        self.line, self.why = line, why

@@ -1,0 +1,78 @@
+"""The frame of every command: logging set up, errors told in one line, exit codes.
+
+0: done. 1: an error of inturn or of the system. 2: wrong usage (typer's). 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from inturn.cli.screen import Screen
+from inturn.model.errors import InturnError, InvalidInput
+from inturn.model.position import Position, parse_position, position_text
+
+if TYPE_CHECKING:
+    from inturn.connection import Connection
+    from inturn.model.settings import LogSettings
+
+DATABASE_NAME = "state.db"
+
+
+@contextlib.contextmanager
+def command(is_json: bool) -> Iterator[Screen]:
+    """Run the body of a command; what it raises becomes a message and an exit code."""
+    from inturn.cli import logs
+
+    screen = Screen(is_json)
+    logs.configure(is_json)
+    try:
+        yield screen
+        screen.flush()
+    except BrokenPipeError:  # `| head`: whoever reads has enough
+        screen.drop_stdout()
+        raise typer.Exit(0) from None
+    except (InturnError, OSError) as error:
+        screen.error(error)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
+def opened(data: Path, *, create: bool = False, log: LogSettings | None = None) -> Iterator[Connection]:
+    """The folder, open. Unless `create`, nothing is made: neither a folder, nor our files in somebody else's."""
+    from inturn.connection import Connection
+
+    if not create:
+        check_folder(data)
+    with Connection(data, log=log, create=create) as connection:
+        yield connection
+
+
+def check_folder(data: Path) -> None:
+    if not data.is_dir():
+        raise InvalidInput(
+            f"no folder {str(data)!r}; give the right one with --data, or make it with `inturn subject create`"
+        )
+    if not (data / DATABASE_NAME).is_file():
+        raise InvalidInput(
+            f"folder {str(data)!r} is not one of inturn (it has no {DATABASE_NAME}); give the right one with --data"
+        )
+
+
+def position(text: str) -> Position:
+    """A position from the command line. Raises InvalidInput, whatever the text."""
+    wrong = f"position {text[:60]!r}: use first, last, a time such as 2026-01-31T12:00, or an offset"
+    try:
+        parsed = parse_position(text)
+        position_text(parsed)
+    except (InvalidInput, ValueError, OverflowError):
+        raise InvalidInput(wrong) from None
+    if parsed.kind == "committed":
+        raise InvalidInput(wrong)
+    return parsed

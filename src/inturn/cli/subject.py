@@ -1,0 +1,195 @@
+"""`inturn subject`: make subjects and look at them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Subject, examples
+from inturn.cli.screen import Screen, fields_text, plain, size_text
+from inturn.cli.session import command, opened
+from inturn.model.settings import Limits, Routing, Strategy
+from inturn.model.subject import Subject as SubjectValue
+
+if TYPE_CHECKING:
+    from inturn.model.commands import PartitionDescription, SubjectDescription
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make subjects and look at them.")
+
+_DEFAULT_LIMITS = Limits()
+_STATE_STYLE = {"ok": "green", "stopped": "yellow", "damaged": "bold red"}
+
+
+@app.command(
+    "create",
+    epilog=examples(
+        "inturn subject create orders --partitions 8", "inturn subject create images --max-body-bytes 50000000"
+    ),
+)
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="1 to 200 of A-Z a-z 0-9 . _ -", show_default=False)],
+    partitions: Annotated[int, typer.Option("--partitions", "-p", help="How many logs share the work.")] = 4,
+    routing: Annotated[Routing, typer.Option(help="slots: by the key. selector: by a function of the program.")] = (
+        Routing.SLOTS
+    ),
+    strategy: Annotated[Strategy, typer.Option(help="What happens behind a message that fails.")] = Strategy.STRICT,
+    max_body_bytes: Annotated[int, typer.Option(help="The largest body.")] = _DEFAULT_LIMITS.body_bytes,
+    max_key_bytes: Annotated[int, typer.Option(help="The largest key.")] = _DEFAULT_LIMITS.key_bytes,
+    max_properties_bytes: Annotated[
+        int, typer.Option(help="All properties of a message together.")
+    ] = _DEFAULT_LIMITS.properties_bytes,
+    data: Data = DEFAULT_DATA,
+    json_output: Json = False,
+) -> None:
+    """Create a subject, and the folder if it is not there. The same again is no error; other settings are."""
+    with command(json_output) as screen:
+        limits = Limits(max_body_bytes, max_key_bytes, max_properties_bytes)
+        _check(name, partitions)
+        with opened(data, create=True) as connection:
+            made = connection.create_subject(name, partitions, routing=routing, strategy=strategy, limits=limits)
+        if screen.is_json:
+            screen.json(_fields(made))
+        else:
+            screen.out.print(f"subject [bold]{plain(made.name)}[/bold]: {_settings_text(made)}", soft_wrap=True)
+
+
+@app.command("list", epilog=examples("inturn subject list", "inturn subject list --json"))
+def list_subjects(data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
+    """All subjects with their size."""
+    with command(json_output) as screen:
+        with opened(data) as connection:
+            found = [connection.describe_subject(subject.name) for subject in connection.subjects()]
+        if screen.is_json:
+            screen.json({"subjects": [{**_fields(one.subject), **_totals(one)} for one in found]})
+            return
+        if not found:
+            screen.note("no subjects yet; `inturn subject create NAME` makes one")
+            return
+        screen.table(
+            ["subject", ">partitions", "routing", "strategy", ">messages", ">size", "state"], map(_list_row, found)
+        )
+
+
+@app.command("describe", epilog=examples("inturn subject describe orders", "inturn subject describe orders --json"))
+def describe(name: Subject, data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
+    """One subject: its route, and what each partition holds."""
+    with command(json_output) as screen:
+        with opened(data) as connection:
+            found = connection.describe_subject(name)
+        if screen.is_json:
+            screen.json(
+                {
+                    **_fields(found.subject),
+                    **_totals(found),
+                    "partition_list": [_partition_fields(found.subject, one) for one in found.partitions],
+                }
+            )
+        else:
+            _print_description(screen, found)
+
+
+def _check(name: str, partitions: int) -> None:
+    """Before the folder is made: a mistake should leave nothing behind."""
+    from inturn.model.errors import InvalidInput
+    from inturn.model.names import check_name
+    from inturn.model.route import PARTITION_COUNT_MAX
+
+    check_name("subject", name)
+    if not 1 <= partitions <= PARTITION_COUNT_MAX:
+        raise InvalidInput(f"subject {name!r} with {partitions} partitions: use 1 to {PARTITION_COUNT_MAX}")
+
+
+def _settings_text(subject: SubjectValue) -> str:
+    limits = subject.limits
+    return fields_text(
+        {
+            "partitions": subject.partition_count,
+            "routing": subject.routing,
+            "strategy": subject.strategy,
+            "body": f"≤ {size_text(limits.body_bytes)}",
+            "key": f"≤ {size_text(limits.key_bytes)}",
+            "properties": f"≤ {size_text(limits.properties_bytes)}",
+        }
+    )
+
+
+def _list_row(found: SubjectDescription) -> list[str]:
+    subject, totals = found.subject, _totals(found)
+    return [
+        plain(subject.name),
+        str(subject.partition_count),
+        subject.routing,
+        subject.strategy,
+        f"{totals['message_count']:,}",
+        size_text(sum(one.size_bytes for one in found.partitions)),
+        _state_text(str(totals["state"])),
+    ]
+
+
+def _print_description(screen: Screen, found: SubjectDescription) -> None:
+    subject = found.subject
+    screen.out.print(f"subject [bold]{plain(subject.name)}[/bold]  {_settings_text(subject)}", soft_wrap=True)
+    screen.table(
+        [">partition", "slots", ">first offset", ">end offset", ">messages", ">size", "state", "log"],
+        (
+            [
+                str(one.index),
+                ", ".join(f"{start}–{stop - 1}" for start, stop in _slot_ranges(subject, one.index)),
+                f"{one.start_offset:,}",
+                f"{one.end_offset:,}",
+                f"{one.end_offset - one.start_offset:,}",
+                size_text(one.size_bytes),
+                _state_text(one.state),
+                plain(str(one.partition)),
+            ]
+            for one in found.partitions
+        ),
+    )
+    if any(one.state != "ok" for one in found.partitions):
+        screen.note("[yellow]not all partitions are well: run `inturn doctor`[/yellow]")
+
+
+def _state_text(state: str) -> str:
+    return f"[{_STATE_STYLE.get(state, 'yellow')}]{state}[/]"
+
+
+def _slot_ranges(subject: SubjectValue, index: int) -> list[tuple[int, int]]:
+    return [(slots.start, slots.stop) for slots in subject.route.ranges if slots.partition == index]
+
+
+def _fields(subject: SubjectValue) -> dict[str, object]:
+    limits = subject.limits
+    return {
+        "name": subject.name,
+        "partitions": subject.partition_count,
+        "routing": subject.routing.value,
+        "strategy": subject.strategy.value,
+        "route_version": subject.route.version,
+        "limits": {
+            "body_bytes": limits.body_bytes,
+            "key_bytes": limits.key_bytes,
+            "properties_bytes": limits.properties_bytes,
+        },
+    }
+
+
+def _totals(found: SubjectDescription) -> dict[str, object]:
+    states = {one.state for one in found.partitions}
+    return {
+        "message_count": sum(one.end_offset - one.start_offset for one in found.partitions),
+        "size_bytes": sum(one.size_bytes for one in found.partitions),
+        "state": next((state for state in ("damaged", "stopped") if state in states), "ok"),
+    }
+
+
+def _partition_fields(subject: SubjectValue, one: PartitionDescription) -> dict[str, object]:
+    return {
+        "partition": one.index,
+        "log": str(one.partition),
+        "slots": [list(slots) for slots in _slot_ranges(subject, one.index)],
+        "start_offset": one.start_offset,
+        "end_offset": one.end_offset,
+        "size_bytes": one.size_bytes,
+        "state": one.state,
+    }

@@ -1,0 +1,136 @@
+"""What goes wrong in a simulated history, by name."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inturn.testing.simulation import Simulation
+
+LEASE_LIFE_S = 2.0
+
+
+def consumer_crash(sim: Simulation) -> None:
+    """A consumer vanishes; some time later another one comes."""
+    sim.pick_consumer().die()
+    sim.world.after(sim.world.spread(0.0, 3.0), sim.add_consumer)
+
+
+def consumer_stop(sim: Simulation) -> None:
+    """A consumer goes gracefully; another one comes."""
+    sim.pick_consumer().stop()
+    sim.world.after(sim.world.spread(0.0, 2.0), sim.add_consumer)
+
+
+def consumer_join(sim: Simulation) -> None:
+    sim.add_consumer()
+
+
+def consumer_freeze(sim: Simulation) -> None:
+    """A consumer does nothing for longer than its lease, then goes on as if nothing had happened."""
+    sim.pick_consumer().freeze(sim.world.spread(0.5, 3 * LEASE_LIFE_S))
+
+
+def consumer_cut_off(sim: Simulation) -> None:
+    """A consumer cannot reach the node, but goes on working."""
+    consumer = sim.pick_consumer()
+    consumer.is_cut = True
+    sim.world.after(sim.world.spread(0.5, 3 * LEASE_LIFE_S), lambda: setattr(consumer, "is_cut", False))
+
+
+def slow_handler(sim: Simulation) -> None:
+    """A handler outlives the lease of its consumer, which is cut off meanwhile."""
+    consumer = sim.pick_consumer()
+    consumer.slow_next = True
+    if sim.world.happens(0.7):
+        sim.world.after(0.3, lambda: setattr(consumer, "is_cut", True))
+        sim.world.after(2.5 * LEASE_LIFE_S, lambda: setattr(consumer, "is_cut", False))
+
+
+def node_power_loss(sim: Simulation) -> None:
+    """The node's machine loses what was not synced. A promise of flush=always only."""
+    sim.crash_node(power=sim.loses_power)
+
+
+def node_kill(sim: Simulation) -> None:
+    sim.crash_node(power=False)
+
+
+def node_crash_while_writing(sim: Simulation) -> None:
+    """The power goes in the middle of some operation of the disk."""
+    if sim.loses_power:
+        sim.node.disk.crash_at(sim.node.disk.operations + sim.world.rng.randint(1, 30))
+    else:
+        sim.crash_node(power=False)
+
+
+def requests_lost(sim: Simulation) -> None:
+    sim.network.request_loss = sim.world.spread(0.05, 0.5)
+    sim.world.after(sim.world.spread(0.5, 2.0), lambda: setattr(sim.network, "request_loss", 0.0))
+
+
+def answers_lost(sim: Simulation) -> None:
+    sim.network.answer_loss = sim.world.spread(0.05, 0.5)
+    sim.world.after(sim.world.spread(0.5, 2.0), lambda: setattr(sim.network, "answer_loss", 0.0))
+
+
+def requests_repeated(sim: Simulation) -> None:
+    """Requests arrive twice, the second time late."""
+    sim.network.repeat = sim.world.spread(0.1, 0.6)
+    sim.world.after(sim.world.spread(0.5, 3.0), lambda: setattr(sim.network, "repeat", 0.0))
+
+
+def network_slow(sim: Simulation) -> None:
+    sim.network.delay_s_max = sim.world.spread(0.1, 1.5)
+    sim.world.after(sim.world.spread(0.5, 2.0), lambda: setattr(sim.network, "delay_s_max", 0.003))
+
+
+def disk_full(sim: Simulation) -> None:
+    sim.node.disk.set_free(sim.world.rng.randint(0, 3000))
+    sim.world.after(sim.world.spread(0.3, 1.5), lambda: sim.node.disk.set_free(None))
+
+
+def sync_fails(sim: Simulation) -> None:
+    """A log stops; some time later the node is restarted."""
+    sim.node.disk.fail_next_sync(OSError(errno.EIO, "simulated"), lambda path: path.endswith(".log"))
+    sim.world.after(sim.world.spread(0.5, 1.5), lambda: sim.crash_node(power=sim.loses_power))
+
+
+def producer_crash(sim: Simulation) -> None:
+    sim.replace_producer(sim.pick_producer(), dies=True)
+
+
+def producer_fenced(sim: Simulation) -> None:
+    """A second writer of the same name opens while the first one still sends."""
+    sim.add_rival_writer()
+
+
+def wall_clock_jump(sim: Simulation) -> None:
+    sim.world.wall_jump_ms += sim.world.rng.randint(-3_600_000, 3_600_000)
+
+
+FAULTS: dict[str, Callable[[Simulation], None]] = {
+    fault.__name__: fault
+    for fault in (
+        consumer_crash,
+        consumer_stop,
+        consumer_join,
+        consumer_freeze,
+        consumer_cut_off,
+        slow_handler,
+        node_power_loss,
+        node_kill,
+        node_crash_while_writing,
+        requests_lost,
+        answers_lost,
+        requests_repeated,
+        network_slow,
+        disk_full,
+        sync_fails,
+        producer_crash,
+        producer_fenced,
+        wall_clock_jump,
+    )
+}

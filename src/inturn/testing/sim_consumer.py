@@ -1,0 +1,156 @@
+"""The real consumer core under simulation: handlers are spans of virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+from inturn.consumer.core import ConsumerCore
+from inturn.consumer.outcome import Next, Outcome, of_exception, of_return
+from inturn.consumer.run import Run
+from inturn.model.commands import Answer, Command
+from inturn.model.errors import InturnError
+from inturn.model.message import Message
+from inturn.model.result import Result, suspend
+from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
+from inturn.testing.recorder import Recorder
+from inturn.testing.sim_node import SimClient, SimNetwork
+from inturn.testing.world import World
+
+_ENDS = {Next.DONE: "success", Next.KEEP: "success", Next.ROLLBACK: "rollback"}
+
+
+class SimConsumer(SimClient):
+    def __init__(
+        self,
+        world: World,
+        network: SimNetwork,
+        recorder: Recorder,
+        coverage: Counter[str],
+        subject: str,
+        group: str,
+        name: str,
+        settings: ConsumerSettings,
+        lease: LeaseSettings,
+    ) -> None:
+        super().__init__(world, name)
+        self._network = network
+        self._recorder = recorder
+        self._coverage = coverage
+        self._settings = settings
+        self._running = 0
+        self._stages: dict[int, str] = {}
+        self._next_tick_s = float("inf")
+        self.slow_next = False  # the next handler outlives a lease
+        self.is_calm = False  # handlers succeed from now on
+        self.core = ConsumerCore(subject, group, name, Order.PARTITION, "first", settings, lease)
+        self.later(0.0, self._tick)
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_dead or self.core.is_stopped
+
+    def die(self) -> None:
+        if not self.is_over:
+            self.is_dead = True
+            self._recorder.crashed(self.name)
+
+    def stop(self) -> None:
+        self.do(self._stop)
+
+    def _stop(self) -> None:
+        self.core.stop(self.world.now_s)
+        self._tick()
+
+    def _tick(self) -> None:
+        core, now_s = self.core, self.world.now_s
+        for command in core.poll(now_s):
+            self._network.send(self, command, partial(self._answered, command))
+        self._note_stages()
+        while self._running < self._settings.concurrency and (run := core.take(now_s)) is not None:
+            self._running += 1
+            run.open()
+            self._next(run)
+        if not core.is_stopped:
+            due_s = core.next_due_s(now_s)
+            if not now_s < self._next_tick_s <= due_s:
+                self._next_tick_s = max(due_s, now_s + 0.001)
+                self.later(self._next_tick_s - now_s, self._tick)
+
+    def _answered(self, command: Command, answer: Answer | InturnError) -> None:
+        self.core.answered(command, answer, self.world.now_s)
+        if self.core.error is not None:
+            raise self.core.error
+        self._tick()
+
+    def _next(self, run: Run) -> None:
+        message = run.next(self.world.now_s)
+        if message is None:
+            self._finish(run)
+            return
+        context = run.context
+        self._recorder.started(
+            context.subject,
+            context.group,
+            context.partition,
+            message.offset,
+            message.key,
+            self.name,
+            context.epoch,
+            message.message_id,
+        )
+        self.later(self._duration_s(), partial(self._end, run, message))
+
+    def _end(self, run: Run, message: Message) -> None:
+        outcome = self._outcome(run)
+        context = run.context
+        self._coverage[f"handler.{outcome.kind.value}"] += 1
+        default = "exception" if outcome.error is not None else "failed"
+        self._recorder.ended(
+            context.subject,
+            context.group,
+            context.partition,
+            message.offset,
+            message.key,
+            self.name,
+            context.epoch,
+            message.message_id,
+            result=_ENDS.get(outcome.next, default),
+        )
+        if run.settle(outcome):
+            self._next(run)
+        else:
+            self._finish(run)
+
+    def _finish(self, run: Run) -> None:
+        self._running -= 1
+        self.core.finish(run, self.world.now_s)
+        self.later(0.0, self._tick)
+
+    def _duration_s(self) -> float:
+        if self.slow_next:
+            self.slow_next = False
+            return self.world.spread(3.0, 6.0)
+        return self.world.spread(0.001, 0.3 if self.world.happens(0.02) else 0.01)
+
+    def _outcome(self, run: Run) -> Outcome:
+        settings, chance = self._settings, self.world.rng.random()
+        if self.is_calm or chance < 0.9:
+            last = self.is_calm or chance < 0.6
+            returned = None if settings.ack == "auto" else Result.COMMIT if last else Result.SUCCESS
+            return of_return(returned, run.context, settings, "simulated")
+        if chance < 0.94:
+            return of_exception(RuntimeError("simulated"), settings)
+        if chance < 0.96:
+            return of_return(suspend(0.05), run.context, settings, "simulated")
+        returned = Result.ROLLBACK if settings.ack == "manual" and chance < 0.98 else "nonsense"
+        return of_return(returned, run.context, settings, "simulated")
+
+    def _note_stages(self) -> None:
+        """Count how partitions change their stage; the product itself knows nothing of this."""
+        stages = {index: held.stage.value for index, held in self.core.held.items()}
+        for index in stages.keys() | self._stages.keys():
+            before, after = self._stages.get(index, "none"), stages.get(index, "none")
+            if before != after:
+                self._coverage[f"stage.{before} → {after}"] += 1
+        self._stages = stages

@@ -1,0 +1,106 @@
+"""The real producer core under simulation: a shell with virtual time in place of threads."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+from inturn.model.commands import Answer, OpenProducer, ProducerOpened
+from inturn.model.errors import InturnError
+from inturn.model.settings import ProducerSettings
+from inturn.model.subject import Subject
+from inturn.producer.core import ProducerCore, SendAttempt
+from inturn.producer.flight import Flight
+from inturn.testing.recorder import Recorder
+from inturn.testing.sim_node import SimClient, SimNetwork
+from inturn.testing.world import World
+
+_OPEN_TIMEOUT_S = 0.5
+
+
+class SimProducer(SimClient):
+    """Numbers its messages: the message id is `<name>:<number>`, so that the log tells order and duplicates."""
+
+    def __init__(
+        self,
+        world: World,
+        network: SimNetwork,
+        recorder: Recorder,
+        subject: Subject,
+        name: str,
+        settings: ProducerSettings,
+        *,
+        writer: str | None = None,
+    ) -> None:
+        super().__init__(world, name)
+        self._network = network
+        self._recorder = recorder
+        self._subject = subject
+        self._settings = settings
+        self._writer = writer
+        self._core: ProducerCore | None = None
+        self._number = 0
+        self._tracked: deque[tuple[Flight, int, bytes, str]] = deque()
+        self._next_tick_s = float("inf")
+        self.error: InturnError | None = None
+        self._open()
+
+    @property
+    def is_idle(self) -> bool:
+        return self.is_dead or self.error is not None or (self._core is not None and self._core.is_idle)
+
+    def send(self, key: bytes) -> bool:
+        """False: not now (it is not open yet, or it ended)."""
+        if self._core is None or self.error is not None or self.is_dead:
+            return False
+        message_id = f"{self.name}:{self._number}"
+        try:
+            flight = self._core.add(
+                self._subject.name, b"x" * 20, key, self.world.time_ms(), message_id=message_id
+            )
+        except InturnError as error:
+            self.error = error
+            return False
+        self._number += 1
+        self._tracked.append((flight, len(flight.messages) - 1, key, message_id))
+        self.later(self.world.spread(0.0, 0.004), self._tick)
+        return True
+
+    def _open(self) -> None:
+        if self._core is None:
+            self._network.send(self, OpenProducer(self._writer), self._opened)
+            self.later(_OPEN_TIMEOUT_S, self._open)
+
+    def _opened(self, answer: Answer | InturnError) -> None:
+        if self._core is None and isinstance(answer, ProducerOpened):
+            self._core = ProducerCore(answer.producer_id, answer.epoch, self._settings, self.world.rng)
+            self._core.learn(self._subject)
+
+    def _tick(self) -> None:
+        core = self._core
+        assert core is not None
+        for attempt in core.poll(self.world.now_s):
+            self._network.send(self, attempt.command, partial(self._answered, attempt))
+        due_s = core.next_due_s()
+        if due_s is not None and not self.world.now_s < self._next_tick_s <= due_s:
+            self._next_tick_s = max(due_s, self.world.now_s)
+            self.later(self._next_tick_s - self.world.now_s, self._tick)
+
+    def _answered(self, attempt: SendAttempt, answer: Answer | InturnError) -> None:
+        core = self._core
+        assert core is not None
+        core.answered(attempt, answer, self.world.now_s)
+        self._record()
+        if core.error is not None:
+            self.error = core.error
+        self._tick()
+
+    def _record(self) -> None:
+        waiting = deque[tuple[Flight, int, bytes, str]]()
+        for flight, index, key, message_id in self._tracked:
+            if not flight.done:
+                waiting.append((flight, index, key, message_id))
+            elif flight.error is None:
+                offset = flight.base_offset + index
+                self._recorder.sent(self._subject.name, flight.partition, offset, key, message_id)
+        self._tracked = waiting

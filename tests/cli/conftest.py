@@ -1,0 +1,88 @@
+"""Running commands: in this process through typer's runner, or as a real process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from inturn.cli.main import app
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def json_lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> Any:
+        """What a failed command with --json said; stdout must be empty then."""
+        assert self.code == 1
+        assert self.out == ""
+        return json.loads(self.err)["error"]
+
+
+class Cli:
+    """`cli("subject", "list")` runs a command on the folder of the test."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+
+    def __call__(self, *arguments: str, stdin: str | bytes | None = None) -> Ran:
+        environment = {"INTURN_DATA": str(self.data), "COLUMNS": "200"}
+        result = CliRunner().invoke(app, list(arguments), input=stdin, env=environment)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    def process(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", "from inturn.cli.main import app; app()", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "INTURN_DATA": str(self.data)},
+        )
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path / "data")
+
+
+@pytest.fixture
+def orders(cli: Cli) -> Cli:
+    """A folder with the subject orders, 3 partitions, 30 messages of 5 keys in it."""
+    assert cli("subject", "create", "orders", "--partitions", "3").code == 0
+    lines = "".join(json.dumps({"customer": {"id": f"c{n % 5}"}, "n": n}) + "\n" for n in range(30))
+    assert cli("produce", "orders", "--key-field", "customer.id", stdin=lines).code == 0
+    return cli
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Commands configure logging; the other tests of this process are not to notice."""
+    library = logging.getLogger("inturn")
+    handlers, propagate = library.handlers, library.propagate
+    yield
+    library.handlers, library.propagate = handlers, propagate
+    structlog.reset_defaults()

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import structlog
+
+import inturn
+from inturn.cli import logs
+from inturn.cli.screen import printable
+from tests.cli.conftest import Cli
+
+COMMANDS = [
+    [],
+    ["subject"],
+    ["subject", "create"],
+    ["subject", "list"],
+    ["subject", "describe"],
+    ["produce"],
+    ["consume"],
+    ["group"],
+    ["group", "list"],
+    ["group", "describe"],
+    ["group", "reset"],
+    ["doctor"],
+    ["demo"],
+    ["bench"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(cli: Cli, command: list[str]) -> None:
+    ran = cli(*command, "--help")
+    assert ran.code == 0
+    assert "Usage: " in ran.out
+    if command not in (["subject"], ["group"]):
+        assert "$ inturn" in ran.out
+
+
+def test_the_version_is_printed(cli: Cli) -> None:
+    assert cli("--version").out == f"inturn {inturn.__version__}\n"
+
+
+def test_completion_can_be_installed(cli: Cli) -> None:
+    assert "--install-completion" in cli("--help").out
+
+
+def test_an_unknown_command_is_wrong_usage(cli: Cli) -> None:
+    assert cli("nosuch").code == 2
+
+
+def test_help_is_quick() -> None:
+    """It takes about 0.4 s where this was written; the bound leaves room for a machine with other work."""
+    times_s = []
+    for _ in range(3):
+        start_s = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-c", "from inturn.cli.main import app; app(['--help'])"], check=True, capture_output=True
+        )
+        times_s.append(time.monotonic() - start_s)
+    assert min(times_s) < 2.0
+
+
+def test_the_folder_is_an_option_too(cli: Cli) -> None:
+    other = cli.data.with_name("other")
+    assert cli("subject", "create", "orders", "--data", str(other)).code == 0
+    assert [one["name"] for one in cli("subject", "list", "-d", str(other), "--json").json["subjects"]] == ["orders"]
+    assert not cli.data.exists()
+
+
+def test_warnings_of_the_library_are_short_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(is_json=False)
+    logger = structlog.get_logger("inturn.test")
+    logger.info("test.hidden")
+    logger.warning("test.shown", partition=3, error=None)
+    logger.warning("test.shown", partition=3)  # the same again is left out
+    logs.mute("test.muted", command="Pull")
+    logger.warning("test.muted", command="Pull")
+    logger.warning("test.muted", command="Commit")
+    assert capsys.readouterr().err == "warning: test.shown partition=3\nwarning: test.muted command=Commit\n"
+
+
+def test_warnings_are_json_lines_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    import logging
+
+    logs.configure(is_json=True)
+    structlog.get_logger("inturn.test").warning("test.shown", partition=3)
+    logging.getLogger("inturn.log").error("log_stopped partition=%s", "local/p1")
+    lines = [json.loads(line)["log"] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        {"event": "test.shown", "partition": 3, "level": "warning"},
+        {"event": "log_stopped", "detail": "partition=local/p1", "level": "error"},
+    ]
+
+
+def test_control_characters_never_reach_the_terminal() -> None:
+    assert printable("plain ü") == "plain ü"
+    assert printable("\x1b[31m\n\u202e") == "\\x1b[31m\\n\\u202e"

@@ -1,0 +1,129 @@
+"""What the contract suite is run on: something that opens a connection, and opens it again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import inturn
+from inturn import Connection, ConsumerSettings, Context, LeaseSettings, Message
+from inturn.model.clock import SystemClock
+from inturn.model.errors import ProducerError
+from inturn.testing.checker import Verdict, check
+from inturn.testing.recorder import Recorder
+
+SHORT_LEASE = LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
+WAIT_S = 5.0
+
+
+class Bed:
+    """Another engine or client is another subclass; tests use only the connection that it opens."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._opened: list[Connection] = []
+
+    def open(self, **options: Any) -> Connection:
+        self._opened.append(inturn.connect(self.path, **options))
+        return self._opened[-1]
+
+    def reopen(self, **options: Any) -> Connection:
+        self.close()
+        return self.open(**options)
+
+    def close(self) -> None:
+        while self._opened:
+            with contextlib.suppress(ProducerError):  # of a send that the test let fail
+                self._opened.pop().close()
+
+
+BEDS: dict[str, Callable[[Path], Bed]] = {"embedded": Bed}
+
+
+def quick(**settings: Any) -> ConsumerSettings:
+    """Settings for tests: commits and heartbeats come often, repeats soon."""
+    chosen = {"commit_interval_s": 0.01, "heartbeat_s": 0.15, "suspend_s": 0.01, "concurrency": 4, **settings}
+    return ConsumerSettings(**chosen)
+
+
+class Seen:
+    """A handler that notes what it gets and wakes whoever waits for it."""
+
+    def __init__(self, answer: Callable[[Message, Context], object] | None = None) -> None:
+        self._answer = answer
+        self._changed = threading.Condition()
+        self.messages: list[Message] = []
+        self.attempts: list[int] = []
+        self.epochs: list[int] = []
+
+    def __call__(self, message: Message, context: Context) -> object:
+        with self._changed:
+            self.messages.append(message)
+            self.attempts.append(context.attempt)
+            self.epochs.append(context.epoch)
+            self._changed.notify_all()
+        return None if self._answer is None else self._answer(message, context)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+    def wait_for(self, count: int, timeout_s: float = WAIT_S) -> None:
+        with self._changed:
+            arrived = self._changed.wait_for(lambda: len(self.messages) >= count, timeout_s)
+        assert arrived, f"{len(self.messages)} of {count} came within {timeout_s:g} s: {self.bodies[:20]}"
+
+
+def eventually(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
+    """For what has no event to wait for."""
+    tick = threading.Event()
+    for _ in range(int(timeout_s / 0.005)):
+        if condition():
+            return
+        tick.wait(0.005)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+class Witness:
+    """Records sends, leases, commits and handlers, and has the order checker judge them."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder(SystemClock())
+
+    def sent(self, stored: inturn.Stored, key: bytes | None) -> None:
+        self.recorder.sent(stored.subject, stored.partition, stored.offset, key)
+
+    def watch(self, handler: Callable[[Message, Context], object]) -> Callable[[Message, Context], object]:
+        def watched(message: Message, context: Context) -> object:
+            what = (context.subject, context.group, context.partition, message.offset, message.key)
+            who = (context.consumer, context.epoch)
+            self.recorder.started(*what, *who)
+            result = "exception"
+            try:
+                answer = handler(message, context)
+                result = "success" if answer is None else "failed"
+                return answer
+            finally:
+                self.recorder.ended(*what, *who, result=result)
+
+        return watched
+
+    def judge(self, *, complete: bool = True) -> Verdict:
+        verdict = check(self.recorder.snapshot(), order="partition", complete=complete)
+        verdict.raise_if_bad()
+        return verdict
+
+
+def send_all(mq: Connection, subject: str, count: int, keys: int = 8, witness: Witness | None = None) -> None:
+    with mq.producer() as producer:
+        handles = []
+        for number in range(count):
+            key = b"key-%d" % (number % keys)
+            handles.append((producer.send(subject, b"%d" % number, key=key), key))
+        for handle, key in handles:
+            stored = handle.result(WAIT_S)
+            if witness is not None:
+                witness.sent(stored, key)

@@ -1,0 +1,141 @@
+"""Subjects, and the names that may be used (M1 – M3)."""
+
+from __future__ import annotations
+
+import pytest
+
+from inturn import Connection, Limits
+from inturn.model.errors import AlreadyExists, InvalidInput, InvalidName, NotFound
+from tests.contract.bed import Bed, Seen
+
+BAD_NAMES: list[object] = [
+    "",
+    "..",
+    "a..b",
+    "../x",
+    "a/b",
+    "a\x00",
+    "%x",
+    "ünï",
+    "x" * 201,
+    "a b",
+    "a\n",
+    None,
+    5,
+    b"x",
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
+def test_a_bad_name_is_no_subject(mq: Connection, name: str) -> None:
+    with pytest.raises(InvalidName, match="subject name"):
+        mq.create_subject(name)
+    assert [subject.name for subject in mq.subjects()] == ["orders"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
+def test_a_bad_name_is_no_group(mq: Connection, name: str) -> None:
+    with pytest.raises(InvalidName, match="group name"):
+        mq.consumer("orders", name, Seen())
+    assert mq.groups() == []
+
+
+@pytest.mark.parametrize("name", [name for name in BAD_NAMES if name is not None], ids=repr)
+def test_a_bad_name_is_no_producer(mq: Connection, name: str) -> None:
+    with pytest.raises(InvalidName, match="producer name"):
+        mq.producer(name)
+
+
+@pytest.mark.parametrize("name", [5, "", "a\x00", "x" * 201], ids=repr)
+def test_a_bad_name_is_no_consumer(mq: Connection, name: str) -> None:
+    """It appears in descriptions, errors and the database, like the other names."""
+    with pytest.raises(InvalidInput):
+        mq.consumer("orders", "billing", Seen(), name=name)
+
+
+def test_the_longest_name_can_be_used(mq: Connection) -> None:
+    name = "x" * 200
+    mq.create_subject(name, 1)
+    with mq.producer(name) as producer:
+        producer.send_sync(name, b"", key="k")
+    seen = Seen()
+    with mq.consumer(name, name, seen):
+        seen.wait_for(1)
+
+
+def test_names_that_differ_in_case_are_two_subjects(mq: Connection) -> None:
+    """M1."""
+    mq.create_subject("Orders", 1)
+    with mq.producer() as producer:
+        producer.send_sync("Orders", b"upper", key="k")
+        producer.send_sync("orders", b"lower", key="k")
+    assert [message.body for message in mq.reader("Orders")] == [b"upper"]
+    assert [message.body for message in mq.reader("orders")] == [b"lower"]
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 1025, True, False, 1.0, "4", None], ids=repr)
+def test_a_number_of_partitions_that_cannot_be_is_refused(mq: Connection, partitions: int) -> None:
+    """M3."""
+    with pytest.raises(InvalidInput, match="1 to 1024"):
+        mq.create_subject("new", partitions)
+    with pytest.raises(NotFound):
+        mq.subject("new")
+
+
+def test_the_same_subject_again_is_no_error(mq: Connection) -> None:
+    first = mq.create_subject("new", 3, limits=Limits(body_bytes=10))
+    assert mq.create_subject("new", 3, limits=Limits(body_bytes=10)) == first
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"partitions": 5}, {"routing": "selector"}, {"strategy": "best-effort"}, {"limits": Limits(body_bytes=10)}],
+    ids=repr,
+)
+def test_the_same_subject_with_other_settings_is_refused(mq: Connection, other: dict[str, object]) -> None:
+    with pytest.raises(AlreadyExists, match="'orders' exists"):
+        mq.create_subject("orders", **{"partitions": 4, **other})  # type: ignore[arg-type]
+    assert mq.subject("orders").partition_count == 4
+
+
+@pytest.mark.parametrize("wrong", [{"routing": "hash"}, {"strategy": "sloppy"}], ids=repr)
+def test_a_choice_that_is_not_there_is_refused_with_those_that_are(mq: Connection, wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="use '"):
+        mq.create_subject("new", **wrong)  # type: ignore[arg-type]
+
+
+def test_subjects_are_remembered(bed: Bed) -> None:
+    """M1, M3."""
+    mq = bed.open()
+    made = [mq.create_subject(name, count) for name, count in (("b", 2), ("a", 3))]
+    mq = bed.reopen()
+    assert mq.subjects() == made
+    assert mq.subject("a").route == made[1].route
+
+
+def test_every_slot_has_one_partition_and_their_names_do_not_tell_the_subject(mq: Connection) -> None:
+    """M1, M3."""
+    route = mq.subject("orders").route
+    assert sorted(set(route.by_slot)) == [0, 1, 2, 3]
+    assert len(route.by_slot) == 1024
+    assert len({str(partition) for partition in route.partitions}) == 4
+    assert not any("orders" in partition.name for partition in route.partitions)
+
+
+def test_one_partition_is_global_order(mq: Connection) -> None:
+    """P1."""
+    mq.create_subject("edge", 1)
+    with mq.producer() as producer:
+        assert [producer.send_sync("edge", b"", key=f"{n}").offset for n in range(20)] == list(range(20))
+
+
+def test_what_is_not_there_is_not_found(mq: Connection) -> None:
+    for look in (mq.subject, mq.describe_subject, mq.reader):
+        with pytest.raises(NotFound, match="nothing"):
+            look("nothing")
+    with pytest.raises(NotFound):
+        mq.consumer("nothing", "g", Seen())
+    with pytest.raises(NotFound):
+        mq.describe_group("orders", "nobody")
+    with pytest.raises(NotFound):
+        mq.reset_group("orders", "nobody", "first")
