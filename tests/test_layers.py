@@ -21,8 +21,13 @@ LAYERS: dict[str, set[str]] = {
     "node": {"broker", "meta", "log", "state", "model"},
     "producer": {"model"},
     "consumer": {"model"},
-    "connection": {"node", "producer", "consumer", "log", "state", "model"},
-    "inturn": {"connection", "producer", "consumer", "model"},
+    "folder": {"model"},
+    "timer_thread": {"model"},
+    "reader": {"model"},
+    "connection": {"folder", "timer_thread", "reader", "node", "producer", "consumer", "log", "state", "model"},
+    "errors": {"model"},
+    "inturn": {"connection", "reader", "producer", "consumer", "errors", "model"},
+    "doctor": {"folder", "log", "state", "model"},
 }
 LAYERS["bench"] = set(LAYERS)
 LAYERS["testing"] = set(LAYERS)

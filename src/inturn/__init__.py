@@ -1,10 +1,10 @@
 """inturn: ordered messaging. What belongs together is handled in the order it happened; the rest runs in parallel."""
 
+from inturn import errors
 from inturn.connection import Connection, connect
 from inturn.consumer.consumer import Consumer, ConsumerStatistics
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
-from inturn.model import errors
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.position import Position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -76,17 +77,19 @@ class Connection:
     ) -> None:
         self._clock = clock if clock is not None else SystemClock()
         self._lease = lease if lease is not None else LeaseSettings()
-        self._folder = Folder(path, create=create)
-        try:
-            self._database = Database.open(self._folder.database_path)
-        except BaseException:
-            self._folder.close()
-            raise
-        self._timer_thread = TimerThread(self._clock)
         log = log if log is not None else LogSettings()
-        timers = self._timer_thread.timers
-        self._engine = EmbeddedEngine(self._folder.log_path, log, timers, clock=self._clock)
-        self._node = InProcessNode(self._database, self._engine, self._clock, timers, self._lease, observer)
+        with contextlib.ExitStack() as undo:
+            self._folder = Folder(path, create=create)
+            undo.callback(self._folder.close)
+            self._database = Database.open(self._folder.database_path)
+            undo.callback(self._database.close)
+            self._timer_thread = TimerThread(self._clock)
+            undo.callback(self._timer_thread.close)
+            timers = self._timer_thread.timers
+            self._engine = EmbeddedEngine(self._folder.log_path, log, timers, clock=self._clock)
+            undo.callback(self._engine.close)
+            self._node = InProcessNode(self._database, self._engine, self._clock, timers, self._lease, observer)
+            undo.pop_all()
         self._lock = threading.Lock()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
@@ -130,12 +133,14 @@ class Connection:
         )
 
     def subject(self, name: str) -> Subject:
+        """The subject, with its route and limits. NotFound if there is none."""
         return self._ask(FindSubject(name), Subject)
 
     def subjects(self) -> list[Subject]:
         return list(self._ask(ListSubjects(), SubjectList).subjects)
 
     def describe_subject(self, name: str) -> SubjectDescription:
+        """Offsets, size and state of each partition."""
         return self._ask(DescribeSubject(name), SubjectDescription)
 
     # Producing and reading
@@ -265,6 +270,7 @@ class Connection:
         return list(self._ask(ListGroups(), GroupList).groups)
 
     def describe_group(self, subject: str, group: str) -> GroupDescription:
+        """Members, and per partition: committed offset, lag, owner and epoch of the lease."""
         return self._ask(DescribeGroup(subject, group), GroupDescription)
 
     def reset_group(self, subject: str, group: str, position: str | int | datetime | Position) -> None:
@@ -279,16 +285,13 @@ class Connection:
             if self._is_closed:
                 return
             self._is_closed = True
-        try:
-            for consumer in self._consumers:
-                consumer.stop()
+        with contextlib.ExitStack() as closing:  # backwards, and each of them whatever another one raises
+            for close in (self._folder.close, self._database.close, self._timer_thread.close, self._node.close):
+                closing.callback(close)
             for producer in self._producers:
-                producer.close(timeout_s=30.0)
-        finally:
-            self._node.close()
-            self._timer_thread.close()
-            self._database.close()
-            self._folder.close()
+                closing.callback(producer.close, timeout_s=30.0)
+            for consumer in self._consumers:
+                closing.callback(consumer.stop)
 
     def __enter__(self) -> Self:
         return self

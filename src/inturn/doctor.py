@@ -5,6 +5,8 @@ what it is told to change: so a torn tail (which opening cuts) is told from dama
 that would be kept is read and verified in full.
 
 The folder may be open in another process meanwhile; then what is in motion is not taken for trouble.
+
+Longer than most files: one section per check, each a few small functions that share nothing but the findings.
 """
 
 from __future__ import annotations
@@ -428,6 +430,10 @@ def _check_missing(folder: Path, state: _State, extents: dict[str, _Extent]) -> 
             if path.is_dir():
                 continue
             label = f"{subject.name}/{index}"
+            if path.exists():
+                what = f"the log of partition {label} is not a folder ({path}), so the folder cannot be opened"
+                yield Finding("log", Level.ERROR, what, f"restore {path} from a backup", label, 0)
+                continue
             floor = state.offsets.highest(partition.name, partition.broker_group) if state.offsets else 0
             if floor == 0:
                 what = f"partition {label} has no folder yet"

@@ -117,6 +117,7 @@ class InProcessNode:
         self._known_subjects: dict[str, Subject] = {}
         self._known_groups: dict[tuple[str, str], GroupRecord] = {}
         self._held: dict[Hashable, list[_Held]] = defaultdict(list)
+        self._expiry_timers: dict[Hashable, Timer] = {}
         self._silence_timer: Timer | None = None
         members = Members(database)
         leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
@@ -190,6 +191,9 @@ class InProcessNode:
         key = self._wake_key(command)
         held = _Held(command, reply, key)
         wait_s = min(command.wait_s, WAIT_S_MAX)  # type: ignore[attr-defined]
+        if isinstance(command, Heartbeat):
+            # A member that waits for its answer is silent: let it speak well before its time is over.
+            wait_s = min(wait_s, self.broker.leases.life_s / 3)
         held.expiry = self._timers.at(self._clock.monotonic() + wait_s, partial(self._expire, held))
         self._held[key].append(held)
         if isinstance(command, Acquire):
@@ -208,8 +212,13 @@ class InProcessNode:
     def _wake_at_expiry(self, command: Acquire, key: Hashable) -> None:
         lease_key = LeaseKey(self._group(command.subject, command.group), command.partition)
         at_s = self.broker.leases.expires_at_s(lease_key)
-        if at_s is not None:
-            self._timers.at(at_s, partial(self.wake, key))
+        if at_s is not None and key not in self._expiry_timers:
+            self._expiry_timers[key] = self._timers.at(at_s, partial(self._lease_over, key))
+
+    def _lease_over(self, key: Hashable) -> None:
+        with self._lock:
+            self._expiry_timers.pop(key, None)
+        self.wake(key)
 
     def wake(self, key: Hashable) -> None:
         """Try again to answer what waits for this."""
@@ -272,11 +281,20 @@ class InProcessNode:
         group = self._group(command.subject, command.group)
         if self.membership.leave(group, self._subject(command.subject), command.member):
             self._wake_later(("group", command.subject, command.group))
-        for waiting in self._held.values():
-            waiting[:] = [one for one in waiting if not _is_of(one.command, command)]
+        self._dismiss(command)
         for partition in self.broker.leases.release_all(group, command.member):
             self._wake_later(("lease", command.subject, command.group, partition))
         return Done()
+
+    def _dismiss(self, command: Leave) -> None:
+        """Nothing is held back for a member that left; what it still waits for is answered with Closed."""
+        for waiting in self._held.values():
+            gone = [one for one in waiting if _is_of(one.command, command)]
+            waiting[:] = [one for one in waiting if one not in gone]
+            for one in gone:
+                if one.expiry is not None:
+                    one.expiry.cancel()
+                self._timers.at(self._clock.monotonic(), partial(one.reply, Closed("membership")))
 
     def _watch_silence(self) -> None:
         if self._silence_timer is None:

@@ -146,6 +146,14 @@ def test_a_log_that_is_gone_is_an_error_if_it_was_read(orders: Cli) -> None:
     assert "gone" in found.what
 
 
+def test_a_file_in_the_place_of_a_log_is_an_error(orders: Cli) -> None:
+    shutil.rmtree(orders.data / "log" / "p1")
+    (orders.data / "log" / "p1").write_text("?")
+    (found,) = _examine(orders.data)
+    assert (found.level, found.partition) == (Level.ERROR, "orders/0")
+    assert orders("subject", "list", "--json").error["type"] == "StorageError"
+
+
 def test_a_folder_of_no_subject_is_a_warning(orders: Cli) -> None:
     (orders.data / "log" / "p99").mkdir()
     (found,) = _examine(orders.data)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,21 @@ def test_a_subject_with_slots_takes_no_partition(one: Cli) -> None:
 def test_a_producer_may_have_a_name(one: Cli) -> None:
     assert one("produce", "orders", "--producer", "nightly", "--json", stdin="x\n").json["sent"] == 1
     assert one("produce", "orders", "--producer", "../x", "--json", stdin="x\n").error["type"] == "InvalidName"
+
+
+def test_ctrl_c_tells_how_many_were_stored(one: Cli) -> None:
+    process = one.process("produce", "orders")
+    assert process.stdin is not None
+    process.stdin.write(b"a\nb\n")
+    process.stdin.flush()
+    segment = one.data / "log" / "p1" / "00000000000000000000.log"
+    while segment.stat().st_size == 0:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, b"")
+    assert b"stored, and they stay" in err
 
 
 def test_lines_are_read_with_bounded_memory() -> None:

@@ -116,7 +116,8 @@ class Bench:
                 return Renewed(tuple(index for index, _ in command.held))
             case Pull():
                 batches = tuple(b for b in self.logs[command.partition] if b.header.next_offset > command.offset)
-                return Pulled(batches, 0, self.end(command.partition)) if batches else None
+                end_offset = self.end(command.partition)
+                return Pulled(batches, batches[-1].header.next_offset, end_offset) if batches else None
             case Commit():
                 for one in command.progress:
                     self.committed[one.partition] = one.offset

@@ -206,7 +206,7 @@ def test_a_pull_answered_twice_is_taken_once(bench: Bench) -> None:
     bench.store(0, 3)
     bench.settle()
     pulls = [one for one in bench.seen if isinstance(one, Pull)]
-    bench.answer(pulls[0], Pulled((batch_of(0, 3),), 0, 3))
+    bench.answer(pulls[0], Pulled((batch_of(0, 3),), 3, 3))
     assert bench.handle_all() == [0, 1, 2]
     assert bench.core.take(bench.now_s) is None
 
@@ -219,7 +219,7 @@ def test_a_pull_of_an_earlier_lease_is_ignored(bench: Bench) -> None:
     bench.assign(0)
     bench.settle()
     assert bench.core.held[0].epoch == 2
-    bench.answer(old, Pulled((batch_of(0, 3),), 0, 3))
+    bench.answer(old, Pulled((batch_of(0, 3),), 3, 3))
     assert bench.core.take(bench.now_s) is None
 
 
@@ -511,6 +511,24 @@ def test_a_batch_that_cannot_be_decoded_is_not_skipped() -> None:
     assert handled == [0, 1]
     assert bench.committed[0] == 2
     assert bench.core.held[0].error is not None
+
+
+def test_a_gap_at_the_end_of_the_log_is_passed_when_everything_before_it_is_done(bench: Bench) -> None:
+    """A tail that was lost: nothing is stored there, so nothing is skipped."""
+    bench.store(0, 3)
+    bench.settle()
+    pull = bench.take_command(Pull)
+    bench.answer(pull, Pulled((), 10, 10))
+    bench.live(1.0)
+    assert bench.committed[0] == 0, "three messages wait"
+    assert bench.handle_all() == [0, 1, 2]
+    bench.live(1.0)
+    assert bench.committed[0] in (3, 10)
+    bench.logs[0].append(batch_of(10, 2))
+    bench.live(10.0)
+    assert bench.handle_all() == [10, 11]
+    bench.live(1.0)
+    assert bench.committed[0] == 12
 
 
 def test_offsets_that_retention_took_away_are_counted(bench: Bench) -> None:

@@ -103,11 +103,12 @@ def test_everything_acknowledged_survives_kill_9(tmp_path: Path, flush: str) -> 
         for line in printed:
             number, partition, offset = map(int, line.split())
             assert stored[partition, offset] == number
-        assert sorted(stored.values()) == list(range(len(stored))), "each once, none left out"
         by_key: dict[bytes | None, list[int]] = {}
         for message in mq.reader("orders"):
             by_key.setdefault(message.key, []).append(int(message.body))
-        assert all(numbers == sorted(numbers) for numbers in by_key.values())
+        for key, numbers in by_key.items():
+            assert key is not None
+            assert numbers == list(range(int(key), numbers[-1] + 1, 5)), "each once, in order, none left out"
         producer = mq.producer("writer")
         ends = [partition.end_offset for partition in mq.describe_subject("orders").partitions]
         place = producer.send_sync("orders", b"after", key=b"0")

@@ -36,7 +36,7 @@ def work(bench, batch, rng: random.Random, acknowledged: dict[int, bytes], next_
 def operations_of(new_bench, batch, seed: int) -> int:
     bench = new_bench(seed)
     work(bench, batch, random.Random(seed), {}, 0)
-    return bench.disk.operations
+    return int(bench.disk.operations)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -165,7 +165,8 @@ def test_the_cut_is_synced_before_anything_is_accepted(new_bench, batch, stored)
         bench.crash()
         log = bench.open(flush="os")
         assert log.trouble is None
-        assert list(stored(log)) in ([0], [0, 1])
+        assert list(stored(log))[:1] == [0]
+        assert len(list(stored(log))) <= 2
 
 
 def test_the_cut_right_behind_a_checkpoint_is_synced_too(new_bench, batch) -> None:
@@ -282,6 +283,7 @@ def test_only_what_comes_after_the_checkpoint_is_scanned(bench, batch) -> None:
 
 
 def test_offsets_are_never_reused_after_an_unsynced_tail_was_lost(new_bench, batch, stored) -> None:
+    """Others may have read them, and whether anybody committed does not matter."""
     lost = 0
     for seed in range(40):
         bench = new_bench(seed)
@@ -292,21 +294,49 @@ def test_offsets_are_never_reused_after_an_unsynced_tail_was_lost(new_bench, bat
         for _ in range(5):
             bench.append(log, batch("lost", producer=5, sequence=0) if log.end_offset == 3 else batch("lost"))
         bench.crash()
-        log = bench.open(flush="os", floor=8)  # some group had committed all of them
+        log = bench.open(flush="os")
         kept = list(stored(log))
         assert kept[:3] == [0, 1, 2]
         lost += len(kept) < 8
-        assert bench.append(log, batch("new")) == 8
-        if len(kept) < 8:
-            assert log.read(len(kept), 1000)[0].header.base_offset == 8, "reading goes over the gap"
+        new = bench.append(log, batch("new"))
+        assert new >= 8
+        assert log.read(len(kept), 1000)[0].header.base_offset == new, "reading goes over the gap"
         log.sync()
         bench.crash()
-        log = bench.open(flush="os", floor=8)
+        log = bench.open(flush="os")
         assert log.trouble is None
-        assert list(stored(log)) == [*kept, 8]
+        assert list(stored(log)) == [*kept, new]
         assert not list(log.verify())
-        assert bench.append(log, batch("newer")) == 9
+        assert bench.append(log, batch("newer")) > new
     assert lost > 10
+
+
+def test_committed_offsets_are_a_floor_for_new_ones(bench, batch, stored) -> None:
+    log = bench.open()
+    for _ in range(3):
+        bench.append(log, batch("synced"))
+    bench.crash()
+    log = bench.open(floor=8)
+    assert bench.append(log, batch("new")) == 8
+    assert list(stored(log)) == [0, 1, 2, 8]
+
+
+@pytest.mark.parametrize("flush", ["os", "interval"])
+def test_a_killed_process_leaves_no_gap_because_the_machine_went_on(bench, batch, flush) -> None:
+    log = bench.open(flush=flush)
+    for _ in range(3):
+        bench.append(log, batch())
+    bench.disk.kill()
+    log = bench.open(flush=flush)
+    assert bench.append(log, batch()) == 3
+
+
+def test_a_clean_close_leaves_no_gap_even_when_the_machine_is_started_anew(bench, batch) -> None:
+    log = bench.open(flush="os")
+    bench.append(log, batch())
+    log.close()
+    bench.crash()
+    assert bench.append(bench.open(flush="os"), batch()) == 1
 
 
 def test_a_new_log_starts_at_the_floor(bench, batch) -> None:
@@ -336,4 +366,4 @@ def test_a_batch_lost_between_two_segments_is_no_gap(new_bench, batch, stored) -
         offsets = list(stored(log))
         assert offsets == list(range(len(offsets)))
         for number in range(len(offsets), 9):
-            assert bench.append(log, batch(f"number {number}", producer=4, sequence=number)) == number
+            assert bench.append(log, batch(f"number {number}", producer=4, sequence=number)) >= 9

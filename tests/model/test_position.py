@@ -37,10 +37,10 @@ def test_nonsense_is_refused_with_what_can_be_used(nonsense: object) -> None:
         parse_position(nonsense)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("nonsense", [Position("bogus"), Position("offset", -3)])
-def test_a_position_made_by_hand_is_checked_too(nonsense: Position) -> None:
+@pytest.mark.parametrize(("kind", "value"), [("bogus", 0), ("offset", -3), ("timestamp", 1 << 60)])
+def test_a_position_made_by_hand_is_checked_too(kind: str, value: int) -> None:
     with pytest.raises(InvalidInput):
-        parse_position(nonsense)
+        Position(kind, value)
 
 
 @given(st.integers(0, 4_000_000_000_000))

@@ -152,8 +152,8 @@ def test_a_heartbeat_is_answered_at_once_when_the_assignment_changes(machine: Ma
 def test_a_heartbeat_is_answered_when_its_time_is_over(machine: Machine) -> None:
     first = machine.join("a")
     assert isinstance(first, Assignment)
-    beat = machine.submit(Heartbeat("orders", "billing", "a", "partition", "first", first.generation, 5.0))
-    machine.wait(4.999)
+    beat = machine.submit(Heartbeat("orders", "billing", "a", "partition", "first", first.generation, 3.0))
+    machine.wait(2.999)
     assert beat.answer is None
     machine.wait(0.001)
     assert isinstance(beat.answer, Assignment)
@@ -172,8 +172,9 @@ def test_a_silent_member_makes_place_for_the_others(machine: Machine) -> None:
     machine.wait(5.0)
     joined = machine.join("b")
     assert isinstance(joined, Assignment)
-    beat = machine.submit(Heartbeat("orders", "billing", "b", "partition", "first", joined.generation, 9.0))
-    machine.wait(5.0)
+    machine.wait(3.0)
+    beat = machine.submit(Heartbeat("orders", "billing", "b", "partition", "first", joined.generation, 3.0))
+    machine.wait(2.0)
     assert isinstance(beat.answer, Assignment)
     assert beat.answer.partitions == (0, 1)
 

@@ -39,12 +39,11 @@ from inturn.model.errors import (
 from inturn.model.observer import Observer
 from inturn.model.position import Position
 from inturn.model.route import Partition
+from inturn.model.settings import PULL_BYTES_MAX
 from inturn.model.subject import Subject
 from inturn.state.groups import GroupRecord
 from inturn.state.offsets import OffsetCommit, Offsets
 from inturn.state.producers import Producers
-
-PULL_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Broker:
@@ -64,13 +63,20 @@ class Broker:
         self._observer = observer
         self._logs: dict[Partition, Log] = {}
         self._producer_epochs = producers.epochs()
+        self._producer_names: dict[int, str] = {}
         self.leases = leases
 
     # Logs
 
     def open_log(self, partition: Partition) -> Log:
         """Offsets that any group has committed are never given out again, whatever the disk lost."""
-        log = self._engine.open(partition, self._offsets.highest(partition.name, partition.broker_group))
+        floor = self._offsets.highest(partition.name, partition.broker_group)
+        try:
+            log = self._engine.open(partition, floor)
+        except OSError as error:
+            raise StorageError(
+                str(partition), f"cannot be opened: {error}; check the disk, then `inturn doctor`"
+            ) from error
         self._logs[partition] = log
         return log
 
@@ -100,6 +106,7 @@ class Broker:
         producer_id, epoch = self._producers.open(name)
         if name is not None:
             self._producer_epochs[producer_id] = epoch
+            self._producer_names[producer_id] = name
         return producer_id, epoch
 
     def append(self, subject: Subject, command: Append, reply: Reply) -> None:
@@ -107,7 +114,8 @@ class Broker:
         batch = command.batch
         current = self._producer_epochs.get(batch.producer_id, batch.producer_epoch)
         if batch.producer_epoch < current:
-            raise ProducerFenced(str(batch.producer_id), batch.producer_epoch, current)
+            name = self._producer_names.get(batch.producer_id, str(batch.producer_id))
+            raise ProducerFenced(name, batch.producer_epoch, current)
         if batch.route_version != subject.route.version:
             raise RouteChanged(subject.name, batch.route_version, subject.route.version)
         log.append(batch, reply, command.gap)
@@ -186,7 +194,7 @@ class Broker:
             return
         offsets = dict(enumerate(self.resolve(subject, position)))
         self._offsets.reset(group.id, offsets, self._clock.time_ms())
-        self.leases.forget(group.id)
+        self.leases.forget(group)
 
     def _read(self, log: Log, offset: int, max_bytes: int) -> Pulled:
         if offset < 0 or not 0 < max_bytes <= PULL_BYTES_MAX:

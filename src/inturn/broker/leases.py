@@ -116,11 +116,15 @@ class LeaseTable:
         lease = self.get(key)
         return None if lease is None or lease.owner is None else lease.deadline_s
 
-    def forget(self, group_id: int) -> None:
+    def forget(self, group: GroupRecord) -> None:
         """Load a group's leases anew, after their epochs were raised in the database."""
         for row in self._rows.all():
-            if row.group_id == group_id:
-                self._leases[group_id, row.partition] = Lease(row.owner, row.epoch, 0, self._clock.monotonic())
+            if row.group_id == group.id:
+                key = LeaseKey(group, row.partition)
+                former = self.get(key)
+                if former is not None:
+                    self._end(key, former, "expired")
+                self._leases[group.id, row.partition] = Lease(row.owner, row.epoch, 0, self._clock.monotonic())
 
     def _renew(self, lease: Lease, now_s: float) -> None:
         lease.deadline_s = now_s + self.life_s

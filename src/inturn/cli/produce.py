@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from inturn.cli.lines import BadLine, Keying, Line, read_lines
+from inturn.cli.lines import BadLine, Keying, read_lines
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Subject, examples
 from inturn.cli.progress import Meter
 from inturn.cli.screen import Screen, counted, plain
@@ -32,6 +32,7 @@ EXAMPLES = examples(
     "printf 'alice:1\\nbob:2\\n' | inturn produce orders --key-separator :",
 )
 BAD_LINES_TOLD = 10
+GRACE_S = 2.0  # for what is on its way when it is interrupted
 
 
 def produce(
@@ -135,6 +136,12 @@ def _size_of(source: BinaryIO) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    line: int
+    why: str
+
+
 @dataclass(slots=True)
 class _Run:
     """One run of the command: sends, counts, tells."""
@@ -153,22 +160,23 @@ class _Run:
         before = self._ends()
         try:
             with Meter(self.screen, "sending", _size_of(source)) as meter:
-                try:
-                    self._send_lines(producer, source, meter)
-                finally:  # whatever ends it, what was sent is waited for
-                    producer.flush()
-                    self.elapsed_s = meter.elapsed_s
-                    self._count(before)
-        except _Bad as bad:
-            raise BadLine(bad.line, bad.why, sum(self.stored.values())) from None
+                bad = self._send_lines(producer, source, meter)
+                producer.flush()
+                self.elapsed_s = meter.elapsed_s
         except (InturnError, KeyboardInterrupt) as error:
+            with contextlib.suppress(InturnError):  # not for ever: the disk may be full
+                producer.close(GRACE_S)
             self._count(before)
             sent = sum(self.stored.values())
             error.sent = sent  # type: ignore[union-attr]  # an extra field for --json
             self.screen.note(f"{counted(sent, 'message')} stored, and they stay")
             raise
+        self._count(before)
+        if bad is not None:
+            raise BadLine(bad.line, bad.why, sum(self.stored.values()))
 
-    def _send_lines(self, producer: Producer, source: BinaryIO, meter: Meter) -> None:
+    def _send_lines(self, producer: Producer, source: BinaryIO, meter: Meter) -> _Bad | None:
+        """The line that ended it, if one did."""
         limits = self.subject.limits
         longest = limits.body_bytes + limits.key_bytes + len(self.keying.separator)
         send, name, split = producer.send, self.subject.name, self.keying.split
@@ -183,21 +191,22 @@ class _Run:
                 key, body = split(line.data)
                 send(name, body, key=key, selector=selector)
             except (InvalidInput, ValueError) as error:
-                self._bad(line, str(error))
+                if not self.skip_bad:
+                    return _Bad(line.number, str(error))
+                self._skip(line.number, str(error))
                 meter.advance(line.read_bytes)
             else:
                 meter.advance(line.read_bytes, 1)
+        return None
 
     def _selector(self) -> Callable[..., int] | None:
         chosen = self.partition
         return None if chosen is None else lambda *_: chosen
 
-    def _bad(self, line: Line, why: str) -> None:
-        if not self.skip_bad:
-            raise _Bad(line.number, why)
+    def _skip(self, line: int, why: str) -> None:
         self.bad_count += 1
         if self.bad_count <= BAD_LINES_TOLD:
-            self.screen.note(f"[yellow]skipped line {line.number}: {plain(why)}[/yellow]")
+            self.screen.note(f"[yellow]skipped line {line}: {plain(why)}[/yellow]")
 
     def _ends(self) -> list[int]:
         return [one.end_offset for one in self.connection.describe_subject(self.subject.name).partitions]
@@ -230,10 +239,3 @@ class _Run:
         )
         if self.bad_count:
             self.screen.note(f"[yellow]{counted(self.bad_count, 'bad line')} skipped[/yellow]")
-
-
-class _Bad(Exception):
-    """A bad line, on its way out."""
-
-    def __init__(self, line: int, why: str) -> None:
-        self.line, self.why = line, why

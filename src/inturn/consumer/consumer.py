@@ -26,7 +26,7 @@ from inturn.consumer.hook import Hook
 from inturn.consumer.worker import Handler, Worker
 from inturn.model.clock import Clock
 from inturn.model.commands import Answer, Command, Node
-from inturn.model.errors import InturnError, InvalidInput
+from inturn.model.errors import Closed, InturnError, InvalidInput
 from inturn.model.names import check_name
 from inturn.model.position import Position, parse_position, position_text
 from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
@@ -55,7 +55,8 @@ class ConsumerStatistics:
 class Consumer:
     """A member of a group. Handles messages from `start` (or `with`) until `stop`.
 
-    Handlers run in threads of their own; two messages of one partition never at the same time.
+    Handlers run in threads of their own; two messages of one partition never at the same time. `name` begins the
+    name under which the consumer is known; the rest makes it unique, since a lease belongs to one consumer only.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Consumer:
             raise InvalidInput(f"the handler for {subject!r} is {handler!r}; give a function of (message, context)")
         self.subject = subject
         self.group = group
-        self.name = name if name is not None else _unique_name()
+        self.name = _unique_name() if name is None else f"{check_name('consumer', name)}-{uuid.uuid4().hex[:8]}"
         self._node = node
         self._clock = clock
         self._settings = settings if settings is not None else ConsumerSettings()
@@ -103,7 +104,9 @@ class Consumer:
         return self._core.error
 
     def start(self) -> None:
-        """Join the group and begin. Returns at once."""
+        """Join the group and begin. Returns at once. A consumer that was stopped cannot be started again."""
+        if self._is_killed:
+            raise Closed("consumer")
         if self._threads:
             return
         jobs = [self._talk_to_node] + [self._handle] * self._settings.concurrency
@@ -209,7 +212,7 @@ class Consumer:
         self._talk.notify()
 
     def _note(self, command: Command, answer: Answer | InturnError) -> None:
-        if isinstance(answer, InturnError) and not answer.retriable:
+        if isinstance(answer, InturnError) and not answer.retriable and self._core.awaits(command):
             partition = getattr(command, "partition", None)
             _log.warning(
                 "consumer.refused",

@@ -92,11 +92,12 @@ class ConsumerCore:
             return []
         self._forget_overdue(now_s)
         commands: list[Command] = []
-        self._poll_membership(commands, now_s)
-        for index in self._assigned - self.held.keys():
-            self.held[index] = HeldPartition(index)
         for held in list(self.held.values()):
             self._poll_partition(held, commands, now_s)
+        for index in self._assigned - self.held.keys():
+            self.held[index] = HeldPartition(index)
+            self._poll_partition(self.held[index], commands, now_s)
+        self._poll_membership(commands, now_s)
         self._poll_renew(commands, now_s)
         self._poll_commit(commands, now_s)
         return commands
@@ -220,7 +221,7 @@ class ConsumerCore:
         """One command of a kind is on its way at once, per partition; after an error it has to wait."""
         if held is None:
             return kind not in self._pending and now_s >= self._retry_at_s.get(kind, 0.0)
-        return kind not in held.pending and now_s >= held.retry_at_s
+        return kind not in held.pending and (kind is Release or now_s >= held.retry_at_s)
 
     def _send(self, commands: list[Command], command: Command, now_s: float, held: HeldPartition | None = None) -> None:
         pending = self._pending if held is None else held.pending
@@ -234,6 +235,13 @@ class ConsumerCore:
                 del pending[kind]
 
     # What came back
+
+    def awaits(self, command: Command) -> bool:
+        """Whether an answer to this would change anything."""
+        held = self.held.get(command.partition) if isinstance(command, Acquire | Pull | Release) else None
+        waited = (self._pending if held is None else held.pending).get(type(command))
+        is_active = held is None or held.stage in (Stage.ASKING, Stage.ACTIVE)
+        return waited is not None and waited.command is command and is_active
 
     def answered(self, command: Command, answer: object, now_s: float) -> None:
         """Answers to commands that are no longer waited for change nothing."""
@@ -269,7 +277,8 @@ class ConsumerCore:
         if held.stage is not Stage.ACTIVE or held.epoch != command.epoch or held.pull_offset != command.offset:
             return
         held.pulled_at_s = now_s
-        held.error = None
+        if not held.is_damaged:
+            held.error = None
         held.end_offset = answer.end_offset
         held.renewed(sent_at_s + self._lease.life_s - self._lease.margin_s)
         for batch in answer.batches:
@@ -333,7 +342,7 @@ class ConsumerCore:
         while held.chunks and count < RUN_COUNT:
             chunks.append(held.chunks.popleft())
             count += chunks[-1].count
-        context = Context(self.subject, self.group, held.index, self.member, held.epoch, held.attempt)
+        context = Context(self.subject, self.group, held.index, self.member, held.epoch)
         settings = self._settings
         held.run = Run(
             held, chunks, context, now_s, now_s + settings.run_s_max, settings.batch, settings.handler_timeout_s
@@ -347,12 +356,13 @@ class ConsumerCore:
         """The run is over: note what is done, put the rest back."""
         held = run.held
         held.run = None
+        run.end(now_s)
         self.statistics.add(run, now_s)
         if held.stage is Stage.LOST:
             return
         self._settle(held, run)
-        if run.error is not None:
-            held.error = run.error
+        if run.error is not None or run.done:
+            held.error, held.is_damaged = run.error, run.error is not None
         if held.stage is Stage.ACTIVE:
             self._put_back(held, run, now_s)
             held.skip_gap()
@@ -380,7 +390,9 @@ class ConsumerCore:
         rest = run.messages[run.done :]
         taken_count = sum(chunk.count for chunk in run.chunks)
         taken_bytes = sum(chunk.size_bytes for chunk in run.chunks)
+        repeated = run.failed
         if run.is_rollback:
+            repeated = held.kept + repeated
             rest = held.kept + rest
             held.kept = []
         held.waiting_count += len(rest) - taken_count
@@ -393,14 +405,14 @@ class ConsumerCore:
             # What follows the damage is pulled again, in case it was only damaged on its way.
             held.chunks = type(held.chunks)([held.chunks[0]] if rest else [])
             held.waiting_count, held.waiting_bytes = len(rest), rest_bytes
-            held.pull_offset = run.error.offset
+            held.pull_offset = max(run.error.offset, held.run_offset)
             held.pending.pop(Pull, None)
             held.retry_at_s = now_s + DAMAGE_RETRY_S
         if run.suspend_s is not None:
             held.suspended_until_s = now_s + run.suspend_s
-            held.attempt = run.context.attempt + 1
-        elif run.done:
-            held.attempt = 1
+        held.attempts = {at: count for at, count in held.attempts.items() if at >= held.done_offset}
+        for message in repeated:
+            held.attempts[message.offset] = held.attempts.get(message.offset, 1) + 1
 
     def lags(self) -> dict[int, int]:
         """How many messages of each held partition are not done yet, as far as known."""

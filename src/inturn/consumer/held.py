@@ -58,13 +58,14 @@ class HeldPartition:
     done_offset: int = 0  # everything below is done
     committed: int = 0
     end_offset: int = 0
-    attempt: int = 1  # of the message at run_offset
+    attempts: dict[int, int] = field(default_factory=dict)  # of messages that are repeated, by offset
     suspended_until_s: float = NEVER
     run: Run | None = None
     pending: dict[type[Command], Pending] = field(default_factory=dict)
     pulled_at_s: float = 0.0
     retry_at_s: float = NEVER  # after an error
     error: InturnError | None = None
+    is_damaged: bool = False  # the error is about what was pulled, and a pull does not mend it
     missing: int = 0  # offsets that were gone before they could be pulled
 
     def granted(self, epoch: int, offset: int, deadline_s: float, now_s: float) -> None:

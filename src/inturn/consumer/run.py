@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from inturn.consumer.context import Context
 from inturn.consumer.outcome import Next, Outcome
-from inturn.model.batch import decode, is_intact
+from inturn.model.batch import StoredBatch, decode, is_intact
 from inturn.model.errors import LogDamaged
 from inturn.model.message import Message, Origin
 
@@ -22,6 +22,7 @@ class Run:
     """`done` counts the messages that are over, from the first on."""
 
     __slots__ = (
+        "_attempts",
         "_batch_size",
         "_last_started_s",
         "_started",
@@ -67,6 +68,7 @@ class Run:
         self.failures = 0
         self.slow_count = 0
         self.error: LogDamaged | None = None
+        self._attempts = held.attempts
         self._started = 0
         self._batch_size = batch_size
         self._last_started_s = now_s
@@ -78,14 +80,11 @@ class Run:
             if isinstance(chunk.content, list):
                 self.messages += chunk.content
                 continue
-            if not is_intact(chunk.content):
-                self.error = LogDamaged(
-                    f"{origin.subject}/{origin.partition}",
-                    chunk.content.header.base_offset,
-                    "the checksum of a batch does not fit its content",
-                )
+            try:
+                messages = _decoded(chunk.content, origin)
+            except LogDamaged as error:
+                self.error = error
                 break
-            messages = decode(chunk.content, origin)
             self.messages += messages[len(messages) - chunk.count :]
 
     def next(self, now_s: float) -> Message | None:
@@ -97,7 +96,10 @@ class Run:
         if started == len(self.messages) or now_s >= self.held.deadline_s or now_s >= self.until_s:
             return None
         self._started = started + 1
-        return self.messages[started]
+        message = self.messages[started]
+        if self._attempts:
+            self.context.attempt = self._attempts.get(message.offset, 1)
+        return message
 
     def next_batch(self, now_s: float) -> list[Message] | None:
         """The same for handlers that take several at once."""
@@ -113,18 +115,34 @@ class Run:
         if outcome.next is Next.DONE:
             self.kept_from = None
             self.has_commit = True
-            self._reset_attempt()
+            self.context.is_acknowledged = False
             return True
         if outcome.next is Next.KEEP:
             if self.kept_from is None:
                 self.kept_from = self.done
-            self._reset_attempt()
+            self.context.is_acknowledged = False
             return True
         self.failures += 1
         self.suspend_s = outcome.wait_s
         self.is_rollback = outcome.next is Next.ROLLBACK
         return False
 
-    def _reset_attempt(self) -> None:
-        self.context.attempt = 1
-        self.context.is_acknowledged = False
+    def end(self, now_s: float) -> None:
+        """A call that failed may have been slow, too."""
+        if self.suspend_s is not None and now_s - self._last_started_s > self.slow_s:
+            self.slow_count += 1
+
+    @property
+    def failed(self) -> list[Message]:
+        """What was given to the handler and is to be repeated."""
+        return self.messages[self.done : self._started] if self.suspend_s is not None else []
+
+
+def _decoded(batch: StoredBatch, origin: Origin) -> list[Message]:
+    place = f"{origin.subject}/{origin.partition}"
+    if not is_intact(batch):
+        raise LogDamaged(place, batch.header.base_offset, "the checksum of a batch does not fit its content")
+    try:
+        return decode(batch, origin)
+    except Exception as error:  # whatever a decoder or decompressor says of content that it cannot read
+        raise LogDamaged(place, batch.header.base_offset, f"a batch cannot be decoded: {error}") from error

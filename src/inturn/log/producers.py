@@ -15,10 +15,11 @@ import msgspec
 
 from inturn.model.batch import Batch, BatchHeader
 from inturn.model.errors import OutOfSequence, ProducerFenced
+from inturn.model.settings import IN_FLIGHT_MAX
 
 NOBODY = 0
-# A producer has at most ProducerSettings.in_flight (5) batches on their way; only those can come twice.
-RECENT_COUNT = 16
+# A producer has at most so many batches on their way; only those can come twice.
+RECENT_COUNT = IN_FLIGHT_MAX
 
 
 class _State(msgspec.Struct, array_like=True):

@@ -168,10 +168,7 @@ def is_intact(batch: StoredBatch) -> bool:
 def decode(batch: StoredBatch, origin: Origin) -> list[Message]:
     """The messages of an intact batch (see `is_intact`), each with its offset."""
     body = memoryview(batch.payload)[2 * batch.header.count :]
-    if batch.header.compression == ZSTD:
-        messages = _decoder.decode(_decompress(body))
-    else:
-        messages = _decoder.decode(body)
+    messages = _decoder.decode(_decompress(body) if batch.header.compression == ZSTD else body)
     offset = batch.header.base_offset
     for message in messages:
         message.offset = offset

@@ -7,6 +7,9 @@ from datetime import UTC, datetime
 
 from inturn.model.errors import InvalidInput
 
+_KINDS = ("first", "last", "committed", "timestamp", "offset")
+_TIMESTAMP_MS_MAX = 253_402_300_799_000  # the end of the year 9999: later ones cannot be written as text
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -14,6 +17,11 @@ class Position:
 
     kind: str
     value: int = 0
+
+    def __post_init__(self) -> None:
+        limit = _TIMESTAMP_MS_MAX if self.kind == "timestamp" else 2**63 - 1
+        if self.kind not in _KINDS or not 0 <= self.value <= limit:
+            raise InvalidInput(f"Position({self.kind!r}, {self.value}): no such position")
 
 
 FIRST = Position("first")
@@ -31,15 +39,15 @@ def parse_position(text: str | int | datetime | Position) -> Position:
         case int() if text >= 0:
             return Position("offset", text)
         case datetime():
-            return Position("timestamp", int(text.timestamp() * 1000))
+            return Position("timestamp", round(text.timestamp() * 1000))
         case "first" | "last" | "committed":
             return Position(text)
-        case str() if text.isascii() and text.isdigit():
+        case str() if text.isascii() and text.isdigit() and len(text) <= 18:
             return Position("offset", int(text))
         case str():
             try:
                 return parse_position(datetime.fromisoformat(text))
-            except ValueError:
+            except (ValueError, OverflowError):
                 pass
     raise InvalidInput(
         f"start position {text!r}: use 'first', 'last', 'committed', a time such as '2026-01-31T12:00', or an offset"

@@ -45,11 +45,28 @@ class Order(enum.StrEnum):
     PARTITION = "partition"
 
 
+# A log remembers so many batches of each producer: more on their way at once could not be recognised when sent again.
+IN_FLIGHT_MAX = 16
+PULL_BYTES_MAX = 64 * MIB
+
+
 def _positive(owner: object, *names: str) -> None:
+    """Whole numbers and seconds: names that end in `_s` may have a fraction."""
     for name in names:
         value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise InvalidInput(f"{type(owner).__name__}.{name} is {value!r}; it must be a number above 0")
+        is_time = name.endswith("_s") or "_s_" in name
+        kinds = int | float if is_time else int
+        if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
+            what = "a number" if is_time else "a whole number"
+            raise InvalidInput(f"{type(owner).__name__}.{name} is {value!r}; it must be {what} above 0")
+
+
+def _set_enum(owner: object, name: str, kind: type[enum.StrEnum]) -> None:
+    try:
+        object.__setattr__(owner, name, kind(getattr(owner, name)))
+    except ValueError:
+        allowed = ", ".join(repr(one.value) for one in kind)
+        raise InvalidInput(f"{type(owner).__name__}.{name} is {getattr(owner, name)!r}; use {allowed}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
+    """How logs are kept on disk, for the whole folder."""
+
     flush: Flush = Flush.ALWAYS
     flush_interval_s: float = 0.1
     segment_bytes: int = 256 * MIB
@@ -79,7 +98,7 @@ class LogSettings:
     producer_expiry_s: float = 7 * 86400.0  # how long a silent producer's sequence is remembered
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "flush", Flush(self.flush))
+        _set_enum(self, "flush", Flush)
         _positive(
             self,
             "flush_interval_s",
@@ -88,6 +107,9 @@ class LogSettings:
             "checkpoint_every_bytes",
             "producer_expiry_s",
         )
+        _positive(self, *(name for name in ("retention_s", "retention_bytes") if getattr(self, name) is not None))
+        if self.reserve_bytes != 0:
+            _positive(self, "reserve_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +131,8 @@ class LeaseSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
+    """How a producer gathers messages into batches and sends them."""
+
     batch_bytes: int = 256 * KIB  # a batch is closed when it has this much, or
     batch_count: int = 4000  # this many messages
     in_flight: int = 5  # batches per partition on their way at once
@@ -133,6 +157,12 @@ class ProducerSettings:
             "tries_max",
             "answer_timeout_s",
         )
+        if self.in_flight > IN_FLIGHT_MAX:
+            raise InvalidInput(f"ProducerSettings.in_flight is {self.in_flight}; it must not be above {IN_FLIGHT_MAX}")
+        if self.backoff_min_s > self.backoff_max_s:
+            raise InvalidInput(
+                f"ProducerSettings.backoff_min_s {self.backoff_min_s:g} is above backoff_max_s {self.backoff_max_s:g}"
+            )
         if self.compression not in (None, "zstd"):
             raise InvalidInput(f"ProducerSettings.compression is {self.compression!r}; use None or 'zstd'")
 
@@ -151,6 +181,8 @@ class FlowControl:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
+    """How a consumer pulls, handles and commits."""
+
     concurrency: int = 8  # handlers that run at once
     batch: int = 1  # above 1: the handler gets a list of up to so many messages
     ack: str = "auto"  # or "manual"
@@ -167,7 +199,7 @@ class ConsumerSettings:
     flow: FlowControl = field(default_factory=FlowControl)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "strategy", Strategy(self.strategy))
+        _set_enum(self, "strategy", Strategy)
         _positive(
             self,
             "concurrency",
@@ -184,5 +216,7 @@ class ConsumerSettings:
         )
         if self.ack not in ("auto", "manual"):
             raise InvalidInput(f"ConsumerSettings.ack is {self.ack!r}; use 'auto' or 'manual'")
+        if self.pull_bytes > PULL_BYTES_MAX:
+            raise InvalidInput(f"ConsumerSettings.pull_bytes is {self.pull_bytes}; the limit is {PULL_BYTES_MAX}")
         if not 0.01 <= self.suspend_s <= 30:
             raise InvalidInput(f"ConsumerSettings.suspend_s is {self.suspend_s!r}; it must be 0.01 to 30 seconds")

@@ -17,6 +17,7 @@ def key_bytes(key: str | bytes) -> bytes:
 
 
 def slot_of(key: bytes) -> int:
+    """The slot of a key, 0 to 1023; the same in every language and version."""
     return xxh64_intdigest(key, _SEED) % SLOT_COUNT
 
 

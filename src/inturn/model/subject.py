@@ -10,6 +10,8 @@ from inturn.model.settings import Limits, Routing, Strategy
 
 @dataclass(frozen=True, slots=True)
 class Subject:
+    """A stream of messages and its route: which partition each slot belongs to."""
+
     name: str
     route: Route
     routing: Routing = Routing.SLOTS

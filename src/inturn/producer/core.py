@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from inturn.model.commands import Append, Appended
@@ -11,7 +11,7 @@ from inturn.model.errors import InturnError, InvalidInput, LimitExceeded, SendFa
 from inturn.model.message import Outgoing
 from inturn.model.route import Partition
 from inturn.model.settings import ProducerSettings, Routing, Strategy
-from inturn.model.slot import SLOT_COUNT, key_bytes, slot_of
+from inturn.model.slot import SLOT_COUNT, slot_of
 from inturn.model.subject import Subject
 from inturn.producer.flight import Flight
 from inturn.producer.queue import PartitionQueue
@@ -88,7 +88,7 @@ class ProducerCore:
         if selector is not None and key is None:
             key = _order_key(arg)
         if key is not None:
-            key = key_bytes(key) if isinstance(key, str) else _as_bytes("key", key)
+            key = _utf8("key", key) if isinstance(key, str) else _as_bytes("key", key)
             if len(key) > limits.key_bytes:
                 raise LimitExceeded("the key", len(key), limits.key_bytes, "Limits.key_bytes")
             size_bytes += len(key)
@@ -97,32 +97,33 @@ class ProducerCore:
             slot = int(self._random() * SLOT_COUNT)
         if properties:
             size_bytes += _checked_properties(properties, limits.properties_bytes)
-        if tags:
-            size_bytes += _checked_tags(tags, limits.properties_bytes)
+        if tags != ():
+            tags, tags_bytes = _checked_tags(tags, limits.properties_bytes)
+            size_bytes += tags_bytes
         if message_id is not None:
             size_bytes += _checked_id(message_id, limits.key_bytes)
-        message = Outgoing(body, key, born_at_ms, tuple(tags), properties or {}, message_id)
+        message = Outgoing(body, key, born_at_ms, tags, dict(properties) if properties else {}, message_id)
         if subject.routing is Routing.SLOTS and selector is None:
             partition = subject.route.by_slot[slot]
         else:
             partition = self._select(subject, message, slot, selector, arg)
         queue = self._queues[subject_name][partition]
         if queue.error is not None:
-            if subject.strategy is Strategy.STRICT:
+            other = self._other_queue(queue) if subject.strategy is Strategy.BEST_EFFORT else None
+            if other is None:
                 raise queue.error
-            queue = self._other_queue(queue) or queue
+            queue = other
         size_bytes += MESSAGE_OVERHEAD_BYTES
         self.waiting_bytes += size_bytes
         return queue.add(message, slot, size_bytes)
 
     def poll(self, now_s: float) -> list[SendAttempt]:
         """What to send now; what belongs to one partition is in order."""
-        return [
-            SendAttempt(queue, flight, command)
-            for queues in self._queues.values()
-            for queue in queues
-            for flight, command in queue.poll(now_s)
-        ]
+        every = [queue for queues in self._queues.values() for queue in queues]
+        for queue in every:
+            for given_up in queue.expire(now_s):
+                self._move(queue, given_up, InturnError("no answer came"))
+        return [SendAttempt(queue, flight, command) for queue in every for flight, command in queue.poll(now_s)]
 
     def answered(self, attempt: SendAttempt, answer: object, now_s: float) -> None:
         queue, flight = attempt.queue, attempt.flight
@@ -198,6 +199,13 @@ def _as_bytes(what: str, value: object) -> bytes:
     raise InvalidInput(f"the {what} is a {type(value).__name__}; {hint}")
 
 
+def _utf8(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"the {what} {text!r} is not valid text: {error.reason}; give bytes instead") from None
+
+
 def _order_key(arg: object) -> str | bytes | None:
     """A selector's argument is the order key, unless a key is given too."""
     if arg is None or isinstance(arg, str | bytes):
@@ -214,25 +222,26 @@ def _checked_properties(properties: dict[str, str], limit: int) -> int:
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(f"property {name!r} is {value!r}; names and values must be str")
-        size += len(name.encode()) + len(value.encode())
+        size += len(_utf8("property", name)) + len(_utf8("property", value))
     if size > limit:
         raise LimitExceeded("properties", size, limit, "Limits.properties_bytes")
     return size
 
 
-def _checked_tags(tags: tuple[str, ...], limit: int) -> int:
-    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+def _checked_tags(tags: Iterable[str], limit: int) -> tuple[tuple[str, ...], int]:
+    kept = () if isinstance(tags, str) or not isinstance(tags, Iterable) else tuple(tags)
+    if isinstance(tags, str) or not isinstance(tags, Iterable) or not all(isinstance(tag, str) for tag in kept):
         raise InvalidInput(f"tags is {tags!r}; give a tuple of str")
-    size = sum(len(tag.encode()) for tag in tags)
+    size = sum(len(_utf8("tag", tag)) for tag in kept)
     if size > limit:
         raise LimitExceeded("tags", size, limit, "Limits.properties_bytes")
-    return size
+    return kept, size
 
 
 def _checked_id(message_id: str, limit: int) -> int:
     if not isinstance(message_id, str):
         raise InvalidInput(f"message_id is a {type(message_id).__name__}; give a str")
-    size = len(message_id.encode())
+    size = len(_utf8("message_id", message_id))
     if size > limit:
         raise LimitExceeded("message_id", size, limit, "Limits.key_bytes")
     return size

@@ -20,6 +20,9 @@ class Stored:
     offset: int
 
 
+_making_event = threading.Lock()  # one for all: it is held for an instant, and rarely
+
+
 class Flight:
     """Filled by `add` until it is encoded; then it never changes, however often it is sent."""
 
@@ -71,10 +74,12 @@ class Flight:
         """An event is made only if somebody waits: most flights are never waited for."""
         if self.done:
             return True
-        if self._event is None:
-            self._event = threading.Event()
+        with _making_event:
+            event = self._event
+            if event is None:
+                event = self._event = threading.Event()
         # `finish` may have looked for the event just before it was there.
-        return self.done or self._event.wait(timeout_s) or self.done
+        return self.done or event.wait(timeout_s) or self.done
 
 
 class SendHandle:

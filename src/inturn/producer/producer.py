@@ -112,7 +112,7 @@ class Producer:
         return handle.result(timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything sent so far is acknowledged. Raises the first failure since the last flush."""
+        """Wait until nothing is unacknowledged. Raises the first failure since the last flush."""
         with self._roomier:
             if not self._roomier.wait_for(lambda: self._core.is_idle, timeout_s):
                 raise SendTimeout("all subjects", timeout_s or 0.0, None)
@@ -171,7 +171,8 @@ class Producer:
         return bool(attempts)
 
     def _answered(self, attempt: SendAttempt, answer: Answer | InturnError) -> None:
-        if isinstance(answer, InturnError):
+        # At tries 1, 2, 4, 8 …: a disk that stays full is not to fill the log, too.
+        if isinstance(answer, InturnError) and attempt.tries & (attempt.tries - 1) == 0:
             _log.warning(
                 "producer.send_failed",
                 subject=attempt.command.subject,

@@ -86,13 +86,14 @@ class PartitionQueue:
         """What to send now, in this order."""
         if self.error is not None:
             return []
-        self._expire(now_s)
+        commands = []
         if self._phase is _Phase.SETTLING:
             if any(flight.is_awaited for flight in self._sent) or now_s < self._resume_at_s:
                 return []
             self._phase = _Phase.FLOWING
-            return [self._send(flight, now_s) for flight in self._sent if not flight.done]
-        commands = []
+            commands = [self._send(flight, now_s) for flight in self._sent if not flight.done]
+            if commands:
+                return commands  # nothing new before it is known whether this works
         while len(self._sent) < self._settings.in_flight:
             flight = self._next_flight()
             if flight is None:
@@ -101,6 +102,25 @@ class PartitionQueue:
             self._sent.append(flight)
             commands.append(self._send(flight, now_s))
         return commands
+
+    def expire(self, now_s: float) -> list[Flight]:
+        """An answer that does not come counts as a failure; whether the batch was stored, the next try tells.
+
+        Returns the flights that this queue gives up (best effort only).
+        """
+        overdue = [
+            flight
+            for flight in self._sent
+            if flight.is_awaited and now_s >= flight.sent_at_s + self._settings.answer_timeout_s
+        ]
+        given_up: list[Flight] = []
+        for flight in overdue:
+            flight.is_awaited = False
+            self._phase = _Phase.SETTLING
+            self._resume_at_s = now_s
+            if self._strategy is Strategy.BEST_EFFORT and flight.tries >= self._settings.tries_max:
+                given_up += self._give_up(flight)
+        return given_up
 
     def next_due_s(self) -> float | None:
         """When `poll` should be called again though nothing else happens."""
@@ -175,14 +195,6 @@ class PartitionQueue:
         flight.sent_at_s = now_s
         flight.tries += 1
         return flight, Append(self.subject, self.partition, flight.batch, flight.gap)
-
-    def _expire(self, now_s: float) -> None:
-        """An answer that does not come counts as a failure; whether the batch was stored, the next try tells."""
-        for flight in self._sent:
-            if flight.is_awaited and now_s >= flight.sent_at_s + self._settings.answer_timeout_s:
-                flight.is_awaited = False
-                self._phase = _Phase.SETTLING
-                self._resume_at_s = now_s
 
     def _is_hopeless(self, flight: Flight, error: InturnError) -> bool:
         return flight.tries >= self._settings.tries_max or (not error.retriable and isinstance(error, StorageError))

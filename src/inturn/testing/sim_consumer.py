@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
+from inturn.consumer import outcome as outcomes
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.outcome import Next, Outcome, of_exception, of_return
+from inturn.consumer.outcome import Outcome
 from inturn.consumer.run import Run
 from inturn.model.commands import Answer, Command
 from inturn.model.errors import InturnError
@@ -17,7 +18,13 @@ from inturn.testing.recorder import Recorder
 from inturn.testing.sim_node import SimClient, SimNetwork
 from inturn.testing.world import World
 
-_ENDS = {Next.DONE: "success", Next.KEEP: "success", Next.ROLLBACK: "rollback"}
+# Changes of stage that happen within one `poll`, and the stage between.
+_BETWEEN = {
+    ("active", "releasing"): "draining",
+    ("active", "none"): "lost",
+    ("draining", "none"): "lost",
+    ("releasing", "none"): "lost",
+}
 
 
 class SimConsumer(SimClient):
@@ -40,6 +47,9 @@ class SimConsumer(SimClient):
         self._settings = settings
         self._running = 0
         self._stages: dict[int, str] = {}
+        self._kept: dict[tuple[int, int], int] = {}  # by partition and epoch, the first since the last commit
+        self._rolled_back: dict[tuple[int, int], int] = {}  # where to go on
+        self.problems: list[str] = []
         self._next_tick_s = float("inf")
         self.slow_next = False  # the next handler outlives a lease
         self.is_calm = False  # handlers succeed from now on
@@ -64,9 +74,10 @@ class SimConsumer(SimClient):
 
     def _tick(self) -> None:
         core, now_s = self.core, self.world.now_s
+        self._note_stages()
         for command in core.poll(now_s):
             self._network.send(self, command, partial(self._answered, command))
-        self._note_stages()
+        self._note_stages(in_poll=True)
         while self._running < self._settings.concurrency and (run := core.take(now_s)) is not None:
             self._running += 1
             run.open()
@@ -89,6 +100,7 @@ class SimConsumer(SimClient):
             self._finish(run)
             return
         context = run.context
+        self._check_rollback(context.partition, context.epoch, message.offset)
         self._recorder.started(
             context.subject,
             context.group,
@@ -102,10 +114,9 @@ class SimConsumer(SimClient):
         self.later(self._duration_s(), partial(self._end, run, message))
 
     def _end(self, run: Run, message: Message) -> None:
-        outcome = self._outcome(run)
+        outcome, result = self._handled(run)
         context = run.context
         self._coverage[f"handler.{outcome.kind.value}"] += 1
-        default = "exception" if outcome.error is not None else "failed"
         self._recorder.ended(
             context.subject,
             context.group,
@@ -115,7 +126,7 @@ class SimConsumer(SimClient):
             self.name,
             context.epoch,
             message.message_id,
-            result=_ENDS.get(outcome.next, default),
+            result=result,
         )
         if run.settle(outcome):
             self._next(run)
@@ -133,24 +144,45 @@ class SimConsumer(SimClient):
             return self.world.spread(3.0, 6.0)
         return self.world.spread(0.001, 0.3 if self.world.happens(0.02) else 0.01)
 
-    def _outcome(self, run: Run) -> Outcome:
+    def _handled(self, run: Run) -> tuple[Outcome, str]:
+        """What the product makes of the handler's end, and what it was in truth."""
         settings, chance = self._settings, self.world.rng.random()
+        place = (run.context.partition, run.context.epoch)
+        returned: object
         if self.is_calm or chance < 0.9:
             last = self.is_calm or chance < 0.6
             returned = None if settings.ack == "auto" else Result.COMMIT if last else Result.SUCCESS
-            return of_return(returned, run.context, settings, "simulated")
+            if returned is Result.SUCCESS:
+                self._kept.setdefault(place, run.messages[run.done].offset)
+            else:
+                self._kept.pop(place, None)
+            return outcomes.of_return(returned, run.context, settings, "simulated"), "success"
         if chance < 0.94:
-            return of_exception(RuntimeError("simulated"), settings)
+            return outcomes.of_exception(RuntimeError("simulated"), settings), "exception"
         if chance < 0.96:
-            return of_return(suspend(0.05), run.context, settings, "simulated")
-        returned = Result.ROLLBACK if settings.ack == "manual" and chance < 0.98 else "nonsense"
-        return of_return(returned, run.context, settings, "simulated")
+            return outcomes.of_return(suspend(0.05), run.context, settings, "simulated"), "failed"
+        if settings.ack == "manual" and chance < 0.98:
+            self._rolled_back[place] = self._kept.pop(place, run.messages[run.done].offset)
+            return outcomes.of_return(Result.ROLLBACK, run.context, settings, "simulated"), "rollback"
+        return outcomes.of_return("nonsense", run.context, settings, "simulated"), "exception"
 
-    def _note_stages(self) -> None:
+    def _check_rollback(self, partition: int, epoch: int, offset: int) -> None:
+        due = self._rolled_back.pop((partition, epoch), offset)
+        if offset != due:
+            self.problems.append(
+                f"not rolled back: {self.name}, partition {partition}, epoch {epoch} goes on at {offset} instead of {due}"
+            )
+
+    def _note_stages(self, in_poll: bool = False) -> None:
         """Count how partitions change their stage; the product itself knows nothing of this."""
         stages = {index: held.stage.value for index, held in self.core.held.items()}
         for index in stages.keys() | self._stages.keys():
             before, after = self._stages.get(index, "none"), stages.get(index, "none")
-            if before != after:
-                self._coverage[f"stage.{before} → {after}"] += 1
+            if before == after:
+                continue
+            between = _BETWEEN.get((before, after)) if in_poll else None
+            if between is not None:
+                self._coverage[f"stage.{before} → {between}"] += 1
+                before = between
+            self._coverage[f"stage.{before} → {after}"] += 1
         self._stages = stages

@@ -193,13 +193,6 @@ class SimDisk:
         self._crash_at = None
         self._failures.clear()
 
-    def kill(self) -> None:
-        """The process stops, the machine goes on: everything written stays, open files are gone."""
-        self.life += 1
-        self._dead = False
-        self._crash_at = None
-        self._failures.clear()
-
     def crash_at(self, operation: int | None) -> None:
         """Raise SimCrash at this operation (counted by `operations`), before or after it took effect, by chance.
 

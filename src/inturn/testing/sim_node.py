@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from inturn.log.embedded import EmbeddedEngine
-from inturn.model.commands import Answer, Command, CreateSubject, Reply
-from inturn.model.errors import InturnError
+from inturn.model.commands import Answer, Append, Appended, Command, CreateSubject, ProducerOpened, Reply
+from inturn.model.errors import InturnError, StorageError
 from inturn.model.observer import Observer
 from inturn.model.request import ask
 from inturn.model.settings import LeaseSettings, Limits, LogSettings
@@ -29,11 +29,13 @@ class SimNode:
         settings: LogSettings,
         lease: LeaseSettings,
         observer: Observer,
+        coverage: Counter[str],
         *,
         local: bool,
         on_crash: Callable[[], None],
     ) -> None:
         self._world = world
+        self._coverage = coverage
         self._settings = settings
         self._lease = lease
         self._observer = observer
@@ -43,6 +45,8 @@ class SimNode:
         self.disk = SimDisk(world.rng)
         self.database = Database.open(None)
         self.is_up = False
+        self.problems: list[str] = []
+        self._producer_epochs: dict[int, int] = {}  # the newest that was given out
         self.start()
 
     def start(self) -> None:
@@ -51,11 +55,12 @@ class SimNode:
             self._start()
         except SimCrash:
             self.crash(power=True)
-        except OSError:
+        except (OSError, StorageError):
             self.crash(power=False)
 
     def _start(self) -> None:
         self._life += 1
+        stored_bytes = self._stored_bytes()
         self._timers = Timers()
         engine = EmbeddedEngine(
             "log", self._settings, self._timers, clock=self._world, disk=self.disk, submit=self._run_soon
@@ -65,7 +70,11 @@ class SimNode:
         )
         self._timers.on_earlier = self._schedule_timers
         self._schedule_timers()
+        self._coverage["log.torn tail cut"] += self._stored_bytes() < stored_bytes
         self.is_up = True
+
+    def _stored_bytes(self) -> int:
+        return sum(self.disk.size(path) for path in self.disk.paths() if path.endswith(".log"))
 
     def create_subject(self, name: str, partitions: int) -> Subject:
         return ask(self.node, CreateSubject(name, partitions, "slots", "strict", Limits()), Subject)
@@ -84,11 +93,27 @@ class SimNode:
         """Nobody answers while it is down."""
         if self.is_up:
             life = self._life
-            self._guard(life, lambda: self.node.submit(command, partial(self._reply, life, reply)))
+            watched = partial(self._watch_fencing, command, self._newest_epoch(command), reply)
+            self._guard(life, lambda: self.node.submit(command, partial(self._reply, life, watched)))
 
     def _reply(self, life: int, reply: Reply, answer: Answer | InturnError) -> None:
         if life == self._life:
             reply(answer)
+
+    def _newest_epoch(self, command: Command) -> int:
+        return self._producer_epochs.get(command.batch.producer_id, 0) if isinstance(command, Append) else 0
+
+    def _watch_fencing(self, command: Command, newest: int, reply: Reply, answer: Answer | InturnError) -> None:
+        """What comes with an older epoch than was given out before must be refused."""
+        if isinstance(answer, ProducerOpened):
+            self._producer_epochs[answer.producer_id] = answer.epoch
+        elif isinstance(command, Append) and isinstance(answer, Appended) and command.batch.producer_epoch < newest:
+            batch = command.batch
+            self.problems.append(
+                f"stored though fenced: producer {batch.producer_id} at epoch {batch.producer_epoch}, "
+                f"partition {command.partition}, offset {answer.base_offset}; epoch {newest} had been given out"
+            )
+        reply(answer)
 
     def _run_soon(self, job: Callable[[], None]) -> None:
         life = self._life

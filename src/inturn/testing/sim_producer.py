@@ -55,9 +55,7 @@ class SimProducer(SimClient):
             return False
         message_id = f"{self.name}:{self._number}"
         try:
-            flight = self._core.add(
-                self._subject.name, b"x" * 20, key, self.world.time_ms(), message_id=message_id
-            )
+            flight = self._core.add(self._subject.name, b"x" * 20, key, self.world.time_ms(), message_id=message_id)
         except InturnError as error:
             self.error = error
             return False

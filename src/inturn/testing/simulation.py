@@ -21,7 +21,7 @@ from inturn.model.request import ask
 from inturn.model.settings import ConsumerSettings, FlowControl, Flush, LeaseSettings, LogSettings, ProducerSettings
 from inturn.testing.checker import Verdict, check
 from inturn.testing.faults import FAULTS, LEASE_LIFE_S
-from inturn.testing.history import HandlerEnd, HandlerStart, History, SendAcknowledged
+from inturn.testing.history import ConsumerCrashed, HandlerEnd, HandlerStart, History, LeaseEnded, SendAcknowledged
 from inturn.testing.recorder import Recorder
 from inturn.testing.sim_consumer import SimConsumer
 from inturn.testing.sim_node import SimNetwork, SimNode
@@ -96,8 +96,15 @@ class Simulation:
             answer_timeout_s=0.5,
             flow=FlowControl(buffered_count=rng.choice((5, 40, 1000))),
         )
+        self._count_settings(log)
         self.node = SimNode(
-            world, log, self._lease, self.recorder, local=self._is_local, on_crash=self._node_crashed
+            world,
+            log,
+            self._lease,
+            self.recorder,
+            self.coverage,
+            local=self._is_local,
+            on_crash=self._node_crashed,
         )
         self.network = SimNetwork(world, self.node, self.coverage)
         self._subject = self.node.create_subject(SUBJECT, PARTITIONS)
@@ -234,11 +241,12 @@ class Simulation:
         verdict = check(history, subject=SUBJECT, group=GROUP, order="partition", stored=ids)
         problems += [f"{violation.kind}: {violation.message}" for violation in verdict.violations]
         problems += _log_problems(stored)
+        problems += _release_problems(history)
+        problems += self.node.problems
+        problems += [problem for consumer in self.consumers for problem in consumer.problems]
         self._count(verdict, history)
         self.node.database.close()
-        return Report(
-            self.world_seed, verdict, problems, self.faults, self.coverage, history, self.world.now_s
-        )
+        return Report(self.world_seed, verdict, problems, self.faults, self.coverage, history, self.world.now_s)
 
     world_seed = 0
 
@@ -309,11 +317,19 @@ class Simulation:
                 kept.record(event)
         return kept
 
+    def _count_settings(self, log: LogSettings) -> None:
+        clients = "local" if self._is_local else "remote"
+        for name in (f"flush {log.flush.value}", f"clients {clients}", f"ack {self._consumer_settings.ack}"):
+            self.coverage[f"setting.{name}"] += 1
+
     def _count(self, verdict: Verdict, history: History) -> None:
         coverage = self.coverage
         for event in history:
             name = type(event).__name__
             coverage[f"event.{name}" + (f" {event.why}" if name == "LeaseEnded" else "")] += 1  # type: ignore[union-attr]
+        for path in self.node.disk.paths():
+            if path.endswith(".log"):
+                coverage["log.segment after a gap" if path.endswith("-gap.log") else "log.segment"] += 1
         coverage["verdict.duplicates"] += verdict.duplicates
         coverage["verdict.overlaps after lease loss"] += verdict.overlaps_after_lease_loss
 
@@ -332,6 +348,28 @@ def _log_problems(stored: dict[tuple[int, int], Message]) -> list[str]:
         if int(number) < last[producer, message.key]:
             problems.append(f"stored out of order: {message.message_id} at {place} after {last[producer, message.key]}")
         last[producer, message.key] = max(last[producer, message.key], int(number))
+    return problems
+
+
+def _release_problems(history: History) -> list[str]:
+    """A lease may be lost while a handler runs, but must not be given back."""
+    problems = []
+    running: dict[tuple[str, int, int], int] = {}  # by consumer, partition and epoch: the offset
+    for event in history:
+        match event:
+            case HandlerStart():
+                running[event.consumer, event.partition, event.epoch] = event.offset
+            case HandlerEnd():
+                running.pop((event.consumer, event.partition, event.epoch), None)
+            case ConsumerCrashed():
+                running = {place: offset for place, offset in running.items() if place[0] != event.consumer}
+            case LeaseEnded(why="released"):
+                offset = running.get((event.owner, event.partition, event.epoch))
+                if offset is not None:
+                    problems.append(
+                        f"released too early: {event.owner}, partition {event.partition}, epoch {event.epoch} "
+                        f"was still running offset {offset}"
+                    )
     return problems
 
 

@@ -8,6 +8,15 @@ import random
 from collections.abc import Callable
 
 _WALL_START_MS = 1_700_000_000_000
+EVENTS_MAX = 300_000  # a usual history has some thousands
+
+
+class TimeStandsStill(Exception):
+    """Far too much happened: most likely something happens again and again at the same moment."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+        super().__init__(f"{EVENTS_MAX} events, and the world is only {now_s:.3f} s old; something goes round in circles")
 
 
 class World:
@@ -17,6 +26,7 @@ class World:
         self.wall_jump_ms = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
+        self._happened = 0
 
     def monotonic(self) -> float:
         return self.now_s
@@ -28,11 +38,14 @@ class World:
         heapq.heappush(self._events, (self.now_s + delay_s, next(self._count), action))
 
     def run(self, until_s: float) -> None:
-        """Let events happen up to this time."""
+        """Let events happen up to this time. Raises TimeStandsStill."""
         events = self._events
         while events and events[0][0] <= until_s:
             at_s, _, action = heapq.heappop(events)
             self.now_s = max(self.now_s, at_s)
+            self._happened += 1
+            if self._happened > EVENTS_MAX:
+                raise TimeStandsStill(self.now_s)
             action()
         self.now_s = until_s
 

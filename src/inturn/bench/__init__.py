@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a figure, what it stands beside in the same run, and the ratio."""

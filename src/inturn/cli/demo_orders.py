@@ -1,0 +1,95 @@
+"""What the demo is about: orders, the five steps of each, and whether every order saw them in their order. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from inturn.model.settings import LeaseSettings
+
+SUBJECT = "orders"
+GROUP = "warehouse"
+STEPS = ("created", "paid", "packed", "shipped", "delivered")
+PARTITION_COUNT = 4
+OPEN_COUNT = 40  # orders that one producer has under way at once
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is done. One partition handles at most 1 / `handling_s` messages per second, whoever owns it."""
+
+    orders: int
+    handling_s: float
+    sending_s: float  # the producers spread their sends over this
+    retry_s: float
+    run_s_max: float  # what a crash repeats: at most what was handled in this time
+    lease: LeaseSettings
+
+    @property
+    def messages(self) -> int:
+        return self.orders * len(STEPS)
+
+
+# 4 partitions × 1 / 3 ms ≈ 1,250 messages per second: 16 s, and 2 s more for the partitions whose owner dies.
+FULL = Scale(4000, 0.003, 11.0, 0.5, 0.25, LeaseSettings(life_s=2.0, renew_s=0.4, margin_s=0.1))
+QUICK = Scale(600, 0.002, 1.0, 0.05, 0.05, LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05))
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A handler that fails at its first attempt, on purpose."""
+
+    why: str
+    is_exception: bool
+
+
+def troubles(orders: int) -> dict[tuple[int, str], Trouble]:
+    """A few, spread over the whole run."""
+    jam, late = Trouble("the label printer is jammed", True), Trouble("the bank asks to wait", False)
+    wanted = ((0.13, "packed", jam), (0.27, "paid", late), (0.62, "packed", jam), (0.78, "paid", late))
+    return {(int(orders * share), step): trouble for share, step, trouble in wanted}
+
+
+def key_of(order: int) -> str:
+    return f"order-{order}"
+
+
+def life_cycles(orders: Sequence[int], rng: random.Random) -> Iterator[tuple[int, str]]:
+    """All steps of these orders: each order in its order, the orders among one another at random."""
+    waiting = iter(orders)
+    under_way: list[tuple[int, int]] = []
+    while True:
+        while len(under_way) < OPEN_COUNT and (order := next(waiting, None)) is not None:
+            under_way.append((order, 0))
+        if not under_way:
+            return
+        place = rng.randrange(len(under_way))
+        order, step = under_way[place]
+        yield order, STEPS[step]
+        if step + 1 < len(STEPS):
+            under_way[place] = order, step + 1
+        else:
+            under_way[place] = under_way[-1]
+            under_way.pop()
+
+
+class Ledger:
+    """What an order's owner sees: which step each order reached, and every step that came too early."""
+
+    def __init__(self) -> None:
+        self._reached: dict[int, int] = {}
+        self.too_early: list[tuple[int, str]] = []
+
+    def note(self, order: int, step: str) -> None:
+        """A step was handled. One that is repeated after a crash changes nothing."""
+        reached, index = self._reached.get(order, 0), STEPS.index(step)
+        if index > reached:
+            self.too_early.append((order, step))
+        self._reached[order] = max(reached, index + 1)
+
+    @property
+    def complete_count(self) -> int:
+        """Orders that saw all five steps, none before its turn."""
+        wrong = {order for order, _ in self.too_early}
+        return sum(reached == len(STEPS) and order not in wrong for order, reached in self._reached.items())

@@ -1,0 +1,95 @@
+"""How the demo ended: the order checker's verdict, and what became of each order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from inturn.cli.demo_board import Board
+from inturn.cli.demo_orders import GROUP, SUBJECT, Scale
+from inturn.cli.demo_story import LATE_CONSUMER, Story
+from inturn.testing.checker import ViolationKind, check
+
+
+class HandOverResult(msgspec.Struct, frozen=True):
+    partition: int
+    before: str
+    after: str
+    epoch: int
+    offset: int
+    repeated: int
+    is_after_crash: bool
+    took_s: float
+
+
+class DemoResult(msgspec.Struct, frozen=True):
+    """What `inturn demo --json` prints. `duplicates` are messages that were handled again after the crash."""
+
+    ok: bool
+    is_complete: bool  # False: it was ended before everything was handled
+    elapsed_s: float
+    orders: int
+    orders_in_order: int  # those that saw all five steps, each in its turn
+    messages_sent: int
+    messages_handled: int
+    handler_calls: int
+    retries: int
+    duplicates: int
+    out_of_order: int
+    overlapping: int
+    lost: int
+    skipped: int
+    other_violations: int
+    violations: list[str]
+    died: str | None
+    joined: str
+    hand_overs: list[HandOverResult]
+    handled_by: dict[str, int]
+    events: list[str]
+
+
+def judge(story: Story, board: Board, scale: Scale, elapsed_s: float) -> DemoResult:
+    """Only after the story is over."""
+    is_complete = story.error is None
+    verdict = check(
+        board.recorder.snapshot(),
+        subject=SUBJECT,
+        group=GROUP,
+        order="partition",
+        stored=story.stored if is_complete else None,
+    )
+    kinds = Counter(violation.kind for violation in verdict.violations)
+    shown = (ViolationKind.OUT_OF_ORDER, ViolationKind.OVERLAP, ViolationKind.LOST, ViolationKind.SKIPPED)
+    look = board.look()
+    in_order = board.ledger.complete_count
+    took_over = any(one.is_after_crash for one in board.hand_overs)
+    return DemoResult(
+        ok=verdict.ok and is_complete and took_over and verdict.sent == scale.messages and in_order == scale.orders,
+        is_complete=is_complete,
+        elapsed_s=round(elapsed_s, 2),
+        orders=scale.orders,
+        orders_in_order=in_order,
+        messages_sent=verdict.sent,
+        messages_handled=verdict.finished - verdict.duplicates,
+        handler_calls=verdict.started,
+        retries=sum(one.retries for one in look.consumers),
+        duplicates=verdict.duplicates,
+        out_of_order=kinds[ViolationKind.OUT_OF_ORDER],
+        overlapping=kinds[ViolationKind.OVERLAP],
+        lost=sum(len(one.offsets) for one in verdict.violations if one.kind is ViolationKind.LOST),
+        skipped=kinds[ViolationKind.SKIPPED],
+        other_violations=sum(count for kind, count in kinds.items() if kind not in shown),
+        violations=[str(violation) for violation in verdict.violations],
+        died=story.victim,
+        joined=LATE_CONSUMER,
+        hand_overs=[
+            HandOverResult(
+                *(one.partition, one.before, one.after, one.epoch, one.offset, one.repeated, one.is_after_crash),
+                took_s=round(one.took_s, 3),
+            )
+            for one in board.hand_overs
+        ],
+        handled_by={one.name: one.handled for one in look.consumers},
+        events=[f"{one.at_s:.1f} s: {one.text}" for one in look.events],
+    )

@@ -1,0 +1,198 @@
+"""The pictures of the demo: a frame of the live view, and the verdict. 100 × 30 is enough."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rich.box import ROUNDED, SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from inturn.cli.demo_board import ConsumerLook, Look, PartitionLook
+from inturn.cli.demo_orders import STEPS
+from inturn.cli.demo_story import FIRST_CONSUMERS, LATE_CONSUMER
+from inturn.cli.demo_verdict import DemoResult
+
+WIDTH = 98
+BAR_COLUMNS = 26
+EVENT_ROWS = 8
+RATE_WINDOW_S = 1.5
+QUIET, FAINT, BAD, GOOD = "grey58", "grey30", "#e06c75", "#98c379"
+COLOURS = dict(zip((*FIRST_CONSUMERS, LATE_CONSUMER), ("#61afef", "#c678dd", "#56b6c2", "#e5c07b"), strict=True))
+
+
+class View:
+    """Remembers a little of what it has shown: rates come from that."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Look] = deque()
+
+    def frame(self, look: Look) -> RenderableType:
+        self._samples.append(look)
+        while len(self._samples) > 1 and look.at_s - self._samples[1].at_s > RATE_WINDOW_S:
+            self._samples.popleft()
+        return Group(self._head(look), self._partitions(look), self._consumers(look), _events(look))
+
+    def _rate(self, look: Look, partition: int) -> float:
+        first = self._samples[0]
+        passed_s = look.at_s - first.at_s
+        return (
+            0.0 if passed_s < 0.2 else (look.partitions[partition].done - first.partitions[partition].done) / passed_s
+        )
+
+    def _head(self, look: Look) -> RenderableType:
+        expected = sum(one.expected for one in look.partitions)
+        head = Table.grid(expand=False, padding=(0, 3, 0, 0))
+        head.add_row(
+            Text.assemble(("inturn demo", "bold"), (f"  {look.at_s:4.1f} s", QUIET)),
+            _figure("sent", look.stored, f"of {expected:,}"),
+            _figure("handled", look.done, ""),
+            _figure("lag", look.stored - look.done, ""),
+            _figure("rate", round(sum(self._rate(look, one) for one in range(len(look.partitions)))), "/s"),
+        )
+        return head
+
+    def _partitions(self, look: Look) -> RenderableType:
+        table = Table(box=SIMPLE_HEAD, header_style=QUIET, pad_edge=False, show_edge=False, expand=True)
+        table.add_column("", justify="right", width=1)
+        table.add_column("owner", width=17)
+        table.add_column("epoch", justify="right", width=5)
+        table.add_column("handled / sent", width=BAR_COLUMNS)
+        table.add_column("lag", justify="right", width=5)
+        table.add_column("rate", justify="right", width=6)
+        table.add_column("last handled", width=20)
+        for index, one in enumerate(look.partitions):
+            table.add_row(
+                str(index),
+                _owner(one, look),
+                str(one.epoch),
+                _bar(one),
+                f"{one.stored - one.done:,}",
+                f"{self._rate(look, index):,.0f}/s",
+                _last(one),
+            )
+        return _panel(table, "partitions")
+
+    def _consumers(self, look: Look) -> RenderableType:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(width=7)
+        table.add_column(width=25)
+        table.add_column(justify="right", width=16)
+        table.add_column(justify="right", width=20)
+        for name in COLOURS:
+            one = next((found for found in look.consumers if found.name == name), None)
+            table.add_row(*_consumer_row(name, one, look))
+        return _panel(table, "consumers")
+
+
+def verdict_panel(result: DemoResult) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style=QUIET, width=12)
+    table.add_column()
+    repeated = f", {result.duplicates} of them repeated after the crash" if result.duplicates else ""
+    table.add_row("messages", Text(f"{result.messages_sent:,} sent, {result.messages_handled:,} handled{repeated}"))
+    table.add_row("never", _never(result))
+    steps = " → ".join(STEPS)
+    is_good = result.orders_in_order == result.orders
+    table.add_row(
+        "orders",
+        Text.assemble((f"{result.orders_in_order:,} of {result.orders:,}", GOOD if is_good else BAD), f" saw {steps}"),
+    )
+    table.add_row("hand-overs", _hand_overs(result))
+    table.add_row("retries", f"{result.retries} failed attempts repeated in place, nothing overtook them")
+    title = ("✔ order kept", f"bold {GOOD}") if result.ok else ("✘ order broken, or not everything done", f"bold {BAD}")
+    return _panel(table, Text.assemble(title), GOOD if result.ok else BAD)
+
+
+def coloured(text: str) -> Text:
+    """Names of consumers in their colours."""
+    shown = Text(text)
+    for name, colour in COLOURS.items():
+        shown.highlight_regex(rf"\b{name}\b", f"bold {colour}")
+    return shown
+
+
+def _figure(name: str, value: int, unit: str) -> Text:
+    return Text.assemble((f"{name} ", QUIET), (f"{value:>6,}", "bold"), (f" {unit}" if unit else "", QUIET))
+
+
+def _panel(content: RenderableType, title: str | Text, border: str = FAINT) -> Panel:
+    shown = Text(title, QUIET) if isinstance(title, str) else title
+    return Panel(content, title=shown, title_align="left", box=ROUNDED, border_style=border, width=WIDTH)
+
+
+def _owner(one: PartitionLook, look: Look) -> Text:
+    if one.owner is None:
+        return Text("nobody", QUIET)
+    died_at_s = next((found.died_at_s for found in look.consumers if found.name == one.owner), None)
+    if died_at_s is None:
+        return Text.assemble(("● ", COLOURS[one.owner]), (one.owner, f"bold {COLOURS[one.owner]}"))
+    left_s = max(0.0, look.life_s - (look.at_s - died_at_s))
+    return Text.assemble(("✝ ", BAD), (one.owner, f"strike {BAD}"), (f" ends ≤ {left_s:.1f} s", QUIET))
+
+
+def _bar(one: PartitionLook) -> Text:
+    expected = max(one.expected, 1)
+    done, stored = (min(BAR_COLUMNS, round(BAR_COLUMNS * count / expected)) for count in (one.done, one.stored))
+    colour = COLOURS.get(one.begun_by or "", QUIET)
+    return Text.assemble(("━" * done, colour), ("━" * (stored - done), "grey42"), ("┈" * (BAR_COLUMNS - stored), FAINT))
+
+
+def _last(one: PartitionLook) -> Text:
+    if one.last is None:
+        return Text("–", QUIET)
+    return Text.assemble((f"order {one.last.order:>4} ", ""), (one.last.step, QUIET))
+
+
+def _consumer_row(name: str, one: ConsumerLook | None, look: Look) -> tuple[Text, Text, Text, Text]:
+    if one is None:
+        return Text(name, FAINT), Text("not there yet", FAINT), Text(), Text()
+    owned = ", ".join(str(index) for index, found in enumerate(look.partitions) if found.owner == name)
+    state = Text(f"partitions {owned}" if owned else "no partition", "" if owned else QUIET)
+    colour = f"bold {COLOURS[name]}"
+    if one.died_at_s is not None:
+        state, colour = Text(f"died at {one.died_at_s:.1f} s", BAD), f"strike {BAD}"
+    elif one.has_left:
+        state = Text("left", QUIET)
+    retries = Text(f"{one.retries} repeated in place", QUIET) if one.retries else Text()
+    return Text(name, colour), state, Text.assemble((f"{one.handled:,}", "bold"), (" handled", QUIET)), retries
+
+
+def _events(look: Look) -> RenderableType:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(justify="right", width=6, style=QUIET)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    shown = look.events[-EVENT_ROWS:]
+    for event in shown:
+        table.add_row(f"{event.at_s:.1f} s", coloured(event.text))
+    for _ in range(EVENT_ROWS - len(shown)):
+        table.add_row("", "")
+    return _panel(table, "what happened")
+
+
+def _never(result: DemoResult) -> Text:
+    text = Text()
+    counts = {
+        "out of order": result.out_of_order,
+        "overlapping": result.overlapping,
+        "lost": result.lost,
+        "skipped": result.skipped,
+        "other violations": result.other_violations,
+    }
+    for name, count in counts.items():
+        text.append(f"{name} ", QUIET)
+        text.append(f"{count}   ", f"bold {BAD if count else GOOD}")
+    return text
+
+
+def _hand_overs(result: DemoResult) -> Text:
+    crash = [one.took_s for one in result.hand_overs if one.is_after_crash]
+    calm = [one.took_s for one in result.hand_overs if not one.is_after_crash]
+    parts = []
+    if crash:
+        parts.append(f"{len(crash)} after {result.died} died (within {max(crash):.1f} s)")
+    if calm:
+        parts.append(f"{len(calm)} when {result.joined} joined (within {max(calm) * 1000:.0f} ms)")
+    return coloured("; ".join(parts) or "none")
