@@ -32,6 +32,7 @@ PUBLIC = [
     "Reader",
     "Result",
     "ResultKind",
+    "RetryDelays",
     "Routing",
     "SendHandle",
     "Stored",

@@ -18,6 +18,7 @@ from inturn.model.settings import (
     LogSettings,
     Order,
     ProducerSettings,
+    RetryDelays,
     Routing,
     Strategy,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Reader",
     "Result",
     "ResultKind",
+    "RetryDelays",
     "Routing",
     "SendHandle",
     "Stored",

@@ -40,6 +40,7 @@ from inturn.model.commands import (
     ListSubjects,
     Offsets,
     OpenProducer,
+    OpenRetry,
     ProducerOpened,
     Pull,
     Pulled,
@@ -49,14 +50,15 @@ from inturn.model.commands import (
     Reply,
     ResetGroup,
     ResolvePosition,
+    Retry,
     SubjectDescription,
     SubjectList,
 )
-from inturn.model.errors import Closed, InturnError, LeaseHeld, NotFound
-from inturn.model.names import check_name
+from inturn.model.errors import Closed, GroupConflict, InturnError, LeaseHeld, NotFound
+from inturn.model.names import check_name, retry_subject
 from inturn.model.observer import Observer
 from inturn.model.position import parse_position
-from inturn.model.settings import LeaseSettings, Routing, Strategy
+from inturn.model.settings import LeaseSettings, Limits, Routing, Strategy
 from inturn.model.subject import Subject
 from inturn.model.timers import Timer, Timers
 from inturn.state.database import Database
@@ -131,6 +133,7 @@ class InProcessNode:
             self._open_subject(subject)
         self._answers: dict[type[Command], Callable[[Any, _Try], Answer | None]] = {
             OpenProducer: self._open_producer,
+            OpenRetry: self._open_retry,
             Heartbeat: self._heartbeat,
             Leave: self._leave,
             Acquire: self._acquire,
@@ -157,6 +160,9 @@ class InProcessNode:
                 if self._closed:
                     raise Closed("node")
                 self.broker.append(self._subject(command.subject), command, reply)
+                return
+            if type(command) is Retry:
+                self._retry_later(command, reply)
                 return
             with self._lock:
                 answer = self._answer(command, _Try.FIRST)
@@ -346,6 +352,25 @@ class InProcessNode:
         self._wake_later(("lease", command.subject, command.group, command.partition))
         return Done()
 
+    def _open_retry(self, command: OpenRetry, _: _Try) -> Answer:
+        self._subject(command.subject)
+        name = retry_subject(check_name("group", command.group), command.subject)
+        known = self._known_subjects.get(name)
+        if known is not None and known.partition_count != command.levels:
+            raise GroupConflict(
+                command.group,
+                f"its retry subject has {known.partition_count} delays, this consumer asks for {command.levels}; "
+                "use as many RetryDelays.levels_s",
+            )
+        return known if known is not None else self._new_subject(name, command.levels, Routing.SELECTOR)
+
+    def _retry_later(self, command: Retry, reply: Reply) -> None:
+        with self._lock:
+            if self._closed:
+                raise Closed("node")
+            group, target = self._group(command.subject, command.group), self._subject(command.retry_subject)
+        self.broker.retry(group, target, command, reply)
+
     # Producing
 
     def _open_producer(self, command: OpenProducer, _: _Try) -> Answer:
@@ -356,14 +381,24 @@ class InProcessNode:
     # Looking and steering
 
     def _create_subject(self, command: CreateSubject, _: _Try) -> Answer:
-        subject = self._subjects.create(
-            command.name,
+        return self._new_subject(
+            check_name("subject", command.name),
             command.partitions,
             Routing(command.routing),
             Strategy(command.strategy),
             command.limits,
-            self._clock.time_ms(),
         )
+
+    def _new_subject(
+        self,
+        name: str,
+        partitions: int,
+        routing: Routing,
+        strategy: Strategy = Strategy.STRICT,
+        limits: Limits | None = None,
+    ) -> Subject:
+        limits = limits if limits is not None else Limits()
+        subject = self._subjects.create(name, partitions, routing, strategy, limits, self._clock.time_ms())
         if subject.name not in self._known_subjects:
             self._open_subject(subject)
         return subject

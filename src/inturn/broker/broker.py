@@ -12,8 +12,10 @@ from inturn.model.clock import Clock
 from inturn.model.commands import (
     Acquire,
     Append,
+    Appended,
     Commit,
     Committed,
+    Done,
     Granted,
     GroupPartition,
     PartitionDescription,
@@ -25,6 +27,7 @@ from inturn.model.commands import (
     Renew,
     Renewed,
     Reply,
+    Retry,
 )
 from inturn.model.errors import (
     GroupConflict,
@@ -166,6 +169,11 @@ class Broker:
     def release(self, group: GroupRecord, command: Release) -> None:
         self.leases.release(LeaseKey(group, command.partition), command.member, command.epoch, command.offset)
 
+    def retry(self, group: GroupRecord, retry_subject: Subject, command: Retry, reply: Reply) -> None:
+        self.leases.check(LeaseKey(group, command.partition), command.member, command.epoch)
+        log = self.log(retry_subject, command.level)
+        log.append(command.batch, lambda answer: reply(Done() if isinstance(answer, Appended) else answer))
+
     # Looking and steering
 
     def group_partitions(self, subject: Subject, group: GroupRecord) -> tuple[GroupPartition, ...]:
@@ -208,7 +216,7 @@ class Broker:
         except OSError as error:
             raise StorageError(str(log.partition), f"cannot be read: {error}; check the disk") from error
         next_offset = batches[-1].header.next_offset if batches else max(offset, end_offset)
-        return Pulled(batches, next_offset, log.end_offset)
+        return Pulled(batches, next_offset, log.end_offset, self._clock.time_ms())
 
 
 def _state(log: Log) -> str:

@@ -21,9 +21,8 @@ from inturn.cli.screen import Screen
 DRAW_S = 0.125
 LINE_S = 1.0
 CLOSING = (
-    "Every order was handled step by step, though work was shared, an owner died and another joined: nothing was\n"
-    "lost or overtaken, and only what the dead one had not committed came twice.\n"
-    "Next: README.md shows the same in 20 lines of Python; `inturn --help` lists the commands."
+    "Shared work, a crash, a newcomer: still every order saw its steps in turn, and only what the dead\n"
+    "consumer had not committed came twice. Next: the 20 lines in README.md, or `inturn --help`."
 )
 
 
@@ -79,6 +78,7 @@ def _watch_live(screen: Screen, story: Story, board: Board) -> None:
         while not story.is_over:
             time.sleep(DRAW_S)
             live.update(view.frame(board.look()), refresh=True)
+        live.update(view.last_frame(board.look()), refresh=True)
 
 
 def _watch_lines(story: Story, board: Board) -> None:

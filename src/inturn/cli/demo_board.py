@@ -53,6 +53,7 @@ class PartitionLook:
     begun_epoch: int = 0  # the epoch of the last start: a higher one in `epoch` has not begun yet
     begun_by: str | None = None
     last: OrderStep | None = None
+    trouble: str | None = None  # why `last` is to be repeated
 
 
 @dataclass(slots=True)
@@ -61,7 +62,6 @@ class ConsumerLook:
     handled: int = 0
     retries: int = 0
     died_at_s: float | None = None
-    has_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +142,6 @@ class Board(Hook):
         with self._lock:
             self.consumers[name] = ConsumerLook(name)
 
-    def left(self, name: str) -> None:
-        with self._lock:
-            self.consumers[name].has_left = True
-
     def died(self, member: str) -> None:
         """From here on nothing that the consumer's left-over threads do counts."""
         name = short(member)
@@ -205,7 +201,7 @@ class Board(Hook):
                 if result == "success":
                     self._handled(message, body, context)
                 else:
-                    self.consumers[short(context.consumer)].retries += 1
+                    self._failed(body, context, error)
 
     def _record(self, record: Callable[..., None], message: Message, context: Context, **result: str) -> None:
         where = (SUBJECT, context.group, context.partition, message.offset, message.key)
@@ -215,13 +211,20 @@ class Board(Hook):
         partition = self.partitions[context.partition]
         partition.done = max(partition.done, message.offset + 1)
         partition.stored = max(partition.stored, partition.done)  # a handler may be quicker than the acknowledgement
-        partition.last = body
         self.consumers[short(context.consumer)].handled += 1
         self.ledger.note(body.order, body.step)
-        if context.attempt > 1:
+        if partition.trouble is not None and context.attempt > 1:
             self._say(
-                f"order {body.order} {body.step} at attempt {context.attempt}; partition {context.partition} goes on"
+                f"order {body.order} {body.step} at attempt {context.attempt} ({partition.trouble}): "
+                f"partition {context.partition} waited"
             )
+        partition.last, partition.trouble = body, None
+
+    def _failed(self, body: OrderStep, context: Context, error: BaseException | None) -> None:
+        partition = self.partitions[context.partition]
+        partition.last = body
+        partition.trouble = "suspended" if error is None else f"exception: {error}"
+        self.consumers[short(context.consumer)].retries += 1
 
     def _begin(self, partition: PartitionLook, offset: int, context: Context) -> None:
         """The first start in an epoch: only now is it known where the new owner goes on."""

@@ -36,19 +36,11 @@ FULL = Scale(4000, 0.003, 11.0, 0.5, 0.25, LeaseSettings(life_s=2.0, renew_s=0.4
 QUICK = Scale(600, 0.002, 1.0, 0.05, 0.05, LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05))
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """A handler that fails at its first attempt, on purpose."""
-
-    why: str
-    is_exception: bool
-
-
-def troubles(orders: int) -> dict[tuple[int, str], Trouble]:
-    """A few, spread over the whole run."""
-    jam, late = Trouble("the label printer is jammed", True), Trouble("the bank asks to wait", False)
-    wanted = ((0.13, "packed", jam), (0.27, "paid", late), (0.62, "packed", jam), (0.78, "paid", late))
-    return {(int(orders * share), step): trouble for share, step, trouble in wanted}
+def troubles(orders: int) -> dict[tuple[int, str], str | None]:
+    """Steps that fail at their first attempt, on purpose: with this exception, or (None) by a suspend."""
+    jam = "label printer jammed"
+    wanted = ((0.13, "packed", jam), (0.27, "paid", None), (0.62, "packed", jam), (0.78, "paid", None))
+    return {(int(orders * share), step): why for share, step, why in wanted}
 
 
 def key_of(order: int) -> str:

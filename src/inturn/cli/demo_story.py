@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from inturn.cli.demo_board import Board, OrderStep
-from inturn.cli.demo_orders import GROUP, PARTITION_COUNT, SUBJECT, Scale, Trouble, key_of, life_cycles, troubles
+from inturn.cli.demo_orders import GROUP, PARTITION_COUNT, SUBJECT, Scale, key_of, life_cycles, troubles
 from inturn.connection import Connection, connect
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context
@@ -94,10 +94,9 @@ class Story:
         self._board.say(f"{LATE_CONSUMER} joined the group")
         self._wait(lambda: not any(till.is_alive() for till in tills))
         self._wait(lambda: self._handled_share() >= 1.0)
-        self._board.say("everything is handled; the consumers commit, give their leases back and leave")
-        for name, consumer in self._consumers.items():
+        self._board.say("everything is handled: the consumers commit, give their leases back and leave")
+        for consumer in self._consumers.values():
             consumer.stop()
-            self._board.left(name)
         self.stored = {(SUBJECT, one.partition, one.offset): one.message_id for one in connection.reader(SUBJECT)}
 
     # Waiting
@@ -138,21 +137,13 @@ class Story:
         if self._board.is_dead(context.consumer):
             raise _Dead
         body = msgspec.json.decode(message.body, type=OrderStep)
-        trouble = self._troubles.get((body.order, body.step))
-        if trouble is not None and context.attempt == 1:
-            return self._fail(body, trouble, context)
+        if context.attempt == 1 and (body.order, body.step) in self._troubles:
+            why = self._troubles[body.order, body.step]
+            if why is not None:
+                raise RuntimeError(why)
+            return suspend(self._scale.retry_s)
         time.sleep(self._scale.handling_s)  # the work
         return None
-
-    def _fail(self, body: OrderStep, trouble: Trouble, context: Context) -> Suspend:
-        how = "exception" if trouble.is_exception else "suspend"
-        self._board.say(
-            f"order {body.order} not {body.step}, {trouble.why} ({how}): partition {context.partition} waits, "
-            f"again in {self._scale.retry_s:g} s"
-        )
-        if trouble.is_exception:
-            raise RuntimeError(trouble.why)
-        return suspend(self._scale.retry_s)
 
     def _kill(self) -> None:
         """Whoever has most to do. First killed, then noted: what is noted as over must not be committed later."""

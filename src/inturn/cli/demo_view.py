@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from rich.box import ROUNDED, SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.box import ROUNDED
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -16,10 +16,10 @@ from inturn.cli.demo_story import FIRST_CONSUMERS, LATE_CONSUMER
 from inturn.cli.demo_verdict import DemoResult
 
 WIDTH = 98
-BAR_COLUMNS = 26
+BAR_COLUMNS = 24
 EVENT_ROWS = 8
 RATE_WINDOW_S = 1.5
-QUIET, FAINT, BAD, GOOD = "grey58", "grey30", "#e06c75", "#98c379"
+QUIET, FAINT, BAD, GOOD, WAITING = "grey58", "grey30", "#e06c75", "#98c379", "#d19a66"
 COLOURS = dict(zip((*FIRST_CONSUMERS, LATE_CONSUMER), ("#61afef", "#c678dd", "#56b6c2", "#e5c07b"), strict=True))
 
 
@@ -30,10 +30,19 @@ class View:
         self._samples: deque[Look] = deque()
 
     def frame(self, look: Look) -> RenderableType:
+        """Always as many rows, so that nothing jumps."""
+        self._sample(look)
+        return Group(self._head(look), self._partitions(look), _consumers(look), _events(look, EVENT_ROWS))
+
+    def last_frame(self, look: Look) -> RenderableType:
+        """Without what the verdict says too: both together fit a small terminal."""
+        self._sample(look)
+        return Group(self._partitions(look), _events(look, EVENT_ROWS + 1))
+
+    def _sample(self, look: Look) -> None:
         self._samples.append(look)
         while len(self._samples) > 1 and look.at_s - self._samples[1].at_s > RATE_WINDOW_S:
             self._samples.popleft()
-        return Group(self._head(look), self._partitions(look), self._consumers(look), _events(look))
 
     def _rate(self, look: Look, partition: int) -> float:
         first = self._samples[0]
@@ -44,9 +53,9 @@ class View:
 
     def _head(self, look: Look) -> RenderableType:
         expected = sum(one.expected for one in look.partitions)
-        head = Table.grid(expand=False, padding=(0, 3, 0, 0))
+        head = Table.grid(padding=(0, 3, 0, 0))
         head.add_row(
-            Text.assemble(("inturn demo", "bold"), (f"  {look.at_s:4.1f} s", QUIET)),
+            Text.assemble(("  inturn demo", "bold"), (f"  {look.at_s:4.1f} s", QUIET)),
             _figure("sent", look.stored, f"of {expected:,}"),
             _figure("handled", look.done, ""),
             _figure("lag", look.stored - look.done, ""),
@@ -55,14 +64,15 @@ class View:
         return head
 
     def _partitions(self, look: Look) -> RenderableType:
-        table = Table(box=SIMPLE_HEAD, header_style=QUIET, pad_edge=False, show_edge=False, expand=True)
-        table.add_column("", justify="right", width=1)
-        table.add_column("owner", width=17)
-        table.add_column("epoch", justify="right", width=5)
-        table.add_column("handled / sent", width=BAR_COLUMNS)
-        table.add_column("lag", justify="right", width=5)
-        table.add_column("rate", justify="right", width=6)
-        table.add_column("last handled", width=20)
+        table = _table(
+            ("#", 1, "right"),
+            ("owner", 20, "left"),
+            ("epoch", 5, "right"),
+            ("handled ━  waiting ─", BAR_COLUMNS, "left"),
+            ("lag", 6, "right"),
+            ("rate", 6, "right"),
+            ("last handled", 20, "left"),
+        )
         for index, one in enumerate(look.partitions):
             table.add_row(
                 str(index),
@@ -74,17 +84,6 @@ class View:
                 _last(one),
             )
         return _panel(table, "partitions")
-
-    def _consumers(self, look: Look) -> RenderableType:
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(width=7)
-        table.add_column(width=25)
-        table.add_column(justify="right", width=16)
-        table.add_column(justify="right", width=20)
-        for name in COLOURS:
-            one = next((found for found in look.consumers if found.name == name), None)
-            table.add_row(*_consumer_row(name, one, look))
-        return _panel(table, "consumers")
 
 
 def verdict_panel(result: DemoResult) -> RenderableType:
@@ -100,9 +99,14 @@ def verdict_panel(result: DemoResult) -> RenderableType:
         "orders",
         Text.assemble((f"{result.orders_in_order:,} of {result.orders:,}", GOOD if is_good else BAD), f" saw {steps}"),
     )
+    table.add_row("handled by", coloured("   ".join(f"{name} {count:,}" for name, count in result.handled_by.items())))
     table.add_row("hand-overs", _hand_overs(result))
-    table.add_row("retries", f"{result.retries} failed attempts repeated in place, nothing overtook them")
-    title = ("✔ order kept", f"bold {GOOD}") if result.ok else ("✘ order broken, or not everything done", f"bold {BAD}")
+    table.add_row("retries", f"{result.retries} failed attempts, each repeated in place; nothing overtook them")
+    title = (
+        (f"✔ order kept, {result.elapsed_s:.1f} s", f"bold {GOOD}")
+        if result.ok
+        else ("✘ order broken, or not everything done", f"bold {BAD}")
+    )
     return _panel(table, Text.assemble(title), GOOD if result.ok else BAD)
 
 
@@ -118,6 +122,14 @@ def _figure(name: str, value: int, unit: str) -> Text:
     return Text.assemble((f"{name} ", QUIET), (f"{value:>6,}", "bold"), (f" {unit}" if unit else "", QUIET))
 
 
+def _table(*columns: tuple[str, int, JustifyMethod]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=QUIET)
+    for heading, width, justify in columns:
+        table.add_column(heading, width=width, justify=justify, no_wrap=True)
+    table.show_header = any(heading for heading, _, _ in columns)
+    return table
+
+
 def _panel(content: RenderableType, title: str | Text, border: str = FAINT) -> Panel:
     shown = Text(title, QUIET) if isinstance(title, str) else title
     return Panel(content, title=shown, title_align="left", box=ROUNDED, border_style=border, width=WIDTH)
@@ -125,49 +137,61 @@ def _panel(content: RenderableType, title: str | Text, border: str = FAINT) -> P
 
 def _owner(one: PartitionLook, look: Look) -> Text:
     if one.owner is None:
-        return Text("nobody", QUIET)
+        return Text("○ nobody", QUIET)
     died_at_s = next((found.died_at_s for found in look.consumers if found.name == one.owner), None)
     if died_at_s is None:
         return Text.assemble(("● ", COLOURS[one.owner]), (one.owner, f"bold {COLOURS[one.owner]}"))
     left_s = max(0.0, look.life_s - (look.at_s - died_at_s))
-    return Text.assemble(("✝ ", BAD), (one.owner, f"strike {BAD}"), (f" ends ≤ {left_s:.1f} s", QUIET))
+    return Text.assemble(("✝ ", BAD), (one.owner, f"strike {BAD}"), (f"  ends in {left_s:.1f} s", QUIET))
 
 
 def _bar(one: PartitionLook) -> Text:
     expected = max(one.expected, 1)
     done, stored = (min(BAR_COLUMNS, round(BAR_COLUMNS * count / expected)) for count in (one.done, one.stored))
     colour = COLOURS.get(one.begun_by or "", QUIET)
-    return Text.assemble(("━" * done, colour), ("━" * (stored - done), "grey42"), ("┈" * (BAR_COLUMNS - stored), FAINT))
+    return Text.assemble(("━" * done, colour), ("─" * (stored - done), "grey62"), ("┈" * (BAR_COLUMNS - stored), FAINT))
 
 
 def _last(one: PartitionLook) -> Text:
     if one.last is None:
         return Text("–", QUIET)
+    if one.trouble is not None:
+        return Text(f"order {one.last.order:>4} waits", WAITING)
     return Text.assemble((f"order {one.last.order:>4} ", ""), (one.last.step, QUIET))
+
+
+def _consumers(look: Look) -> RenderableType:
+    table = _table(("", 6, "left"), ("", 22, "left"), ("", 14, "right"), ("", 22, "right"))
+    for name in COLOURS:
+        one = next((found for found in look.consumers if found.name == name), None)
+        table.add_row(*_consumer_row(name, one, look))
+    return _panel(table, "consumers")
 
 
 def _consumer_row(name: str, one: ConsumerLook | None, look: Look) -> tuple[Text, Text, Text, Text]:
     if one is None:
         return Text(name, FAINT), Text("not there yet", FAINT), Text(), Text()
-    owned = ", ".join(str(index) for index, found in enumerate(look.partitions) if found.owner == name)
-    state = Text(f"partitions {owned}" if owned else "no partition", "" if owned else QUIET)
+    owned = [str(index) for index, found in enumerate(look.partitions) if found.owner == name]
+    noun = "partition" if len(owned) == 1 else "partitions"
+    state = Text(f"{noun} {', '.join(owned)}") if owned else Text("no partition", QUIET)
     colour = f"bold {COLOURS[name]}"
     if one.died_at_s is not None:
         state, colour = Text(f"died at {one.died_at_s:.1f} s", BAD), f"strike {BAD}"
-    elif one.has_left:
-        state = Text("left", QUIET)
     retries = Text(f"{one.retries} repeated in place", QUIET) if one.retries else Text()
-    return Text(name, colour), state, Text.assemble((f"{one.handled:,}", "bold"), (" handled", QUIET)), retries
+    return (
+        Text.assemble((name, colour)),
+        state,
+        Text.assemble((f"{one.handled:,}", "bold"), (" handled", QUIET)),
+        retries,
+    )
 
 
-def _events(look: Look) -> RenderableType:
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(justify="right", width=6, style=QUIET)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    shown = look.events[-EVENT_ROWS:]
+def _events(look: Look, rows: int) -> RenderableType:
+    table = _table(("", 6, "right"), ("", 86, "left"))
+    shown = look.events[-rows:]
     for event in shown:
-        table.add_row(f"{event.at_s:.1f} s", coloured(event.text))
-    for _ in range(EVENT_ROWS - len(shown)):
+        table.add_row(Text(f"{event.at_s:.1f} s", QUIET), coloured(event.text))
+    for _ in range(rows - len(shown)):
         table.add_row("", "")
     return _panel(table, "what happened")
 

@@ -11,7 +11,7 @@ import socket
 import threading
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -25,11 +25,13 @@ from inturn.consumer.held import Stage
 from inturn.consumer.hook import Hook
 from inturn.consumer.worker import Handler, Worker
 from inturn.model.clock import Clock
-from inturn.model.commands import Answer, Command, Node
+from inturn.model.commands import Answer, Command, Node, OpenRetry
 from inturn.model.errors import Closed, InturnError, InvalidInput
-from inturn.model.names import check_name
+from inturn.model.names import check_name, retry_subject
 from inturn.model.position import Position, parse_position, position_text
-from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
+from inturn.model.request import ask
+from inturn.model.settings import ConsumerSettings, LeaseSettings, Order, Strategy
+from inturn.model.subject import Subject
 
 _log = structlog.get_logger("inturn.consumer")
 
@@ -55,6 +57,7 @@ class ConsumerStatistics:
 class Consumer:
     """A member of a group. Handles messages from `start` (or `with`) until `stop`.
 
+    Under best effort, messages that failed are handled again by a second consumer of the same group, inside this one.
     Handlers run in threads of their own; two messages of one partition never at the same time. `name` begins the
     name under which the consumer is known; the rest makes it unique, since a lease belongs to one consumer only.
     """
@@ -73,6 +76,7 @@ class Consumer:
         lease: LeaseSettings | None = None,
         hooks: Sequence[Hook] = (),
         name: str | None = None,
+        retries_of: str | None = None,
     ) -> None:
         check_name("subject", subject, reserved=True)
         check_name("group", group)
@@ -86,8 +90,31 @@ class Consumer:
         self._settings = settings if settings is not None else ConsumerSettings()
         lease = lease if lease is not None else LeaseSettings()
         self._core = ConsumerCore(
-            subject, group, self.name, _order(order), position_text(parse_position(start)), self._settings, lease
+            subject,
+            group,
+            self.name,
+            _order(order),
+            position_text(parse_position(start)),
+            self._settings,
+            lease,
+            retries_of=retries_of,
         )
+        self._retries: Consumer | None = None
+        self._make_retries: Callable[[], Consumer] | None = None
+        if self._settings.strategy is Strategy.BEST_EFFORT and retries_of is None:
+            self._make_retries = lambda: Consumer(
+                node,
+                clock,
+                retry_subject(group, subject),
+                group,
+                handler,
+                order=order,
+                settings=self._settings,
+                lease=lease,
+                hooks=hooks,
+                name=name,
+                retries_of=subject,
+            )
         self._worker = Worker(handler, self._settings, clock, hooks)
         self._lock = threading.Lock()
         self._talk = threading.Condition(self._lock)
@@ -109,6 +136,10 @@ class Consumer:
             raise Closed("consumer")
         if self._threads:
             return
+        if self._make_retries is not None:
+            ask(self._node, OpenRetry(self.subject, self.group, len(self._settings.retry.levels_s)), Subject)
+            self._retries = self._make_retries()
+            self._retries.start()
         jobs = [self._talk_to_node] + [self._handle] * self._settings.concurrency
         self._threads = [
             threading.Thread(target=job, name=f"inturn-consumer-{self.name}-{number}", daemon=True)
@@ -124,6 +155,8 @@ class Consumer:
         """
         if not self._threads:
             return True
+        if self._retries is not None:
+            self._retries.stop(timeout_s)
         with self._lock:
             self._core.stop(self._clock.monotonic())
             self._wake()
@@ -138,6 +171,8 @@ class Consumer:
 
     def kill(self) -> None:
         """Vanish as a crashed process would: no commit, no release. For tests and demonstrations."""
+        if self._retries is not None:
+            self._retries.kill()
         with self._lock:
             self._is_killed = True
             self._talk.notify_all()

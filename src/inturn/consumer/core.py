@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inturn.consumer.context import Context
-from inturn.consumer.held import Chunk, HeldPartition, Pending, Stage
+from inturn.consumer.held import NEVER, Chunk, HeldPartition, Pending, Stage
+from inturn.consumer.moving import moved_batch, past_attempts
 from inturn.consumer.run import Run
 from inturn.consumer.statistics import Statistics
 from inturn.model.commands import (
@@ -33,6 +34,7 @@ from inturn.model.commands import (
     Release,
     Renew,
     Renewed,
+    Retry,
 )
 from inturn.model.errors import (
     Closed,
@@ -43,6 +45,7 @@ from inturn.model.errors import (
     NotFound,
     StaleEpoch,
 )
+from inturn.model.names import retry_subject
 from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
 
 RETRY_S = 0.2  # after an error that says nothing about when to try again
@@ -62,7 +65,10 @@ class ConsumerCore:
         start: str,
         settings: ConsumerSettings,
         lease: LeaseSettings,
+        *,
+        retries_of: str | None = None,
     ) -> None:
+        """`retries_of`: the subject is the retry subject of that one, and its messages wait before they are handled."""
         self.subject = subject
         self.group = group
         self.member = member
@@ -70,6 +76,8 @@ class ConsumerCore:
         self.error: InturnError | None = None  # set: it cannot go on, and why
         self.is_stopped = False
         self.held: dict[int, HeldPartition] = {}
+        self._delays_s = () if retries_of is None else settings.retry.levels_s
+        self._retry_subject = retry_subject(group, subject if retries_of is None else retries_of)
         self._order = order
         self._start = start
         self._settings = settings
@@ -95,7 +103,7 @@ class ConsumerCore:
         for held in list(self.held.values()):
             self._poll_partition(held, commands, now_s)
         for index in self._assigned - self.held.keys():
-            self.held[index] = HeldPartition(index)
+            self.held[index] = HeldPartition(index, self._delays_s[index] if self._delays_s else 0.0)
             self._poll_partition(self.held[index], commands, now_s)
         self._poll_membership(commands, now_s)
         self._poll_renew(commands, now_s)
@@ -117,6 +125,8 @@ class ConsumerCore:
         for held in self.held.values():
             due += [pending.until_s for pending in held.pending.values()]
             due += [at_s for at_s in (held.retry_at_s, held.suspended_until_s, held.lease_ends_s) if at_s > now_s]
+            if held.chunks and held.chunks[0].due_s > now_s:
+                due.append(held.chunks[0].due_s)
             if held.has_news and held.stage in _HOLDING and Commit not in self._pending:
                 due.append(self._committed_at_s + self._settings.commit_interval_s)
         return max(min(due), now_s)
@@ -149,6 +159,7 @@ class ConsumerCore:
             case Stage.ASKING if self._is_stopping or Acquire not in held.pending:
                 del self.held[held.index]  # if it is granted all the same, Leave gives it back
             case Stage.ACTIVE:
+                self._move(held, commands, now_s)
                 self._pull(held, commands, now_s)
             case Stage.DRAINING | Stage.RELEASING if held.run is None:
                 self._release(held, commands, now_s)
@@ -189,6 +200,22 @@ class ConsumerCore:
             self._settings.pull_wait_s,
         )
         self._send(commands, pull, now_s, held)
+
+    def _move(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+        if not held.moving or not self._may_send(Retry, now_s, held):
+            return
+        level = self._settings.retry.level(past_attempts(held.moving[0]) + 1)
+        retry = Retry(
+            self.subject,
+            self.group,
+            held.index,
+            self.member,
+            held.epoch,
+            self._retry_subject,
+            level,
+            moved_batch(held.moving),
+        )
+        self._send(commands, retry, now_s, held)
 
     def is_paused(self, held: HeldPartition) -> bool:
         """Whether flow control holds back the pulling of this partition. Its lease is renewed all the same."""
@@ -238,14 +265,14 @@ class ConsumerCore:
 
     def awaits(self, command: Command) -> bool:
         """Whether an answer to this would change anything."""
-        held = self.held.get(command.partition) if isinstance(command, Acquire | Pull | Release) else None
+        held = self.held.get(command.partition) if isinstance(command, _OF_PARTITION) else None
         waited = (self._pending if held is None else held.pending).get(type(command))
         is_active = held is None or held.stage in (Stage.ASKING, Stage.ACTIVE)
         return waited is not None and waited.command is command and is_active
 
     def answered(self, command: Command, answer: object, now_s: float) -> None:
         """Answers to commands that are no longer waited for change nothing."""
-        held = self.held.get(command.partition) if isinstance(command, Acquire | Pull | Release) else None
+        held = self.held.get(command.partition) if isinstance(command, _OF_PARTITION) else None
         pending = self._pending if held is None else held.pending
         waited = pending.get(type(command))
         if waited is None or waited.command is not command:
@@ -270,6 +297,8 @@ class ConsumerCore:
                 self._committed(command, answer.partitions)
             case Done() if isinstance(command, Release) and held is not None:
                 del self.held[held.index]
+            case Done() if isinstance(command, Retry) and held is not None:
+                self._moved(held, command)
             case Done() if isinstance(command, Leave):
                 self.is_stopped = True
 
@@ -282,10 +311,23 @@ class ConsumerCore:
         held.end_offset = answer.end_offset
         held.renewed(sent_at_s + self._lease.life_s - self._lease.margin_s)
         for batch in answer.batches:
-            held.add(batch)
+            # Both times are the node's: no clocks are compared.
+            age_s = (answer.now_ms - batch.header.stored_at_ms) / 1000
+            held.add(batch, now_s + held.delay_s - age_s if held.is_delayed else NEVER)
         held.missing += max(0, answer.next_offset - held.pull_offset)
         held.pull_offset = max(held.pull_offset, answer.next_offset)
         held.skip_gap()
+
+    def _moved(self, held: HeldPartition, command: Retry) -> None:
+        """They are safe in the retry subject: the partition goes on behind them."""
+        if held.stage is Stage.ACTIVE and held.epoch == command.epoch and held.moving:
+            held.run_offset = held.moving[-1].offset + 1
+            if held.kept:
+                held.kept += held.moving  # manual: done with the next commit, like those before
+            else:
+                held.done_offset = held.run_offset
+            held.moving = []
+            held.skip_gap()
 
     def _renewed(self, command: Renew, alive: tuple[int, ...], sent_at_s: float) -> None:
         deadline_s = sent_at_s + self._lease.life_s - self._lease.margin_s
@@ -339,7 +381,7 @@ class ConsumerCore:
         self._turn = held.index
         chunks: list[Chunk] = []
         count = 0
-        while held.chunks and count < RUN_COUNT:
+        while held.chunks and count < RUN_COUNT and held.chunks[0].due_s <= now_s:
             chunks.append(held.chunks.popleft())
             count += chunks[-1].count
         context = Context(self.subject, self.group, held.index, self.member, held.epoch)
@@ -391,6 +433,9 @@ class ConsumerCore:
         taken_count = sum(chunk.count for chunk in run.chunks)
         taken_bytes = sum(chunk.size_bytes for chunk in run.chunks)
         repeated = run.failed
+        if run.is_move:
+            held.moving, repeated = repeated, []
+            rest = rest[len(held.moving) :]
         if run.is_rollback:
             repeated = held.kept + repeated
             rest = held.kept + rest
@@ -419,6 +464,7 @@ class ConsumerCore:
         return {held.index: max(0, held.end_offset - held.done_offset) for held in _holding(self.held.values())}
 
 
+_OF_PARTITION = Acquire | Pull | Retry | Release
 _HOLDING = frozenset((Stage.ACTIVE, Stage.DRAINING))
 
 

@@ -30,6 +30,7 @@ class Chunk:
     content: StoredBatch | list[Message]
     count: int
     size_bytes: int
+    due_s: float = NEVER  # not to be handled before
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Pending:
 @dataclass(slots=True, eq=False)
 class HeldPartition:
     index: int
+    delay_s: float = 0.0  # a retry subject: how long its messages wait before they are handled
     stage: Stage = Stage.ASKING
     epoch: int = 0
     lease_ends_s: float = NEVER
@@ -53,6 +55,7 @@ class HeldPartition:
     waiting_count: int = 0
     waiting_bytes: int = 0
     kept: list[Message] = field(default_factory=list)  # manual: handled, not committed
+    moving: list[Message] = field(default_factory=list)  # best effort: on their way to the retry subject
     pull_offset: int = 0  # the next to be pulled
     run_offset: int = 0  # the next to be handled
     done_offset: int = 0  # everything below is done
@@ -85,25 +88,32 @@ class HeldPartition:
         self.stage = stage
         self.deadline_s = NEVER
         self.chunks.clear()
+        self.moving.clear()
         self.waiting_count = self.waiting_bytes = 0
 
-    def add(self, batch: StoredBatch) -> None:
+    @property
+    def is_delayed(self) -> bool:
+        return self.delay_s > 0
+
+    def add(self, batch: StoredBatch, due_s: float = NEVER) -> None:
         header = batch.header
         if header.base_offset > self.pull_offset:
             self.missing += header.base_offset - self.pull_offset
         count = header.next_offset - max(header.base_offset, self.pull_offset)
         if count > 0:
-            self.chunks.append(Chunk(batch, count, header.payload_bytes))
+            self.chunks.append(Chunk(batch, count, header.payload_bytes, due_s))
             self.waiting_count += count
             self.waiting_bytes += header.payload_bytes
             self.pull_offset = header.next_offset
 
     def is_ready(self, now_s: float) -> bool:
-        return self.run is None and bool(self.chunks) and self.suspended_until_s <= now_s < self.deadline_s
+        if self.run is not None or not self.chunks or self.moving:
+            return False
+        return self.suspended_until_s <= now_s < self.deadline_s and self.chunks[0].due_s <= now_s
 
     def skip_gap(self) -> None:
         """When everything before a gap at the end of the log is done, so is the gap."""
-        if self.run is None and not self.chunks and not self.kept and self.stage is Stage.ACTIVE:
+        if self.stage is Stage.ACTIVE and not (self.run or self.chunks or self.kept or self.moving):
             self.done_offset = self.run_offset = self.pull_offset
 
     @property

@@ -16,6 +16,7 @@ class Next(enum.Enum):
     KEEP = enum.auto()  # handled, but to be repeated if a rollback comes: go on
     REPEAT = enum.auto()  # the same again, later
     ROLLBACK = enum.auto()  # everything since the last commit again, later
+    MOVE = enum.auto()  # to the retry subject, then go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,14 @@ def of_return(returned: object, context: Context, settings: ConsumerSettings, ha
                 return Outcome(Next.DONE, ResultKind.NOTHING)
             case None:
                 return Outcome(Next.REPEAT, ResultKind.NOTHING, settings.suspend_s)
-    error = HandlerError(handler_name, returned, _ALLOWED)
-    return Outcome(Next.REPEAT, ResultKind.INVALID, settings.suspend_s, error)
+    return _failed(ResultKind.INVALID, HandlerError(handler_name, returned, _ALLOWED), settings)
 
 
 def of_exception(error: BaseException, settings: ConsumerSettings) -> Outcome:
-    return Outcome(Next.REPEAT, ResultKind.EXCEPTION, settings.suspend_s, error)
+    return _failed(ResultKind.EXCEPTION, error, settings)
+
+
+def _failed(kind: ResultKind, error: BaseException, settings: ConsumerSettings) -> Outcome:
+    if settings.strategy is Strategy.BEST_EFFORT:
+        return Outcome(Next.MOVE, kind, 0.0, error)
+    return Outcome(Next.REPEAT, kind, settings.suspend_s, error)

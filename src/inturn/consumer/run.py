@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inturn.consumer.context import Context
+from inturn.consumer.moving import past_attempts
 from inturn.consumer.outcome import Next, Outcome
 from inturn.model.batch import StoredBatch, decode, is_intact
 from inturn.model.errors import LogDamaged
@@ -33,6 +34,7 @@ class Run:
         "failures",
         "has_commit",
         "held",
+        "is_move",
         "is_rollback",
         "kept_from",
         "messages",
@@ -65,6 +67,7 @@ class Run:
         self.has_commit = False  # manual: something was committed in this run
         self.suspend_s: float | None = None
         self.is_rollback = False
+        self.is_move = False
         self.failures = 0
         self.slow_count = 0
         self.error: LogDamaged | None = None
@@ -86,6 +89,9 @@ class Run:
                 self.error = error
                 break
             self.messages += messages[len(messages) - chunk.count :]
+        if self.held.is_delayed:
+            for message in self.messages:
+                self._attempts.setdefault(message.offset, past_attempts(message) + 1)
 
     def next(self, now_s: float) -> Message | None:
         """The next message to handle, or None to stop. Calling it again says that the last one succeeded."""
@@ -125,6 +131,7 @@ class Run:
         self.failures += 1
         self.suspend_s = outcome.wait_s
         self.is_rollback = outcome.next is Next.ROLLBACK
+        self.is_move = outcome.next is Next.MOVE
         return False
 
     def end(self, now_s: float) -> None:

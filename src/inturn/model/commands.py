@@ -149,6 +149,7 @@ class Pulled(msgspec.Struct, frozen=True, gc=False):
     batches: tuple[StoredBatch, ...]
     next_offset: int  # where to go on; behind the last batch, or behind a gap in which nothing is stored
     end_offset: int  # one past the newest that may be read
+    now_ms: int = 0  # on the clock that `stored_at_ms` was taken from
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
@@ -183,6 +184,30 @@ class Release(Command, frozen=True, gc=False):
     member: str
     epoch: int
     offset: int
+
+
+class OpenRetry(Command, frozen=True, gc=False):
+    """Make the group's retry subject, with one partition per delay, if it is not there. Answered with the Subject."""
+
+    subject: str
+    group: str
+    levels: int
+
+
+class Retry(Command, frozen=True, gc=False):
+    """Store messages that failed in the group's retry subject, under the lease of the partition they came from.
+
+    Answered when they are durable: then the partition may go on. A repeated Retry stores them again.
+    """
+
+    subject: str
+    group: str
+    partition: int
+    member: str
+    epoch: int
+    retry_subject: str
+    level: int
+    batch: Batch
 
 
 class Read(Command, frozen=True, gc=False):

@@ -7,6 +7,7 @@ import re
 from inturn.model.errors import InvalidName
 
 NAME_LENGTH_MAX = 200
+RESERVED_LENGTH_MAX = 2 * NAME_LENGTH_MAX + 20
 RESERVED = "%"
 _ALLOWED = re.compile(r"[A-Za-z0-9._%-]+\Z", re.ASCII)
 
@@ -15,7 +16,7 @@ def check_name(kind: str, name: object, *, reserved: bool = False) -> str:
     """Return the name if it may be used, raise `InvalidName` if not. `reserved` allows our own `%` names."""
     if not isinstance(name, str):
         raise InvalidName(kind, name, f"is a {type(name).__name__}, not a str")
-    if not 1 <= len(name) <= NAME_LENGTH_MAX:
+    if not 1 <= len(name) <= (RESERVED_LENGTH_MAX if reserved else NAME_LENGTH_MAX):
         raise InvalidName(kind, name, f"has {len(name)} characters")
     if not _ALLOWED.match(name):
         raise InvalidName(kind, name, "has a character that is not allowed")
@@ -24,3 +25,8 @@ def check_name(kind: str, name: object, *, reserved: bool = False) -> str:
     if RESERVED in name and not reserved:
         raise InvalidName(kind, name, f"has {RESERVED!r}, which is reserved")
     return name
+
+
+def retry_subject(group: str, subject: str) -> str:
+    """Where messages wait that failed in this group under best effort; one partition per delay."""
+    return f"%retry%{group}%{subject}"

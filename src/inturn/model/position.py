@@ -42,7 +42,7 @@ def parse_position(text: str | int | datetime | Position) -> Position:
             return Position("timestamp", round(text.timestamp() * 1000))
         case "first" | "last" | "committed":
             return Position(text)
-        case str() if text.isascii() and text.isdigit() and len(text) <= 18:
+        case str() if text.isascii() and text.isdigit() and len(text) <= 19:
             return Position("offset", int(text))
         case str():
             try:

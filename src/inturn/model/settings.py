@@ -179,6 +179,35 @@ class FlowControl:
         _positive(self, "buffered_count", "buffered_bytes", "span")
 
 
+def _default_levels_s() -> tuple[float, ...]:
+    minutes = [60.0 * number for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)]
+    return (1.0, 5.0, 10.0, 30.0, *minutes)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDelays:
+    """Best effort: how long a failed message waits before its first retry, its second, and so on.
+
+    The first retry waits `levels_s[first_level]`, each later one the next level, up to the last. The number of levels
+    is fixed for a group when it first uses them.
+    """
+
+    levels_s: tuple[float, ...] = field(default_factory=_default_levels_s)
+    first_level: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.levels_s or any(not isinstance(one, int | float) or one <= 0 for one in self.levels_s):
+            raise InvalidInput(f"RetryDelays.levels_s is {self.levels_s!r}; give one or more times above 0")
+        if not 0 <= self.first_level < len(self.levels_s):
+            raise InvalidInput(
+                f"RetryDelays.first_level is {self.first_level}; it must be 0 to {len(self.levels_s) - 1}"
+            )
+
+    def level(self, attempt: int) -> int:
+        """Where a message goes that failed for the `attempt`-th time."""
+        return min(self.first_level + attempt - 1, len(self.levels_s) - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """How a consumer pulls, handles and commits."""
@@ -197,6 +226,7 @@ class ConsumerSettings:
     handler_timeout_s: float = 900.0  # slower calls are reported as time-outs; they are not interrupted
     answer_timeout_s: float = 10.0  # a command without an answer is sent again after this
     flow: FlowControl = field(default_factory=FlowControl)
+    retry: RetryDelays = field(default_factory=RetryDelays)  # best effort only
 
     def __post_init__(self) -> None:
         _set_enum(self, "strategy", Strategy)

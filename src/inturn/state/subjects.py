@@ -67,7 +67,7 @@ class Subjects:
         The same again returns what is there. Raises AlreadyExists if any of the settings differs, InvalidName or
         InvalidInput for a value that cannot be. Names that differ in case are different subjects.
         """
-        check_name("subject", name)
+        check_name("subject", name, reserved=True)
         check_name("broker group", broker_group)
         _check_partition_count(name, partition_count)
         wanted = Subject(

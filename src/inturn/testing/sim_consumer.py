@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from functools import partial
 
@@ -18,12 +19,12 @@ from inturn.testing.recorder import Recorder
 from inturn.testing.sim_node import SimClient, SimNetwork
 from inturn.testing.world import World
 
-# Changes of stage that happen within one `poll`, and the stage between.
-_BETWEEN = {
-    ("active", "releasing"): "draining",
-    ("active", "none"): "lost",
-    ("draining", "none"): "lost",
-    ("releasing", "none"): "lost",
+# Several changes of stage may happen within one `poll`: by the first and the last stage, those between.
+_BETWEEN: dict[tuple[str, str], tuple[str, ...]] = {
+    ("active", "releasing"): ("draining",),
+    **{(first, "none"): ("lost",) for first in ("active", "draining", "releasing")},
+    **{(first, "asking"): ("lost", "none") for first in ("active", "draining", "releasing")},
+    ("lost", "asking"): ("none",),
 }
 
 
@@ -180,9 +181,7 @@ class SimConsumer(SimClient):
             before, after = self._stages.get(index, "none"), stages.get(index, "none")
             if before == after:
                 continue
-            between = _BETWEEN.get((before, after)) if in_poll else None
-            if between is not None:
-                self._coverage[f"stage.{before} → {between}"] += 1
-                before = between
-            self._coverage[f"stage.{before} → {after}"] += 1
+            between = _BETWEEN.get((before, after), ()) if in_poll else ()
+            for one, following in itertools.pairwise((before, *between, after)):
+                self._coverage[f"stage.{one} → {following}"] += 1
         self._stages = stages

@@ -1,0 +1,67 @@
+"""Have the order of your own handlers checked: record what happens, then let the checker judge it.
+
+In a test of yours this is all there is to it; it also judges runs with crashes and hand-overs.
+
+Run: python examples/check_my_order.py [folder]
+"""
+
+import sys
+import tempfile
+import time
+
+import inturn
+from inturn.model.clock import SystemClock
+from inturn.testing.checker import check
+from inturn.testing.recorder import Recorder
+
+COUNT = 500
+temporary = tempfile.TemporaryDirectory(prefix="inturn-")
+folder = sys.argv[1] if sys.argv[1:] else temporary.name
+recorder = Recorder(SystemClock())
+
+
+class Record(inturn.Hook):
+    """`before` and `after` are called in the thread of the handler, so no end is recorded after the next start."""
+
+    def before(self, messages, context):
+        for message in messages:
+            recorder.started(*self._what(message, context))
+
+    def after(self, messages, context, kind, error):
+        result = {"success": "success", "timeout": "success", "failed": "failed"}.get(kind.value, "exception")
+        for message in messages:
+            recorder.ended(*self._what(message, context), result=result)
+
+    def _what(self, message, context):
+        where = (context.subject, context.group, context.partition, message.offset, message.key)
+        return (*where, context.consumer, context.epoch, message.message_id)
+
+
+def my_handler(message, context):
+    """Yours goes here."""
+
+
+with inturn.connect(folder, observer=recorder) as mq:  # as observer it is told of leases and commits
+    mq.create_subject("orders", partitions=4)
+    with mq.producer() as producer:
+        sent = [
+            (producer.send("orders", b"", key=f"order-{n % 20}", message_id=str(n)), f"order-{n % 20}", str(n))
+            for n in range(COUNT)
+        ]
+    for handle, key, message_id in sent:
+        stored = handle.result()
+        recorder.sent(stored.subject, stored.partition, stored.offset, key.encode(), message_id)
+
+    consumers = [mq.consumer("orders", "mine", my_handler, hooks=[Record()], name=name) for name in ("a", "b")]
+    for consumer in consumers:
+        consumer.start()
+    while any(partition.lag for partition in mq.describe_group("orders", "mine").partitions):
+        time.sleep(0.02)
+
+verdict = check(recorder.snapshot(), order="partition")
+print(verdict)
+verdict.raise_if_bad()  # an AssertionError that shows what happened, and in which order
+
+# The checker is not just polite: take one end away, and it tells what was lost.
+broken = [event for event in recorder.snapshot() if not (hasattr(event, "result") and event.message_id == "7")]
+print("and with one end missing:", ", ".join(sorted(check(broken, order="partition").kinds())))

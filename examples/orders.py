@@ -1,0 +1,61 @@
+"""Two producers and a group of two consumers; one consumer stops, the other goes on with its partitions.
+
+Run: python examples/orders.py [folder]
+"""
+
+import sys
+import tempfile
+import threading
+import time
+
+import inturn
+
+STEPS = (b"created", b"paid", b"packed", b"shipped", b"delivered")
+ORDERS = 200
+temporary = tempfile.TemporaryDirectory(prefix="inturn-")
+folder = sys.argv[1] if sys.argv[1:] else temporary.name
+
+handled: dict[str, list[bytes]] = {}  # by order. No lock: one order is never handled by two at once
+by_consumer: dict[str, int] = {}
+owners: dict[int, str] = {}  # by partition
+
+
+def handle(message: inturn.Message, context: inturn.Context) -> None:
+    handled.setdefault(message.key_text, []).append(message.body)
+    name = context.consumer.partition("-")[0]  # the rest of the name makes it unique
+    by_consumer[name] = by_consumer.get(name, 0) + 1
+    if owners.setdefault(context.partition, name) != name:
+        # The epoch rises with every hand-over; give it to what you write to, and a former owner can be refused.
+        print(f"partition {context.partition} is {name}'s now: epoch {context.epoch}, from offset {message.offset}")
+        owners[context.partition] = name
+    time.sleep(0.001)
+
+
+def send(mq: inturn.Connection, orders: range) -> None:
+    # One order has one producer: between two producers nobody can say which message was first.
+    with mq.producer() as producer:
+        for step in STEPS:
+            for order in orders:
+                producer.send("orders", step, key=f"order-{order}")
+
+
+with inturn.connect(folder) as mq:
+    mq.create_subject("orders", partitions=4)
+    first = mq.consumer("orders", "warehouse", handle, name="first")
+    second = mq.consumer("orders", "warehouse", handle, name="second")
+    first.start()
+    second.start()
+    tills = [threading.Thread(target=send, args=(mq, range(start, ORDERS, 2))) for start in (0, 1)]
+    for till in tills:
+        till.start()
+    time.sleep(0.1)
+    first.stop()  # ends what it runs, commits and releases: the second continues at once, nothing is repeated
+    for till in tills:
+        till.join()
+    while sum(by_consumer.values()) < ORDERS * len(STEPS):
+        time.sleep(0.01)
+    second.stop()
+
+wrong = [order for order, steps in handled.items() if tuple(steps) != STEPS]
+print(f"handled by {by_consumer}")
+print(f"{len(handled)} orders, each step in its order: {not wrong}")

@@ -1,0 +1,147 @@
+"""Every example runs: the files in examples/, and the Python blocks of README.md."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+README = ROOT / "README.md"
+NO_RUN = "<!-- no-run -->"
+TIME_S_MAX = 20.0  # they take less than 3; the rest is for a machine with other work
+
+# What each of them promises to print, as regular expressions, in this order.
+PRINTS = {
+    "quickstart.py": [r"^order-42 created\norder-42 paid\norder-42 shipped\n$"],
+    "orders.py": [
+        r"partition \d is second's now: epoch \d+, from offset \d+",
+        r"handled by \{.*'second': \d+.*\}",
+        r"200 orders, each step in its order: True",
+    ],
+    "failures.py": [
+        r"retrying:\n  a, attempt 1: failed\n  a, attempt 2: success\n  b, attempt 1: exception \(no connection\)",
+        r"  b, attempt 2: success\n  c, attempt 1: success\n  committed offset 3 of 3",
+        r"all-or-nothing:\n  a, attempt 1: success\n  b, attempt 1: success\n  c, attempt 1: failed",
+        r"  a, attempt 2: success\n  b, attempt 2: success\n  c, attempt 2: success\n  committed offset 3 of 3",
+    ],
+    "exclusive_writer.py": [
+        r"refused: producer bookkeeper .* was replaced by a newer one",
+        r"0: opening balance 100\n1: withdraw 30\n$",
+    ],
+    "check_my_order.py": [r"order kept: 500 sent, 500 started, 500 finished", r"with one end missing: .*lost"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    line: int
+    code: str
+    is_run: bool
+
+
+def python_blocks(text: str) -> list[Block]:
+    """The blocks that are marked as Python; one after a comment `<!-- no-run -->` is not run."""
+    blocks = []
+    for found in re.finditer(r"^([ \t]*)```python[^\n]*\n(.*?)^\1```[ \t]*$", text, re.MULTILINE | re.DOTALL):
+        before = text[: found.start()].rstrip()
+        line = text.count("\n", 0, found.start(2)) + 1
+        blocks.append(Block(line, textwrap.dedent(found.group(2)), not before.endswith(NO_RUN)))
+    return blocks
+
+
+def script(blocks: list[Block], name: str) -> str:
+    """One program: all blocks in one namespace. Blank lines give every line the number that it has in the text."""
+    lines = ["scope = {'__name__': '__main__'}"]
+    for block in blocks:
+        padded = "\n" * (block.line - 1) + block.code
+        lines.append(f"code = compile({padded!r}, {name!r}, 'exec')")
+        if block.is_run:
+            lines.append("exec(code, scope)")
+    return "\n".join(lines)
+
+
+def run(*arguments: str | Path, folder: Path) -> str:
+    started_s = time.monotonic()
+    ran = subprocess.run(
+        [sys.executable, "-X", "faulthandler", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, f"exit code {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
+    assert ran.stderr == ""
+    assert time.monotonic() - started_s < TIME_S_MAX
+    return ran.stdout
+
+
+def test_every_example_is_known_here() -> None:
+    assert {path.name for path in EXAMPLES} == set(PRINTS)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("has_folder", [False, True], ids=["temporary folder", "given folder"])
+def test_an_example_prints_what_it_promises(path: Path, has_folder: bool, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    printed = run(path, *([data] if has_folder else []), folder=tmp_path)
+    rest = printed
+    for pattern in PRINTS[path.name]:
+        found = re.search(pattern, rest)
+        assert found is not None, f"no {pattern!r} in:\n{rest}"
+        rest = rest[found.end() :]
+    assert data.exists() == has_folder
+    assert [one for one in tmp_path.iterdir() if one != data] == []
+
+
+def test_the_readme_runs(tmp_path: Path) -> None:
+    blocks = python_blocks(README.read_text(encoding="utf-8"))
+    assert any(block.is_run for block in blocks), "README.md has no Python block that is run"
+    program = tmp_path / "readme.py"
+    program.write_text(script(blocks, str(README)), encoding="utf-8")
+    printed = run(program, folder=tmp_path)
+    assert printed != ""
+
+
+def test_the_first_example_of_the_readme_is_short_and_shows_the_order(tmp_path: Path) -> None:
+    first = next(iter(python_blocks(README.read_text(encoding="utf-8"))))
+    assert sum(bool(line.strip()) for line in first.code.splitlines()) <= 20
+    program = tmp_path / "first.py"
+    program.write_text(script([first], str(README)), encoding="utf-8")
+    assert run(program, folder=tmp_path) == "order-42 created\norder-42 paid\norder-42 shipped\n"
+
+
+def test_blocks_are_found_and_share_their_names(tmp_path: Path) -> None:
+    text = f"""
+# A title
+
+```python
+number = 41
+```
+
+```sh
+this is not Python
+```
+
+{NO_RUN}
+```python
+raise SystemExit("only compiled")
+```
+
+```python
+print(number + 1)
+```
+"""
+    blocks = python_blocks(text)
+    assert [(block.line, block.is_run) for block in blocks] == [(5, True), (14, False), (18, True)]
+    program = tmp_path / "program.py"
+    program.write_text(script(blocks, "text"), encoding="utf-8")
+    assert run(program, folder=tmp_path) == "42\n"
