@@ -362,7 +362,7 @@ class InProcessNode:
                 f"its retry subject has {known.partition_count} delays, this consumer asks for {command.levels}; "
                 "use as many RetryDelays.levels_s",
             )
-        return known if known is not None else self._new_subject(name, command.levels, Routing.SELECTOR)
+        return known if known is not None else self._new_subject(name, command.levels, Routing.SELECTOR, reserved=True)
 
     def _retry_later(self, command: Retry, reply: Reply) -> None:
         with self._lock:
@@ -382,7 +382,7 @@ class InProcessNode:
 
     def _create_subject(self, command: CreateSubject, _: _Try) -> Answer:
         return self._new_subject(
-            check_name("subject", command.name),
+            command.name,
             command.partitions,
             Routing(command.routing),
             Strategy(command.strategy),
@@ -396,9 +396,12 @@ class InProcessNode:
         routing: Routing,
         strategy: Strategy = Strategy.STRICT,
         limits: Limits | None = None,
+        *,
+        reserved: bool = False,
     ) -> Subject:
         limits = limits if limits is not None else Limits()
-        subject = self._subjects.create(name, partitions, routing, strategy, limits, self._clock.time_ms())
+        now_ms = self._clock.time_ms()
+        subject = self._subjects.create(name, partitions, routing, strategy, limits, now_ms, reserved=reserved)
         if subject.name not in self._known_subjects:
             self._open_subject(subject)
         return subject

@@ -30,8 +30,11 @@ class TimerThread:
         self._earlier.set()
 
     def _run(self) -> None:
-        while not self._is_closed:
+        while True:
+            # Cleared before looking: what is set from here on ends the wait below.
             self._earlier.clear()
+            if self._is_closed:
+                return
             try:
                 self.timers.run_due(self._clock.monotonic())
             except Exception:

@@ -73,7 +73,7 @@ def _sleep_until_over(story: Story) -> None:
 def _watch_live(screen: Screen, story: Story, board: Board) -> None:
     from rich.live import Live
 
-    view = View()
+    view = View(screen.out.width)
     with Live(view.frame(board.look()), console=screen.out, auto_refresh=False) as live:
         while not story.is_over:
             time.sleep(DRAW_S)

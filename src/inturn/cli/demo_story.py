@@ -87,13 +87,17 @@ class Story:
             self._wait(self._is_shared)
         self._board.say(f"{', '.join(FIRST_CONSUMERS)} share the {PARTITION_COUNT} partitions")
         tills = [self._open_till(connection, name, number) for number, name in enumerate(PRODUCERS)]
-        self._wait(lambda: self._handled_share() >= DEATH_AT)
-        self._kill()
-        self._wait(lambda: self._is_shared() and self._handled_share() >= JOIN_AT)
-        self._join(connection, LATE_CONSUMER)
-        self._board.say(f"{LATE_CONSUMER} joined the group")
-        self._wait(lambda: not any(till.is_alive() for till in tills))
-        self._wait(lambda: self._handled_share() >= 1.0)
+        try:
+            self._wait(lambda: self._handled_share() >= DEATH_AT)
+            self._kill()
+            self._wait(lambda: self._is_shared() and self._handled_share() >= JOIN_AT)
+            self._board.say(f"{LATE_CONSUMER} joined the group")
+            self._join(connection, LATE_CONSUMER)
+            self._wait(lambda: not any(till.is_alive() for till in tills) and self._handled_share() >= 1.0)
+        finally:
+            self._stop.set()  # nobody sends any more when the connection is closed
+            for till in tills:
+                till.join()
         self._board.say("everything is handled: the consumers commit, give their leases back and leave")
         for consumer in self._consumers.values():
             consumer.stop()

@@ -26,18 +26,21 @@ COLOURS = dict(zip((*FIRST_CONSUMERS, LATE_CONSUMER), ("#61afef", "#c678dd", "#5
 class View:
     """Remembers a little of what it has shown: rates come from that."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: int = WIDTH) -> None:
+        self._missing = max(0, WIDTH - columns)  # in a narrower terminal bars and events are shorter
         self._samples: deque[Look] = deque()
 
     def frame(self, look: Look) -> RenderableType:
         """Always as many rows, so that nothing jumps."""
         self._sample(look)
-        return Group(self._head(look), self._partitions(look), _consumers(look), _events(look, EVENT_ROWS))
+        return Group(
+            self._head(look), self._partitions(look), _consumers(look), _events(look, EVENT_ROWS, self._missing)
+        )
 
     def last_frame(self, look: Look) -> RenderableType:
         """Without what the verdict says too: both together fit a small terminal."""
         self._sample(look)
-        return Group(self._partitions(look), _events(look, EVENT_ROWS + 1))
+        return Group(self._partitions(look), _events(look, EVENT_ROWS + 1, self._missing))
 
     def _sample(self, look: Look) -> None:
         self._samples.append(look)
@@ -53,10 +56,10 @@ class View:
 
     def _head(self, look: Look) -> RenderableType:
         expected = sum(one.expected for one in look.partitions)
-        head = Table.grid(padding=(0, 3, 0, 0))
+        head = Table.grid(padding=(0, 1 if self._missing else 3, 0, 0))
         head.add_row(
             Text.assemble(("  inturn demo", "bold"), (f"  {look.at_s:4.1f} s", QUIET)),
-            _figure("sent", look.stored, f"of {expected:,}"),
+            _figure("sent", look.stored, "" if self._missing else f"of {expected:,}"),
             _figure("handled", look.done, ""),
             _figure("lag", look.stored - look.done, ""),
             _figure("rate", round(sum(self._rate(look, one) for one in range(len(look.partitions)))), "/s"),
@@ -64,11 +67,12 @@ class View:
         return head
 
     def _partitions(self, look: Look) -> RenderableType:
+        bar_columns = max(6, BAR_COLUMNS - self._missing)
         table = _table(
             ("#", 1, "right"),
             ("owner", 20, "left"),
             ("epoch", 5, "right"),
-            ("handled ━  waiting ─", BAR_COLUMNS, "left"),
+            ("handled ━  waiting ─", bar_columns, "left"),
             ("lag", 6, "right"),
             ("rate", 6, "right"),
             ("last handled", 20, "left"),
@@ -78,7 +82,7 @@ class View:
                 str(index),
                 _owner(one, look),
                 str(one.epoch),
-                _bar(one),
+                _bar(one, bar_columns),
                 f"{one.stored - one.done:,}",
                 f"{self._rate(look, index):,.0f}/s",
                 _last(one),
@@ -145,11 +149,11 @@ def _owner(one: PartitionLook, look: Look) -> Text:
     return Text.assemble(("✝ ", BAD), (one.owner, f"strike {BAD}"), (f"  ends in {left_s:.1f} s", QUIET))
 
 
-def _bar(one: PartitionLook) -> Text:
+def _bar(one: PartitionLook, columns: int) -> Text:
     expected = max(one.expected, 1)
-    done, stored = (min(BAR_COLUMNS, round(BAR_COLUMNS * count / expected)) for count in (one.done, one.stored))
+    done, stored = (min(columns, round(columns * count / expected)) for count in (one.done, one.stored))
     colour = COLOURS.get(one.begun_by or "", QUIET)
-    return Text.assemble(("━" * done, colour), ("─" * (stored - done), "grey62"), ("┈" * (BAR_COLUMNS - stored), FAINT))
+    return Text.assemble(("━" * done, colour), ("─" * (stored - done), "grey62"), ("┈" * (columns - stored), FAINT))
 
 
 def _last(one: PartitionLook) -> Text:
@@ -186,8 +190,8 @@ def _consumer_row(name: str, one: ConsumerLook | None, look: Look) -> tuple[Text
     )
 
 
-def _events(look: Look, rows: int) -> RenderableType:
-    table = _table(("", 6, "right"), ("", 86, "left"))
+def _events(look: Look, rows: int, missing: int) -> RenderableType:
+    table = _table(("", 6, "right"), ("", 86 - missing, "left"))
     shown = look.events[-rows:]
     for event in shown:
         table.add_row(Text(f"{event.at_s:.1f} s", QUIET), coloured(event.text))

@@ -61,13 +61,15 @@ class Subjects:
         limits: Limits,
         now_ms: int,
         broker_group: str = LOCAL_BROKER_GROUP,
+        *,
+        reserved: bool = False,
     ) -> Subject:
-        """Create the subject with its partitions and its first route, in one transaction.
+        """Create the subject with its partitions and its first route, in one transaction. `reserved`: one of ours.
 
         The same again returns what is there. Raises AlreadyExists if any of the settings differs, InvalidName or
         InvalidInput for a value that cannot be. Names that differ in case are different subjects.
         """
-        check_name("subject", name, reserved=True)
+        check_name("subject", name, reserved=reserved)
         check_name("broker group", broker_group)
         _check_partition_count(name, partition_count)
         wanted = Subject(

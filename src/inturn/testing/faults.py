@@ -108,6 +108,12 @@ def producer_fenced(sim: Simulation) -> None:
 
 
 def wall_clock_jump(sim: Simulation) -> None:
+    """Somebody sets the wall clock forward and back, for some seconds."""
+    for _ in range(6):
+        sim.world.after(sim.world.spread(0.0, 4.0), lambda: _set_wall_clock(sim))
+
+
+def _set_wall_clock(sim: Simulation) -> None:
     sim.world.wall_jump_ms += sim.world.rng.randint(-3_600_000, 3_600_000)
 
 

@@ -313,10 +313,10 @@ _add(
 # Meta: who should consume what
 
 
-@_instead_of(Membership, "silent")
-def silent_member_keeps_its_share(self: Membership, now_s: float) -> list[tuple[GroupRecord, str]]:
-    """A member that vanished is never given up, and its partitions wait for it."""
-    return []
+@_instead_of(Membership, "next_deadline_s")
+def silent_member_keeps_its_share(self: Membership) -> float | None:
+    """Nobody watches for members that vanished, and their partitions wait for them."""
+    return None
 
 
 @_instead_of(inturn.meta.membership, "assign_sticky")

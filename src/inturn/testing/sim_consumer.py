@@ -40,12 +40,14 @@ class SimConsumer(SimClient):
         name: str,
         settings: ConsumerSettings,
         lease: LeaseSettings,
+        handler_s_max: float,
     ) -> None:
         super().__init__(world, name)
         self._network = network
         self._recorder = recorder
         self._coverage = coverage
         self._settings = settings
+        self._handler_s_max = handler_s_max
         self._running = 0
         self._stages: dict[int, str] = {}
         self._kept: dict[tuple[int, int], int] = {}  # by partition and epoch, the first since the last commit
@@ -143,7 +145,7 @@ class SimConsumer(SimClient):
         if self.slow_next:
             self.slow_next = False
             return self.world.spread(3.0, 6.0)
-        return self.world.spread(0.001, 0.3 if self.world.happens(0.02) else 0.01)
+        return self.world.spread(0.001, 0.3 if self.world.happens(0.02) else self._handler_s_max)
 
     def _handled(self, run: Run) -> tuple[Outcome, str]:
         """What the product makes of the handler's end, and what it was in truth."""

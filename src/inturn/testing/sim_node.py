@@ -200,7 +200,7 @@ class SimNetwork:
         world.after(at_s - world.now_s, deliver)
         if world.happens(self.repeat):
             self._coverage["network.request repeated"] += 1
-            world.after(at_s - world.now_s + world.spread(0.0, 1.5), deliver)
+            world.after(at_s - world.now_s + world.spread(0.0, 3.0), deliver)
 
     def _deliver(self, client: SimClient, command: Command, reply: Reply) -> None:
         self._node.submit(command, partial(self._answer, client, reply))

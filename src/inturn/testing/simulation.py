@@ -96,6 +96,8 @@ class Simulation:
             answer_timeout_s=0.5,
             flow=FlowControl(buffered_count=rng.choice((5, 40, 1000))),
         )
+        # With slow handlers there is always a backlog, so that whatever happens to a lease happens amid work.
+        self._handler_s_max = rng.choice((0.01, 0.04, 0.12))
         self._count_settings(log)
         self.node = SimNode(
             world,
@@ -144,6 +146,7 @@ class Simulation:
             self._name("consumer"),
             self._consumer_settings,
             self._lease,
+            self._handler_s_max,
         )
         consumer.is_calm = self._is_healing
         self.consumers.append(consumer)
