@@ -15,19 +15,21 @@ ORDERS = 200
 temporary = tempfile.TemporaryDirectory(prefix="inturn-")
 folder = sys.argv[1] if sys.argv[1:] else temporary.name
 
-handled: dict[str, list[bytes]] = {}  # by order. No lock: one order is never handled by two at once
-by_consumer: dict[str, int] = {}
+lock = threading.Lock()  # partitions are handled in parallel, and these are shared by all of them
+handled: dict[str, list[bytes]] = {}  # by order
+by_consumer = {"first": 0, "second": 0}
 owners: dict[int, str] = {}  # by partition
 
 
 def handle(message: inturn.Message, context: inturn.Context) -> None:
-    handled.setdefault(message.key_text, []).append(message.body)
     name = context.consumer.partition("-")[0]  # the rest of the name makes it unique
-    by_consumer[name] = by_consumer.get(name, 0) + 1
-    if owners.setdefault(context.partition, name) != name:
-        # The epoch rises with every hand-over; give it to what you write to, and a former owner can be refused.
-        print(f"partition {context.partition} is {name}'s now: epoch {context.epoch}, from offset {message.offset}")
-        owners[context.partition] = name
+    with lock:
+        handled.setdefault(message.key_text, []).append(message.body)
+        by_consumer[name] += 1
+        if owners.setdefault(context.partition, name) != name:
+            # The epoch rises with every hand-over; give it to what you write to, and a former owner can be refused.
+            print(f"partition {context.partition} is {name}'s now: epoch {context.epoch}, from offset {message.offset}")
+            owners[context.partition] = name
     time.sleep(0.001)
 
 
@@ -48,7 +50,8 @@ with inturn.connect(folder) as mq:
     tills = [threading.Thread(target=send, args=(mq, range(start, ORDERS, 2))) for start in (0, 1)]
     for till in tills:
         till.start()
-    time.sleep(0.1)
+    while by_consumer["first"] < 100:
+        time.sleep(0.01)
     first.stop()  # ends what it runs, commits and releases: the second continues at once, nothing is repeated
     for till in tills:
         till.join()

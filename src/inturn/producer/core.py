@@ -88,7 +88,10 @@ class ProducerCore:
         if selector is not None and key is None:
             key = _order_key(arg)
         if key is not None:
-            key = _utf8("key", key) if isinstance(key, str) else _as_bytes("key", key)
+            try:
+                key = key.encode() if type(key) is str else _as_bytes("key", key)
+            except UnicodeEncodeError as error:
+                raise _not_text("key", key, error) from None
             if len(key) > limits.key_bytes:
                 raise LimitExceeded("the key", len(key), limits.key_bytes, "Limits.key_bytes")
             size_bytes += len(key)
@@ -203,7 +206,11 @@ def _utf8(what: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"the {what} {text!r} is not valid text: {error.reason}; give bytes instead") from None
+        raise _not_text(what, text, error) from None
+
+
+def _not_text(what: str, text: object, error: UnicodeEncodeError) -> InvalidInput:
+    return InvalidInput(f"the {what} {text!r} is not valid text: {error.reason}")
 
 
 def _order_key(arg: object) -> str | bytes | None:

@@ -42,6 +42,7 @@ class PartitionQueue:
         self._route_version = route_version
         self._strategy = strategy
         self._settings = settings
+        self._batch_bytes, self._batch_count = settings.batch_bytes, settings.batch_count
         self._open = Flight(subject, partition)
         self._closed: deque[Flight] = deque()
         # A window: what is acknowledged stays in it behind a flight that is not, because the log remembers only
@@ -60,15 +61,15 @@ class PartitionQueue:
     def add(self, message: Outgoing, slot: int, size_bytes: int) -> Flight:
         """Queue a message; its index in the flight is the last one."""
         flight = self._open
-        settings = self._settings
-        if flight.messages and (
-            flight.size_bytes + size_bytes > settings.batch_bytes or len(flight.messages) >= settings.batch_count
-        ):
+        messages = flight.messages
+        total_bytes = flight.size_bytes + size_bytes
+        if messages and (total_bytes > self._batch_bytes or len(messages) >= self._batch_count):
             self._closed.append(flight)
             flight = self._open = Flight(self.subject, self.partition)
-        flight.messages.append(message)
+            messages, total_bytes = flight.messages, size_bytes
+        messages.append(message)
         flight.slots.append(slot)
-        flight.size_bytes += size_bytes
+        flight.size_bytes = total_bytes
         return flight
 
     def take_over(self, flight: Flight) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from inturn.testing.sim_disk import SimDisk
     from inturn.testing.simulation import Simulation
 
 LEASE_LIFE_S = 2.0
@@ -77,9 +78,12 @@ def answers_lost(sim: Simulation) -> None:
 
 
 def requests_repeated(sim: Simulation) -> None:
-    """Requests arrive twice, the second time late."""
+    """Requests arrive twice, the second time late; often after their sender has given its partitions away."""
     sim.network.repeat = sim.world.spread(0.1, 0.6)
-    sim.world.after(sim.world.spread(0.5, 3.0), lambda: setattr(sim.network, "repeat", 0.0))
+    sim.world.after(sim.world.spread(1.0, 4.0), lambda: setattr(sim.network, "repeat", 0.0))
+    for _ in range(2):
+        sim.world.after(sim.world.spread(0.0, 2.0), lambda: consumer_join(sim))
+        sim.world.after(sim.world.spread(0.0, 3.0), lambda: sim.pick_consumer().stop())
 
 
 def network_slow(sim: Simulation) -> None:
@@ -94,8 +98,15 @@ def disk_full(sim: Simulation) -> None:
 
 def sync_fails(sim: Simulation) -> None:
     """A log stops; some time later the node is restarted."""
-    sim.node.disk.fail_next_sync(OSError(errno.EIO, "simulated"), lambda path: path.endswith(".log"))
+    disk = sim.node.disk
+    disk.fail_next_sync(OSError(errno.EIO, "simulated"), lambda path: path.endswith(".log") and _forget_dirty(disk, path))
     sim.world.after(sim.world.spread(0.5, 1.5), lambda: sim.crash_node(power=sim.loses_power))
+
+
+def _forget_dirty(disk: SimDisk, path: str) -> bool:
+    """Like Linux: after a failed sync the pages count as clean, so that later syncs succeed and do nothing."""
+    disk._inode(path).pending.clear()
+    return True
 
 
 def producer_crash(sim: Simulation) -> None:
@@ -108,7 +119,8 @@ def producer_fenced(sim: Simulation) -> None:
 
 
 def wall_clock_jump(sim: Simulation) -> None:
-    """Somebody sets the wall clock forward and back, for some seconds."""
+    """Somebody sets the wall clock forward and back for some seconds, while a consumer is replaced."""
+    consumer_crash(sim)
     for _ in range(6):
         sim.world.after(sim.world.spread(0.0, 4.0), lambda: _set_wall_clock(sim))
 

@@ -97,7 +97,7 @@ class Simulation:
             flow=FlowControl(buffered_count=rng.choice((5, 40, 1000))),
         )
         # With slow handlers there is always a backlog, so that whatever happens to a lease happens amid work.
-        self._handler_s_max = rng.choice((0.01, 0.04, 0.12))
+        self._handler_s_max = rng.choice((0.01, 0.01, 0.05))
         self._count_settings(log)
         self.node = SimNode(
             world,
