@@ -533,3 +533,27 @@ def test_pulling_pauses_while_too_much_waits_and_resumes_by_itself(bed: Bed, flo
         seen.wait_for(500)
     assert set(seen.epochs) == {1}, "it was never lost"
     assert len(seen.messages) == 500
+
+
+def test_what_a_slow_handler_has_done_is_committed_meanwhile(one: Connection) -> None:
+    """C3: a crash repeats what was handled since the last commit, not since the last pull."""
+    send_all(one, "line", 20)
+    gate = threading.Event()
+    seen = Seen(lambda message, context: gate.wait(5) and None if message.offset == 10 else None)
+    with one.consumer("line", "g", seen, settings=quick(concurrency=1)):
+        seen.wait_for(11)
+        eventually(lambda: one.describe_group("line", "g").partitions[0].committed == 10, "ten are committed")
+        gate.set()
+
+
+def test_a_killed_consumer_starts_no_other_handler(one: Connection) -> None:
+    send_all(one, "line", 50)
+    gate = threading.Event()
+    seen = Seen(lambda message, context: gate.wait(5) and None)
+    consumer = one.consumer("line", "g", seen, settings=quick())
+    consumer.start()
+    seen.wait_for(1)
+    consumer.kill()
+    gate.set()
+    time.sleep(0.1)
+    assert len(seen.messages) == 1

@@ -175,6 +175,7 @@ class Consumer:
             self._retries.kill()
         with self._lock:
             self._is_killed = True
+            self._core.kill()
             self._talk.notify_all()
             self._work.notify_all()
 

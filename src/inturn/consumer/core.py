@@ -115,6 +115,11 @@ class ConsumerCore:
         self._is_stopping = True
         self._assigned = frozenset()
 
+    def kill(self) -> None:
+        """No handler is started any more; nothing is committed or released."""
+        for held in self.held.values():
+            held.deadline_s = NEVER
+
     def next_due_s(self, now_s: float) -> float:
         """When `poll` has something to do at the latest, if nothing else happens before."""
         due = [now_s + self._settings.heartbeat_s]
@@ -127,7 +132,8 @@ class ConsumerCore:
             due += [at_s for at_s in (held.retry_at_s, held.suspended_until_s, held.lease_ends_s) if at_s > now_s]
             if held.chunks and held.chunks[0].due_s > now_s:
                 due.append(held.chunks[0].due_s)
-            if held.has_news and held.stage in _HOLDING and Commit not in self._pending:
+            has_news = held.run is not None or held.done_offset > held.committed
+            if has_news and held.stage in _HOLDING and Commit not in self._pending:
                 due.append(self._committed_at_s + self._settings.commit_interval_s)
         return max(min(due), now_s)
 
@@ -235,14 +241,20 @@ class ConsumerCore:
     def _poll_commit(self, commands: list[Command], now_s: float) -> None:
         if now_s < self._committed_at_s + self._settings.commit_interval_s or not self._may_send(Commit, now_s):
             return
-        news = tuple(
-            Progress(held.index, held.epoch, held.done_offset)
+        progress = [
+            Progress(held.index, held.epoch, self._done_offset(held))
             for held in self.held.values()
-            if held.has_news and held.stage in _HOLDING
-        )
+            if held.stage in _HOLDING
+        ]
+        news = tuple(one for one in progress if one.offset > self.held[one.partition].committed)
         if news:
             self._committed_at_s = now_s
             self._send(commands, Commit(self.subject, self.group, self.member, news), now_s)
+
+    def _done_offset(self, held: HeldPartition) -> int:
+        """Counting what a run has done so far: a slow handler is not to hold back commits until it is over."""
+        safe = 0 if held.run is None else held.run.safe_count(self._settings.ack)
+        return held.done_offset if held.run is None or not safe else held.run.messages[safe - 1].offset + 1
 
     def _may_send(self, kind: type[Command], now_s: float, held: HeldPartition | None = None) -> bool:
         """One command of a kind is on its way at once, per partition; after an error it has to wait."""
@@ -414,19 +426,13 @@ class ConsumerCore:
 
     def _settle(self, held: HeldPartition, run: Run) -> None:
         """Move the done offset; keep what was handled but not committed."""
-        over = run.messages[: run.done]
-        if self._settings.ack == "auto":
-            if over:
-                held.done_offset = held.run_offset = over[-1].offset + 1
-            return
-        kept = [] if run.kept_from is None else over[run.kept_from :]
-        committed = over[: len(over) - len(kept)] if run.has_commit else []
-        if committed:
-            held.done_offset = committed[-1].offset + 1
+        safe = run.safe_count(self._settings.ack)
+        if safe:
+            held.done_offset = run.messages[safe - 1].offset + 1
             held.kept.clear()
-        held.kept += kept
-        if over:
-            held.run_offset = over[-1].offset + 1
+        held.kept += run.messages[safe : run.done]
+        if run.done:
+            held.run_offset = run.messages[run.done - 1].offset + 1
 
     def _put_back(self, held: HeldPartition, run: Run, now_s: float) -> None:
         rest = run.messages[run.done :]

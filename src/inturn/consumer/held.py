@@ -115,7 +115,3 @@ class HeldPartition:
         """When everything before a gap at the end of the log is done, so is the gap."""
         if self.stage is Stage.ACTIVE and not (self.run or self.chunks or self.kept or self.moving):
             self.done_offset = self.run_offset = self.pull_offset
-
-    @property
-    def has_news(self) -> bool:
-        return self.done_offset > self.committed

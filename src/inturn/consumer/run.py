@@ -25,6 +25,7 @@ class Run:
     __slots__ = (
         "_attempts",
         "_batch_size",
+        "_committed",
         "_last_started_s",
         "_started",
         "chunks",
@@ -32,11 +33,9 @@ class Run:
         "done",
         "error",
         "failures",
-        "has_commit",
         "held",
         "is_move",
         "is_rollback",
-        "kept_from",
         "messages",
         "slow_count",
         "slow_s",
@@ -63,8 +62,7 @@ class Run:
         self.until_s = until_s
         self.slow_s = slow_s
         self.done = 0
-        self.kept_from: int | None = None  # index of the first that is handled but not committed
-        self.has_commit = False  # manual: something was committed in this run
+        self._committed = 0  # manual: how many are committed, from the first on
         self.suspend_s: float | None = None
         self.is_rollback = False
         self.is_move = False
@@ -119,13 +117,10 @@ class Run:
     def settle(self, outcome: Outcome) -> bool:
         """What became of the message given out last; False: the run is over."""
         if outcome.next is Next.DONE:
-            self.kept_from = None
-            self.has_commit = True
+            self._committed = self._started
             self.context.is_acknowledged = False
             return True
         if outcome.next is Next.KEEP:
-            if self.kept_from is None:
-                self.kept_from = self.done
             self.context.is_acknowledged = False
             return True
         self.failures += 1
@@ -133,6 +128,10 @@ class Run:
         self.is_rollback = outcome.next is Next.ROLLBACK
         self.is_move = outcome.next is Next.MOVE
         return False
+
+    def safe_count(self, ack: str) -> int:
+        """How many may be committed, from the first on. May be asked at any time, by any thread."""
+        return self.done if ack == "auto" else self._committed
 
     def end(self, now_s: float) -> None:
         """A call that failed may have been slow, too."""

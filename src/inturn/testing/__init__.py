@@ -1,0 +1,75 @@
+"""For tests of ordered systems: the order checker, histories, a fake clock, a disk that fails, and the simulation.
+
+Names are loaded when they are first used, so that a test that needs the checker does not load the simulation.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inturn.testing.checker import OrderViolated, Verdict, Violation, ViolationKind, check
+    from inturn.testing.clock import FakeClock
+    from inturn.testing.history import (
+        Committed,
+        ConsumerCrashed,
+        Event,
+        HandlerEnd,
+        HandlerStart,
+        History,
+        LeaseEnded,
+        LeaseGranted,
+        OffsetsReset,
+        ProcessRestarted,
+        SendAcknowledged,
+    )
+    from inturn.testing.recorder import Recorder
+    from inturn.testing.sim_disk import SimCrash, SimDisk
+    from inturn.testing.simulation import Report, simulate
+
+__all__ = [
+    "Committed",
+    "ConsumerCrashed",
+    "Event",
+    "FakeClock",
+    "HandlerEnd",
+    "HandlerStart",
+    "History",
+    "LeaseEnded",
+    "LeaseGranted",
+    "OffsetsReset",
+    "OrderViolated",
+    "ProcessRestarted",
+    "Recorder",
+    "Report",
+    "SendAcknowledged",
+    "SimCrash",
+    "SimDisk",
+    "Verdict",
+    "Violation",
+    "ViolationKind",
+    "check",
+    "simulate",
+]
+
+_MODULES = {
+    **dict.fromkeys(("OrderViolated", "Verdict", "Violation", "ViolationKind", "check"), "checker"),
+    "FakeClock": "clock",
+    "Recorder": "recorder",
+    **dict.fromkeys(("SimCrash", "SimDisk"), "sim_disk"),
+    **dict.fromkeys(("Report", "simulate"), "simulation"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'history')}")
+    value: object = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

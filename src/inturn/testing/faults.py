@@ -56,7 +56,10 @@ def node_power_loss(sim: Simulation) -> None:
 
 
 def node_kill(sim: Simulation) -> None:
+    """The process dies; sometimes the power goes too, soon after it is back."""
     sim.crash_node(power=False)
+    if sim.world.happens(0.5):
+        sim.world.after(sim.world.spread(0.5, 1.2), lambda: sim.crash_node(power=sim.loses_power))
 
 
 def node_crash_while_writing(sim: Simulation) -> None:
@@ -79,7 +82,7 @@ def answers_lost(sim: Simulation) -> None:
 
 def requests_repeated(sim: Simulation) -> None:
     """Requests arrive twice, the second time late; often after their sender has given its partitions away."""
-    sim.network.repeat = sim.world.spread(0.1, 0.6)
+    sim.network.repeat = sim.world.spread(0.2, 0.9)
     sim.world.after(sim.world.spread(1.0, 4.0), lambda: setattr(sim.network, "repeat", 0.0))
     for _ in range(2):
         sim.world.after(sim.world.spread(0.0, 2.0), lambda: consumer_join(sim))
@@ -99,7 +102,9 @@ def disk_full(sim: Simulation) -> None:
 def sync_fails(sim: Simulation) -> None:
     """A log stops; some time later the node is restarted."""
     disk = sim.node.disk
-    disk.fail_next_sync(OSError(errno.EIO, "simulated"), lambda path: path.endswith(".log") and _forget_dirty(disk, path))
+    disk.fail_next_sync(
+        OSError(errno.EIO, "simulated"), lambda path: path.endswith(".log") and _forget_dirty(disk, path)
+    )
     sim.world.after(sim.world.spread(0.5, 1.5), lambda: sim.crash_node(power=sim.loses_power))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, update
+from sqlalchemy import Connection, bindparam, update
 
 import inturn.consumer.outcome
 import inturn.log.partition_log
@@ -44,7 +44,7 @@ from inturn.meta.assignment import assign_sticky
 from inturn.meta.membership import Membership
 from inturn.model.batch import Batch, BatchHeader, StoredBatch
 from inturn.model.clock import Clock
-from inturn.model.commands import Acquire, Append, Appended, Command, Progress, Pull, Pulled, Reply
+from inturn.model.commands import Acquire, Append, Appended, Command, Progress, Reply
 from inturn.model.errors import InturnError, StaleEpoch
 from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings
@@ -166,15 +166,6 @@ def commit_is_not_checked_by_the_broker(self: Broker, group: GroupRecord, member
     return True
 
 
-@_instead_of(Broker, "pull")
-def pull_is_not_checked(self: Broker, subject: Subject, group: GroupRecord, command: Pull, *, renews: bool) -> Pulled:
-    """A pull is served, and renews the lease, whoever holds it."""
-    lease = self.leases.get(LeaseKey(group, command.partition))
-    if lease is not None and renews:
-        self.leases._renew(lease, self._clock.monotonic())
-    return self._read(self.log(subject, command.partition), command.offset, command.max_bytes)
-
-
 @_instead_of(Lease, "is_live")
 def live_lease_is_granted(self: Lease, now_s: float) -> bool:
     """A lease is given to whoever asks, even if its holder has just renewed it."""
@@ -229,7 +220,6 @@ def fenced_producer_is_accepted(self: Broker, subject: Subject, command: Append,
 _grant = LeaseRows.grant
 _release = LeaseRows.release
 _open_producer = Producers.open
-_advance = inturn.state.offsets._advance
 
 
 @_instead_of(LeaseRows, "grant")
@@ -285,28 +275,34 @@ def producer_id_is_given_twice(self: Producers, name: str | None) -> OpenedProdu
     return opened if name is not None else opened._replace(id=1_000_000)
 
 
-_ADVANCE_ALWAYS = (
+_PUT = (
     update(offsets)
     .where(offsets.c.group_id == bindparam("of_group"), offsets.c.partition_id == bindparam("of_partition"))
     .values(next_offset=bindparam("offset"), epoch=bindparam("by_epoch"), updated_at_ms=bindparam("now_ms"))
 )
+_PUT_FORWARD = _PUT.where(offsets.c.next_offset < bindparam("offset"))
+
+
+def _advance_unfenced(
+    connection: Connection, group_id: int, partition_id: int, offset: int, epoch: int, now_ms: int
+) -> bool:
+    place = {"of_group": group_id, "of_partition": partition_id}
+    values = {**place, "offset": offset, "by_epoch": epoch, "now_ms": now_ms}
+    return bool(connection.execute(_PUT_FORWARD, values).rowcount)
+
 
 _add(
     "commit_goes_back",
     "state",
     "A commit that arrives late moves the group back.",
-    Patch(inturn.state.offsets, "_ADVANCE", _ADVANCE_ALWAYS),
+    Patch(inturn.state.offsets, "_ADVANCE", _PUT),
 )
 _add(
     "commit_is_not_fenced_anywhere",
     "state",
     "A commit is taken whatever its epoch, by the broker and by the database.",
     Patch(Broker, "_holds", commit_is_not_checked_by_the_broker),
-    Patch(
-        inturn.state.offsets,
-        "_ADVANCE",
-        _ADVANCE_ALWAYS.where(offsets.c.next_offset < bindparam("offset")),
-    ),
+    Patch(inturn.state.offsets, "_advance", _advance_unfenced),
 )
 
 
@@ -336,7 +332,6 @@ _read = PartitionLog.read
 _begin = PartitionLog._begin
 _mark = PartitionLog._mark
 _sync_to = PartitionLog._sync_to
-_write_checkpoint = PartitionLog._write_checkpoint
 
 
 @_instead_of(PartitionLog, "append")
@@ -561,7 +556,9 @@ class _Endless:
 
 
 @_instead_of(ConsumerCore, "_poll_partition")
-def released_while_a_handler_runs(self: ConsumerCore, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+def released_while_a_handler_runs(
+    self: ConsumerCore, held: HeldPartition, commands: list[Command], now_s: float
+) -> None:
     """A partition that is taken away is released at once, though its handler has not ended."""
     if held.stage in (Stage.DRAINING, Stage.RELEASING):
         run, held.run = held.run, None

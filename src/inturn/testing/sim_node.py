@@ -204,7 +204,9 @@ class SimNetwork:
         world.after(at_s - world.now_s, deliver)
         if world.happens(self.repeat):
             self._coverage["network.request repeated"] += 1
-            late = deliver if self.repeats_outlive_the_node else partial(self._deliver_in_life, self._node.life, deliver)
+            late = (
+                deliver if self.repeats_outlive_the_node else partial(self._deliver_in_life, self._node.life, deliver)
+            )
             world.after(at_s - world.now_s + world.spread(0.0, 3.0), late)
 
     def _deliver_in_life(self, life: int, deliver: Callable[[], None]) -> None:

@@ -11,11 +11,12 @@ once more: what was acknowledged must still be there.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from inturn.model.batch import decode, is_intact
+from inturn.model.batch import StoredBatch, decode, is_intact
 from inturn.model.commands import DescribeGroup, GroupDescription
-from inturn.model.errors import InturnError, NotFound
+from inturn.model.errors import LogDamaged, NotFound
 from inturn.model.message import Message, Origin
 from inturn.model.request import ask
 from inturn.model.settings import ConsumerSettings, FlowControl, Flush, LeaseSettings, LogSettings, ProducerSettings
@@ -113,6 +114,7 @@ class Simulation:
         self._keys = [f"order-{number}".encode() for number in range(KEYS)]
         self._names = 0
         self._is_healing = False
+        self._damage: list[str] = []
         self.consumers: list[SimConsumer] = []
         self.producers: list[SimProducer] = []
         for _ in range(CONSUMERS):
@@ -243,6 +245,7 @@ class Simulation:
         ids = {(SUBJECT, *place): message.message_id for place, message in stored.items()}
         verdict = check(history, subject=SUBJECT, group=GROUP, order="partition", stored=ids)
         problems += [f"{violation.kind}: {violation.message}" for violation in verdict.violations]
+        problems += self._damage
         problems += _log_problems(stored)
         problems += _release_problems(history)
         problems += self.node.problems
@@ -295,16 +298,23 @@ class Simulation:
         """Everything in the logs, by partition and offset."""
         stored = {}
         for index in range(PARTITIONS):
-            log = self.node.node.broker.log(self._subject, index)
-            offset = log.start_offset
-            while batches := log.read(offset, 1_000_000):
-                for batch in batches:
-                    if not is_intact(batch):
-                        raise InturnError(f"partition {index}: the batch at {batch.header.base_offset} is damaged")
+            try:
+                for batch in self._batches(index):
                     for message in decode(batch, Origin(SUBJECT, index)):
                         stored[index, message.offset] = message
-                    offset = batch.header.next_offset
+            except LogDamaged as error:
+                self._damage.append(f"damaged: {error}")
         return stored
+
+    def _batches(self, index: int) -> Iterator[StoredBatch]:
+        log = self.node.node.broker.log(self._subject, index)
+        offset = log.start_offset
+        while batches := log.read(offset, 1_000_000):
+            for batch in batches:
+                if not is_intact(batch):
+                    raise LogDamaged(str(index), batch.header.base_offset, "the payload does not fit its checksum")
+                yield batch
+                offset = batch.header.next_offset
 
     def _judged_history(self, stored: dict[tuple[int, int], Message]) -> History:
         """Where power was lost without a sync, messages may be gone: those are not asked for."""

@@ -16,7 +16,9 @@ class TimeStandsStill(Exception):
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s
-        super().__init__(f"{EVENTS_MAX} events, and the world is only {now_s:.3f} s old; something goes round in circles")
+        super().__init__(
+            f"{EVENTS_MAX} events, and the world is only {now_s:.3f} s old; something goes round in circles"
+        )
 
 
 class World:
