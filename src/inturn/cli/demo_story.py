@@ -128,7 +128,6 @@ class Story:
         settings = ConsumerSettings(
             concurrency=PARTITION_COUNT,
             suspend_s=scale.retry_s,
-            run_s_max=scale.run_s_max,
             commit_interval_s=0.05,
             heartbeat_s=scale.lease.renew_s,
         )

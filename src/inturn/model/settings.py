@@ -91,7 +91,7 @@ class LogSettings:
     flush_interval_s: float = 0.1
     segment_bytes: int = 256 * MIB
     index_every_bytes: int = 64 * KIB
-    checkpoint_every_bytes: int = 64 * MIB
+    checkpoint_every_bytes: int = 128 * MIB  # what opening scans after a crash, at most
     retention_s: float | None = None  # None: keep for ever
     retention_bytes: int | None = None  # per partition
     reserve_bytes: int = 64 * MIB  # appends stop while less is free, so that commits still have room

@@ -30,8 +30,14 @@ def consumer_join(sim: Simulation) -> None:
 
 
 def consumer_freeze(sim: Simulation) -> None:
-    """A consumer does nothing for longer than its lease, then goes on as if nothing had happened."""
-    sim.pick_consumer().freeze(sim.world.spread(0.5, 3 * LEASE_LIFE_S))
+    """A consumer does nothing for longer than its lease, then goes on as if nothing had happened.
+
+    Often amid a handler, so that answers which came meanwhile are looked at before the handler's end.
+    """
+    consumer = sim.pick_consumer()
+    consumer.slow_next = sim.world.happens(0.7)
+    for_s = sim.world.spread(0.5, 3 * LEASE_LIFE_S)
+    sim.world.after(sim.world.spread(0.1, 0.4), lambda: consumer.freeze(for_s))
 
 
 def consumer_cut_off(sim: Simulation) -> None:
@@ -82,11 +88,16 @@ def answers_lost(sim: Simulation) -> None:
 
 def requests_repeated(sim: Simulation) -> None:
     """Requests arrive twice, the second time late; often after their sender has given its partitions away."""
-    sim.network.repeat = sim.world.spread(0.2, 0.9)
+    sim.network.repeat = sim.world.spread(0.4, 0.95)
     sim.world.after(sim.world.spread(1.0, 4.0), lambda: setattr(sim.network, "repeat", 0.0))
-    for _ in range(2):
-        sim.world.after(sim.world.spread(0.0, 2.0), lambda: consumer_join(sim))
-        sim.world.after(sim.world.spread(0.0, 3.0), lambda: sim.pick_consumer().stop())
+    for _ in range(4):
+        sim.world.after(sim.world.spread(0.0, 3.0), lambda: _come_and_go(sim))
+
+
+def _come_and_go(sim: Simulation) -> None:
+    """A consumer comes for a moment: partitions move to it, and most of them back again."""
+    consumer = sim.add_consumer()
+    sim.world.after(sim.world.spread(0.2, 1.0), consumer.stop)
 
 
 def network_slow(sim: Simulation) -> None:
@@ -102,9 +113,8 @@ def disk_full(sim: Simulation) -> None:
 def sync_fails(sim: Simulation) -> None:
     """A log stops; some time later the node is restarted."""
     disk = sim.node.disk
-    disk.fail_next_sync(
-        OSError(errno.EIO, "simulated"), lambda path: path.endswith(".log") and _forget_dirty(disk, path)
-    )
+    error = OSError(errno.EIO, "simulated")
+    disk.fail_next_sync(error, lambda path: path.endswith(".log") and _forget_dirty(disk, path))
     sim.world.after(sim.world.spread(0.5, 1.5), lambda: sim.crash_node(power=sim.loses_power))
 
 
@@ -124,14 +134,14 @@ def producer_fenced(sim: Simulation) -> None:
 
 
 def wall_clock_jump(sim: Simulation) -> None:
-    """Somebody sets the wall clock forward and back for some seconds, while a consumer is replaced."""
+    """Somebody sets the wall clock forward or back, just when a consumer has vanished and its leases run out."""
     consumer_crash(sim)
-    for _ in range(6):
-        sim.world.after(sim.world.spread(0.0, 4.0), lambda: _set_wall_clock(sim))
+    jump_ms = sim.world.rng.randint(60_000, 3_600_000) * sim.world.rng.choice((-1, 1))
+    sim.world.after(sim.world.spread(0.0, 0.9 * LEASE_LIFE_S), lambda: _set_wall_clock(sim, jump_ms))
 
 
-def _set_wall_clock(sim: Simulation) -> None:
-    sim.world.wall_jump_ms += sim.world.rng.randint(-3_600_000, 3_600_000)
+def _set_wall_clock(sim: Simulation, jump_ms: int) -> None:
+    sim.world.wall_jump_ms += jump_ms
 
 
 FAULTS: dict[str, Callable[[Simulation], None]] = {

@@ -21,7 +21,6 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, update
 
 import inturn.consumer.outcome
-import inturn.log.partition_log
 import inturn.log.producers
 import inturn.log.recovery
 import inturn.log.reserve
@@ -45,7 +44,7 @@ from inturn.meta.membership import Membership
 from inturn.model.batch import Batch, BatchHeader, StoredBatch
 from inturn.model.clock import Clock
 from inturn.model.commands import Acquire, Append, Appended, Command, Progress, Reply
-from inturn.model.errors import InturnError, StaleEpoch
+from inturn.model.errors import DiskFull, InturnError, StaleEpoch
 from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings
 from inturn.model.subject import Subject
@@ -403,7 +402,7 @@ class _Careless:
 
 def _take_nothing_back(self: PartitionLog, segment: Segment, position: int, error: OSError) -> InturnError:
     segment.size = segment.file.size()
-    return inturn.log.partition_log.DiskFull(self._name)
+    return DiskFull(self._name)
 
 
 _add(

@@ -88,7 +88,7 @@ class SimConsumer(SimClient):
         if not core.is_stopped:
             due_s = core.next_due_s(now_s)
             if not now_s < self._next_tick_s <= due_s:
-                self._next_tick_s = max(due_s, now_s + 0.001)
+                self._next_tick_s = due_s if due_s > now_s else now_s + 0.01
                 self.later(self._next_tick_s - now_s, self._tick)
 
     def _answered(self, command: Command, answer: Answer | InturnError) -> None:
@@ -173,7 +173,8 @@ class SimConsumer(SimClient):
         due = self._rolled_back.pop((partition, epoch), offset)
         if offset != due:
             self.problems.append(
-                f"not rolled back: {self.name}, partition {partition}, epoch {epoch} goes on at {offset} instead of {due}"
+                f"not rolled back: {self.name}, partition {partition}, epoch {epoch} "
+                f"goes on at {offset} instead of {due}"
             )
 
     def _note_stages(self, in_poll: bool = False) -> None:

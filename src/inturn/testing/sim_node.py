@@ -31,6 +31,7 @@ class SimNode:
         observer: Observer,
         coverage: Counter[str],
         *,
+        sync_s_max: float,
         local: bool,
         on_crash: Callable[[], None],
     ) -> None:
@@ -39,6 +40,7 @@ class SimNode:
         self._settings = settings
         self._lease = lease
         self._observer = observer
+        self._sync_s_max = sync_s_max
         self._local = local
         self._on_crash = on_crash
         self.life = 0
@@ -117,7 +119,7 @@ class SimNode:
 
     def _run_soon(self, job: Callable[[], None]) -> None:
         life = self.life
-        self._world.after(self._world.spread(0.0005, 0.008), lambda: self._guard(life, job))
+        self._world.after(self._world.spread(0.0005, self._sync_s_max), lambda: self._guard(life, job))
 
     def _schedule_timers(self) -> None:
         due_s = self._timers.next_due_s()
@@ -204,13 +206,11 @@ class SimNetwork:
         world.after(at_s - world.now_s, deliver)
         if world.happens(self.repeat):
             self._coverage["network.request repeated"] += 1
-            late = (
-                deliver if self.repeats_outlive_the_node else partial(self._deliver_in_life, self._node.life, deliver)
-            )
-            world.after(at_s - world.now_s + world.spread(0.0, 3.0), late)
+            again = partial(self._deliver_again, self._node.life, deliver)
+            world.after(at_s - world.now_s + world.spread(0.0, 6.0), again)
 
-    def _deliver_in_life(self, life: int, deliver: Callable[[], None]) -> None:
-        if life == self._node.life:
+    def _deliver_again(self, life: int, deliver: Callable[[], None]) -> None:
+        if self.repeats_outlive_the_node or life == self._node.life:
             deliver()
 
     def _deliver(self, client: SimClient, command: Command, reply: Reply) -> None:

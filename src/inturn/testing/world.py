@@ -16,9 +16,7 @@ class TimeStandsStill(Exception):
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s
-        super().__init__(
-            f"{EVENTS_MAX} events, and the world is only {now_s:.3f} s old; something goes round in circles"
-        )
+        super().__init__(f"{EVENTS_MAX} events by {now_s:.3f} s: something goes round in circles")
 
 
 class World:
@@ -26,7 +24,7 @@ class World:
         self.rng = random.Random(seed)
         self.now_s = 0.0
         self.wall_jump_ms = 0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._count = itertools.count()
         self._happened = 0
 
@@ -36,7 +34,7 @@ class World:
     def time_ms(self) -> int:
         return _WALL_START_MS + int(self.now_s * 1000) + self.wall_jump_ms
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._events, (self.now_s + delay_s, next(self._count), action))
 
     def run(self, until_s: float) -> None:

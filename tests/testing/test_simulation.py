@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inturn.testing import faults
+from inturn.testing.faults import FAULTS
+from inturn.testing.history import HandlerStart
+from inturn.testing.simulation import FAULTS_MIN, GROUP, MESSAGES, SUBJECT, Report, Simulation, simulate
+from inturn.testing.world import EVENTS_MAX, TimeStandsStill, World
+
+SEEDS = range(40)
+
+
+@pytest.fixture(scope="module")
+def reports() -> Iterator[list[Report]]:
+    logging.disable(logging.CRITICAL)
+    yield [simulate(seed) for seed in SEEDS]
+    logging.disable(logging.NOTSET)
+
+
+def test_histories_keep_the_order(reports: list[Report]) -> None:
+    for report in reports:
+        assert report.ok, str(report)
+
+
+def test_histories_are_as_large_as_they_say(reports: list[Report]) -> None:
+    for report in reports:
+        starts = [event for event in report.history if isinstance(event, HandlerStart)]
+        assert len(report.faults) >= FAULTS_MIN
+        assert len({start.consumer for start in starts}) >= 3, report
+        assert {start.partition for start in starts} == {0, 1, 2, 3}, report
+        assert {(start.subject, start.group) for start in starts} == {(SUBJECT, GROUP)}
+        # Those whose producer died or was fenced may never have been sent.
+        assert len({start.message_id for start in starts}) >= MESSAGES * 0.6, report
+
+
+def test_the_same_seed_gives_the_same_history(reports: list[Report], tmp_path: Path) -> None:
+    for report in reports[:3]:
+        report.history.save(tmp_path / "first")
+        again = simulate(report.seed)
+        again.history.save(tmp_path / "again")
+        assert (tmp_path / "first").read_bytes() == (tmp_path / "again").read_bytes()
+        assert again.faults == report.faults
+        assert again.coverage == report.coverage
+
+
+def test_other_seeds_give_other_histories(reports: list[Report]) -> None:
+    assert len({len(report.history) for report in reports}) > len(SEEDS) // 2
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_changes_the_history_and_is_survived(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each history has nothing but this fault, several times."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    only = {name: FAULTS[name]}
+    monkeypatch.setattr("inturn.testing.simulation.FAULTS", only)
+    report = simulate(1)
+    assert report.ok, str(report)
+    assert set(report.faults) == {name}
+    assert report.coverage[f"fault.{name}"] >= FAULTS_MIN
+
+
+def test_every_fault_of_the_module_is_in_the_list() -> None:
+    public = {
+        name
+        for name, value in vars(faults).items()
+        if callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == faults.__name__
+    }
+    assert public == set(FAULTS)
+
+
+def test_a_world_that_goes_round_in_circles_is_stopped() -> None:
+    world = World(0)
+
+    def again() -> None:
+        world.after(0.0, again)
+
+    again()
+    with pytest.raises(TimeStandsStill, match=f"{EVENTS_MAX} events"):
+        world.run(1.0)
+
+
+def test_a_problem_is_told_with_its_seed_and_faults() -> None:
+    simulation = Simulation(5)
+    simulation.world_seed = 5
+    report = simulation.run()
+    assert str(report).startswith("seed 5: ok, faults: ")
