@@ -108,15 +108,17 @@ def test_flush_interval_answers_at_once_and_syncs_by_the_timer(bench, batch) -> 
 
 
 def test_flush_os_answers_at_once_and_syncs_only_for_checkpoints(bench, batch) -> None:
-    log = bench.open(flush="os", checkpoint_every_bytes=5000)
+    log = bench.open(flush="os", checkpoint_every_bytes=5000, checkpoint_interval_s=5.0)
     bench.append(log, batch())  # the first one reserves offsets, once for very many
     before = bench.disk.sync_count
     for _ in range(19):
         bench.append(log, batch())
-    assert bench.disk.sync_count == before
     assert log.end_offset == 20
     for _ in range(60):
         bench.append(log, batch())
+    assert bench.disk.sync_count == before, "enough bytes, but not yet time"
+    bench.clock.advance(5.0)
+    bench.append(log, batch())
     assert bench.disk.sync_count > before
 
 

@@ -110,6 +110,7 @@ class PartitionLog:
         self._unsynced: list[Segment] = []  # sealed ones
         self._rolls = self._rolls_synced = 0  # new segments, and those whose folder entries are synced
         self._since_checkpoint_bytes = 0
+        self._checkpoint_at_s = self._clock.monotonic()
         self._since_free_check_bytes = 0
         self._free_bytes: int | None = None  # set while the disk is low
         self._hints: dict[int, tuple[Segment, int]] = {}
@@ -297,7 +298,14 @@ class PartitionLog:
     def _wants_sync(self) -> bool:
         if self._stopped is not None or self._closed:
             return False
-        return bool(self._waiting) or self._since_checkpoint_bytes >= self._settings.checkpoint_every_bytes
+        return bool(self._waiting) or self._wants_checkpoint()
+
+    def _wants_checkpoint(self) -> bool:
+        if self._since_checkpoint_bytes < self._settings.checkpoint_every_bytes:
+            return False
+        if self._settings.flush is not Flush.OS:
+            return True
+        return self._clock.monotonic() >= self._checkpoint_at_s + self._settings.checkpoint_interval_s
 
     def sync(self) -> None:
         """Sync what is written by now, in this thread."""
@@ -313,7 +321,7 @@ class PartitionLog:
             if self._closed or self._stopped is not None:
                 self._syncing = False
                 return
-            mark = self._mark(self._since_checkpoint_bytes >= self._settings.checkpoint_every_bytes)
+            mark = self._mark(self._wants_checkpoint())
         self._sync_to(mark, holding=True)
 
     def _mark(self, with_checkpoint: bool = False) -> _Mark:
@@ -321,6 +329,7 @@ class PartitionLog:
         mark = _Mark(self._end, list(self._unsynced), active, self._rolls, None, [])
         if with_checkpoint:
             self._since_checkpoint_bytes = 0
+            self._checkpoint_at_s = self._clock.monotonic()
             self._producers.expire(self._clock.time_ms() - int(self._settings.producer_expiry_s * 1000))
             mark.checkpoint = Checkpoint(
                 active.base, active.size, self._end, self._stored_at_ms, self._producers.snapshot()

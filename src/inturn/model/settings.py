@@ -91,7 +91,8 @@ class LogSettings:
     flush_interval_s: float = 0.1
     segment_bytes: int = 256 * MIB
     index_every_bytes: int = 64 * KIB
-    checkpoint_every_bytes: int = 128 * MIB  # what opening scans after a crash, at most
+    checkpoint_every_bytes: int = 64 * MIB  # what opening scans after a crash, at most; but
+    checkpoint_interval_s: float = 5.0  # under "os", which leaves syncing to the system, not more often than this
     retention_s: float | None = None  # None: keep for ever
     retention_bytes: int | None = None  # per partition
     reserve_bytes: int = 64 * MIB  # appends stop while less is free, so that commits still have room
@@ -105,6 +106,7 @@ class LogSettings:
             "segment_bytes",
             "index_every_bytes",
             "checkpoint_every_bytes",
+            "checkpoint_interval_s",
             "producer_expiry_s",
         )
         _positive(self, *(name for name in ("retention_s", "retention_bytes") if getattr(self, name) is not None))

@@ -90,7 +90,8 @@ def requests_repeated(sim: Simulation) -> None:
     """Requests arrive twice, the second time late; often after their sender has given its partitions away."""
     sim.network.repeat = sim.world.spread(0.4, 0.95)
     sim.world.after(sim.world.spread(1.0, 4.0), lambda: setattr(sim.network, "repeat", 0.0))
-    for _ in range(4):
+    consumer_crash(sim)  # until its leases are over, others ask for them again and again
+    for _ in range(3):
         sim.world.after(sim.world.spread(0.0, 3.0), lambda: _come_and_go(sim))
 
 

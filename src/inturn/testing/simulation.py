@@ -80,6 +80,7 @@ class Simulation:
             segment_bytes=rng.choice((2_000, 10_000, 1_000_000)),
             index_every_bytes=500,
             checkpoint_every_bytes=rng.choice((1_500, 20_000)),
+            checkpoint_interval_s=0.05,
             reserve_bytes=1,
         )
         self._lease = LeaseSettings(life_s=LEASE_LIFE_S, renew_s=0.4, margin_s=0.1)
