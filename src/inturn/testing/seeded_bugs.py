@@ -26,6 +26,7 @@ import inturn.log.recovery
 import inturn.log.reserve
 import inturn.log.segment
 import inturn.meta.membership
+import inturn.producer.queue
 import inturn.state.leases
 import inturn.state.offsets
 from inturn.broker.broker import Broker
@@ -49,7 +50,7 @@ from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings
 from inturn.model.subject import Subject
 from inturn.producer.flight import Flight
-from inturn.producer.queue import PartitionQueue, _Phase
+from inturn.producer.queue import PartitionQueue
 from inturn.state.groups import GroupRecord
 from inturn.state.leases import LeaseRows
 from inturn.state.producers import OpenedProducer, Producers
@@ -500,7 +501,7 @@ def failed_batch_goes_to_the_end(
         self._sent.remove(flight)
         self._closed.append(flight)
         self._gap = True
-        self._phase = _Phase.FLOWING
+        self._phase = inturn.producer.queue._Phase.FLOWING
     return given_up
 
 
@@ -508,7 +509,7 @@ def failed_batch_goes_to_the_end(
 def new_batches_overtake_a_failed_one(self: PartitionQueue, now_s: float) -> list[tuple[Flight, Append]]:
     """While a failed batch waits to be sent again, new ones are sent, and say that the gap is meant."""
     commands = _queue_poll(self, now_s)
-    if self._phase is _Phase.SETTLING and self.error is None and not commands:
+    if self._phase is inturn.producer.queue._Phase.SETTLING and self.error is None and not commands:
         flight = self._next_flight() if len(self._sent) < self._settings.in_flight else None
         if flight is not None:
             self._encode(flight)
