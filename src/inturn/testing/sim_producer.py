@@ -57,7 +57,7 @@ class SimProducer(SimClient):
         try:
             flight = self._core.add(self._subject.name, b"x" * 20, key, self.world.time_ms(), message_id=message_id)
         except InturnError as error:
-            self.error = error
+            self._end(error)
             return False
         self._number += 1
         self._tracked.append((flight, len(flight.messages) - 1, key, message_id))
@@ -90,8 +90,14 @@ class SimProducer(SimClient):
         core.answered(attempt, answer, self.world.now_s)
         self._record()
         if core.error is not None:
-            self.error = core.error
-        self._tick()
+            self._end(core.error)
+        else:
+            self._tick()
+
+    def _end(self, error: InturnError) -> None:
+        """Whoever is told that a message failed closes the producer: it must not go on with other partitions."""
+        self.error = error
+        self.is_dead = True
 
     def _record(self) -> None:
         waiting = deque[tuple[Flight, int, bytes, str]]()
