@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import FrameType, TracebackType
 from typing import Self, TypeVar
 
-from inturn.consumer.consumer import Consumer
+from inturn.consumer.consumer import Consumer, ConsumerStatistics, check_handler, check_order
 from inturn.consumer.hook import Hook
 from inturn.consumer.worker import Handler
 from inturn.folder import Folder
@@ -34,7 +36,8 @@ from inturn.model.commands import (
     SubjectDescription,
     SubjectList,
 )
-from inturn.model.errors import Closed, InvalidInput
+from inturn.model.errors import Closed, InturnError, InvalidInput
+from inturn.model.logs import get_logger
 from inturn.model.names import check_name
 from inturn.model.observer import Observer
 from inturn.model.position import Position, parse_position, position_text
@@ -49,6 +52,7 @@ from inturn.model.settings import (
     ProducerSettings,
     Routing,
     Strategy,
+    checked,
 )
 from inturn.model.subject import Subject
 from inturn.node import InProcessNode
@@ -57,6 +61,7 @@ from inturn.reader import Reader
 from inturn.state.database import Database
 from inturn.timer_thread import TimerThread
 
+_log = get_logger("inturn.connection")
 _Wanted = TypeVar("_Wanted")
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
 RETENTION_CHECK_S = 60.0
@@ -76,8 +81,8 @@ class Connection:
         create: bool = True,
     ) -> None:
         self._clock = clock if clock is not None else SystemClock()
-        self._lease = lease if lease is not None else LeaseSettings()
-        log = log if log is not None else LogSettings()
+        self._lease = checked(lease, LeaseSettings, "lease") or LeaseSettings()
+        log = checked(log, LogSettings, "log") or LogSettings()
         with contextlib.ExitStack() as undo:
             self._folder = Folder(path, create=create)
             undo.callback(self._folder.close)
@@ -95,13 +100,19 @@ class Connection:
         self._consumers: list[Consumer] = []
         self._handlers: list[Callable[[], Consumer]] = []
         self._stop_asked = threading.Event()
+        self._is_signalled = False
         self._is_closed = False
+        _opened.add(self)
         if log.retention_s is not None or log.retention_bytes is not None:
             self._apply_retention()
 
     @property
     def path(self) -> str:
         return str(self._folder.path)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     @property
     def node(self) -> Node:
@@ -150,7 +161,7 @@ class Connection:
         self._check_open()
         producer = Producer(self._node, self._clock, settings, name=name)
         with self._lock:
-            self._producers.append(producer)
+            self._producers = [one for one in self._producers if not one.is_closed] + [producer]
         return producer
 
     def reader(self, subject: str, start: str | int | datetime | Position = "first") -> Reader:
@@ -192,7 +203,7 @@ class Connection:
             name=name,
         )
         with self._lock:
-            self._consumers.append(consumer)
+            self._consumers = [one for one in self._consumers if not one.is_over] + [consumer]
         return consumer
 
     def handler(
@@ -207,7 +218,13 @@ class Connection:
     ) -> Callable[[_HandlerT], _HandlerT]:
         """Decorate a function `(message, context)` to be run by `run`."""
 
+        check_name("subject", subject, reserved=True)
+        check_name("group", group)
+        check_order(order)
+        checked(settings, ConsumerSettings, "settings")
+
         def register(function: _HandlerT) -> _HandlerT:
+            check_handler(function)
             self._handlers.append(
                 lambda: self.consumer(
                     subject, group, function, order=order, start=start, settings=settings, hooks=hooks
@@ -232,6 +249,7 @@ class Connection:
             for consumer in consumers:
                 consumer.stop()
             self._stop_asked.clear()
+            self._is_signalled = False
         for consumer in consumers:
             if consumer.error is not None:
                 raise consumer.error
@@ -242,7 +260,11 @@ class Connection:
 
     def _wait(self, consumers: Sequence[Consumer], timeout_s: float | None) -> None:
         until_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
-        while not self._stop_asked.is_set() and all(consumer.error is None for consumer in consumers):
+        while (
+            not self._is_signalled
+            and not self._stop_asked.is_set()
+            and all(consumer.error is None for consumer in consumers)
+        ):
             left_s = 0.2 if until_s is None else min(0.2, until_s - self._clock.monotonic())
             if left_s <= 0:
                 return
@@ -254,7 +276,8 @@ class Connection:
             return lambda: None
 
         def stop(number: int, frame: FrameType | None) -> None:
-            self._stop_asked.set()
+            # No event: its lock may be held by the very thread that the signal interrupts.
+            self._is_signalled = True
 
         former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -263,6 +286,12 @@ class Connection:
                 signal.signal(number, handler)
 
         return restore
+
+    def statistics(self) -> list[ConsumerStatistics]:
+        """Of every consumer of this connection that runs, those of `run` among them."""
+        with self._lock:
+            consumers = [consumer for consumer in self._consumers if not consumer.is_over]
+        return [consumer.statistics() for consumer in consumers]
 
     # Groups
 
@@ -305,13 +334,46 @@ class Connection:
         self._check_open()
         return ask(self._node, command, wanted)
 
+    def _forget_in_child(self) -> None:
+        """In a forked child: the folder, its logs and its threads are the parent's. Whatever is used says Closed."""
+        self._is_closed = True
+        self._node.disown()
+        for producer in self._producers:
+            producer.disown()
+        self._folder.close()
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("connection")
 
     def _apply_retention(self) -> None:
-        self._engine.apply_retention()
+        try:
+            self._engine.apply_retention()
+        except OSError as error:
+            _log.warning("retention.failed", folder=self.path, error=str(error))
         self._timer_thread.timers.at(self._clock.monotonic() + RETENTION_CHECK_S, self._apply_retention)
+
+
+_opened: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for connection in list(_opened):
+        if not connection.is_closed:
+            connection._forget_in_child()
+
+
+def _at_exit() -> None:
+    """A program that ends without closing does not lose what it sent."""
+    for connection in list(_opened):
+        try:
+            connection.close()
+        except InturnError as error:
+            _log.error("connection.close_failed", folder=connection.path, error=str(error))
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
 
 
 def connect(
@@ -322,7 +384,8 @@ def connect(
     lease: LeaseSettings | None = None,
     observer: Observer | None = None,
 ) -> Connection:
-    """Open a folder, or make it. No server is needed; one process has it open at a time.
+    """Open a folder, or make it. No server is needed; one process has it open at a time. A forked child must not use
+    the connection of its parent: there everything raises Closed.
 
     `flush` is short for `log=LogSettings(flush=...)`: "always" (default), "interval" or "os".
     """

@@ -15,14 +15,17 @@ class Folder:
     """Locked from construction to `close`; the lock goes with the process, however it ends."""
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise InvalidInput(f"folder {path!r} is a {type(path).__name__}; give a path")
         self.path = Path(path)
         if not create and not self.path.is_dir():
             raise InvalidInput(f"no folder {str(self.path)!r}; give the folder that connect() was called with")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock_file = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise InvalidInput(f"folder {str(self.path)!r} cannot be opened: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise InvalidInput(f"folder {str(self.path)!r} cannot be opened: {why}") from error
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

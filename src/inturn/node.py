@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import UnionType
 from typing import Any
 
 from inturn.broker.broker import Broker
@@ -185,6 +186,11 @@ class InProcessNode:
             one.reply(Closed("node"))
         self._engine.close()
 
+    def disown(self) -> None:
+        """In a forked child: refuse everything, touch nothing. The locks may be held by threads that are not here."""
+        self._lock = threading.RLock()
+        self._closed = True
+
     # Holding back
 
     def _answer(self, command: Command, attempt: _Try) -> Answer | None:
@@ -287,20 +293,21 @@ class InProcessNode:
         group = self._group(command.subject, command.group)
         if self.membership.leave(group, self._subject(command.subject), command.member):
             self._wake_later(("group", command.subject, command.group))
-        self._dismiss(command)
+        self._dismiss(command, Acquire | Pull | Heartbeat)
         for partition in self.broker.leases.release_all(group, command.member):
             self._wake_later(("lease", command.subject, command.group, partition))
         return Done()
 
-    def _dismiss(self, command: Leave) -> None:
-        """Nothing is held back for a member that left; what it still waits for is answered with Closed."""
+    def _dismiss(self, leave: Leave, kinds: type[Command] | UnionType) -> None:
+        """Nothing of these kinds is held back any more for a member that left; it is answered with LeaseHeld."""
         for waiting in self._held.values():
-            gone = [one for one in waiting if _is_of(one.command, command)]
+            gone = [one for one in waiting if isinstance(one.command, kinds) and _is_of(one.command, leave)]
             waiting[:] = [one for one in waiting if one not in gone]
             for one in gone:
                 if one.expiry is not None:
                     one.expiry.cancel()
-                self._timers.at(self._clock.monotonic(), partial(one.reply, Closed("membership")))
+                error = LeaseHeld(leave.group, str(getattr(one.command, "partition", "")), "nobody: the member left")
+                self._timers.at(self._clock.monotonic(), partial(one.reply, error))
 
     def _watch_silence(self) -> None:
         if self._silence_timer is None:
@@ -315,6 +322,8 @@ class InProcessNode:
                 return
             for group, member in self.membership.silent(self._clock.monotonic()):
                 self.membership.leave(group, self._subject(group.subject), member)
+                # If it lives on, it asks again. If not, nothing is to be granted to it.
+                self._dismiss(Leave(group.subject, group.name, member), Acquire)
                 self._wake_later(("group", group.subject, group.name))
             self._watch_silence()
 
@@ -428,7 +437,7 @@ class InProcessNode:
     # Names
 
     def _subject(self, name: str) -> Subject:
-        subject = self._known_subjects.get(name)
+        subject = self._known_subjects.get(check_name("subject", name, reserved=True))
         if subject is None:
             raise NotFound("subject", name, "create it first: create_subject(), or `inturn subject create`")
         return subject
@@ -439,7 +448,7 @@ class InProcessNode:
         self._known_subjects[subject.name] = subject
 
     def _group(self, subject: str, name: str) -> GroupRecord:
-        group = self._known_groups.get((subject, name))
+        group = self._known_groups.get((check_name("subject", subject, reserved=True), check_name("group", name)))
         if group is None:
             raise NotFound("group", name, f"no consumer has joined it on subject {subject!r} yet")
         return group
@@ -462,7 +471,7 @@ def _if_any(pulled: Pulled, command: Pull | Read, attempt: _Try) -> Pulled | Non
 
 
 def _is_of(command: Command, leave: Leave) -> bool:
-    """Whether the command came from the member that leaves; it waits for no answer any more."""
+    """Whether the command came from the member that leaves."""
     return isinstance(command, Acquire | Pull | Heartbeat) and (command.subject, command.group, command.member) == (
         leave.subject,
         leave.group,

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from inturn.model.batch import decode, is_intact
 from inturn.model.commands import FindSubject, Node, Offsets, Pulled, Read, ResolvePosition
-from inturn.model.errors import LogDamaged
+from inturn.model.errors import LogDamaged, NotFound
 from inturn.model.message import Message, Origin
 from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
@@ -20,7 +20,7 @@ READ_BYTES = 1 * MIB
 class Reader:
     """Iterates over what is stored, partition by partition in turns; each partition in its order.
 
-    Ends at the end of the log. With `follow`, call `read` again and again: it goes on where it was.
+    Ends at the end of the log; `read` waits for more, and goes on where it was.
     """
 
     def __init__(self, node: Node, subject: str, start: str | int | datetime | Position = "first") -> None:
@@ -41,6 +41,9 @@ class Reader:
 
     def read(self, partition: int, wait_s: float = 0.0) -> list[Message]:
         """What comes next in a partition, waiting for it so long; empty if there is nothing."""
+        if not isinstance(partition, int) or not 0 <= partition < len(self.offsets):
+            last = len(self.offsets) - 1
+            raise NotFound("partition", f"{self.subject.name}/{partition}", f"the subject has partitions 0 to {last}")
         offset = self.offsets[partition]
         answer = ask(self._node, Read(self.subject.name, partition, offset, READ_BYTES, wait_s), Pulled)
         origin = Origin(self.subject.name, partition)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 
-import structlog
-
 from inturn.model.clock import Clock
+from inturn.model.logs import get_logger
 from inturn.model.timers import Timers
 
-_log = structlog.get_logger("inturn.timers")
+_log = get_logger("inturn.timers")
 
 
 class TimerThread:

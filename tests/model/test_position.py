@@ -49,7 +49,7 @@ def test_a_time_survives_being_written_as_text(milliseconds: int) -> None:
     assert parse_position(position_text(position)) == position
 
 
-@given(st.integers(0, 2**63))
+@given(st.integers(0, 2**63 - 1))
 def test_an_offset_survives_being_written_as_text(offset: int) -> None:
     assert parse_position(position_text(Position("offset", offset))) == Position("offset", offset)
 

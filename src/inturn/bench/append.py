@@ -28,7 +28,8 @@ AIM = 0.5
 def run(quick: bool) -> BenchReport:
     count, rounds = (200, 3) if quick else (2000, 7)
     batches = _batches(count)
-    ours, plain = [], []
+    ours: list[float] = []
+    plain: list[float] = []
     with tempfile.TemporaryDirectory(prefix="inturn-bench-") as folder:
         for number in range(rounds):
             # What one leaves in the page cache is not to slow the other down.

@@ -1,7 +1,7 @@
 """The broker: appends, pulls and commits, each with its check.
 
 It knows logs and leases; who should consume is the business of meta. Called under the node's lock, except for
-`append`, which only needs the log's own.
+`append` and `retry`, which only need the log's own.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ def configure(is_json: bool) -> None:
             structlog.processors.add_log_level,
             _drop_muted,
             _drop_repeats(),
+            structlog.processors.format_exc_info,
             _as_json if is_json else _as_text,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=_Stderr,
         cache_logger_on_first_use=False,
     )
     library = logging.getLogger("inturn")
-    library.handlers = [_ToStructlog(logging.WARNING)]
+    library.handlers = [_Stderr(logging.WARNING)]
     library.propagate = False
 
 
@@ -43,29 +43,12 @@ def mute(event: str, **fields: object) -> None:
     _muted.append({"event": event, **fields})
 
 
-class _Stderr:
+class _Stderr(logging.Handler):
     """Looks stderr up at every line, so that a progress bar or a test may replace it."""
 
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def msg(self, text: str) -> None:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
-
-    warning = error = critical = exception = msg
-
-
-class _ToStructlog(logging.Handler):
-    """For the parts of the library that log through the standard library."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        event, _, detail = record.getMessage().partition(" ")
-        fields = {"detail": detail} if detail else {}
-        if record.exc_info and record.exc_info[1] is not None:
-            fields["error"] = repr(record.exc_info[1])
-        logger = structlog.get_logger(record.name)
-        (logger.error if record.levelno >= logging.ERROR else logger.warning)(event, **fields)
+        sys.stderr.write(record.getMessage() + "\n")
+        sys.stderr.flush()
 
 
 def _drop_muted(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -94,5 +77,6 @@ def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
 
 def _as_text(_: WrappedLogger, __: str, event: EventDict) -> str:
     level, name = event.pop("level", "warning"), event.pop("event")
+    traceback = event.pop("exception", None)
     fields = " ".join(f"{key}={value}" for key, value in event.items() if value is not None)
-    return f"{level}: {name} {fields}".rstrip()
+    return f"{level}: {name} {fields}".rstrip() + (f"\n{traceback}" if traceback else "")

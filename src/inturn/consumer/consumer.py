@@ -6,6 +6,7 @@ holds it while talking to the node or running a handler.
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import threading
@@ -18,22 +19,22 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.held import Stage
 from inturn.consumer.hook import Hook
+from inturn.consumer.outcome import of_exception
 from inturn.consumer.worker import Handler, Worker
 from inturn.model.clock import Clock
 from inturn.model.commands import Answer, Command, Node, OpenRetry
 from inturn.model.errors import Closed, InturnError, InvalidInput
+from inturn.model.logs import get_logger
 from inturn.model.names import check_name, retry_subject
 from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
-from inturn.model.settings import ConsumerSettings, LeaseSettings, Order, Strategy
+from inturn.model.settings import ConsumerSettings, LeaseSettings, Order, Strategy, checked
 from inturn.model.subject import Subject
 
-_log = structlog.get_logger("inturn.consumer")
+_log = get_logger("inturn.consumer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +81,21 @@ class Consumer:
     ) -> None:
         check_name("subject", subject, reserved=True)
         check_name("group", group)
-        if not callable(handler):
-            raise InvalidInput(f"the handler for {subject!r} is {handler!r}; give a function of (message, context)")
+        check_handler(handler)
         self.subject = subject
         self.group = group
         self.name = _unique_name() if name is None else f"{check_name('consumer', name)}-{uuid.uuid4().hex[:8]}"
         self._node = node
         self._clock = clock
-        self._settings = settings if settings is not None else ConsumerSettings()
-        lease = lease if lease is not None else LeaseSettings()
+        self._settings = checked(settings, ConsumerSettings, "settings") or ConsumerSettings()
+        lease = checked(lease, LeaseSettings, "lease") or LeaseSettings()
+        if not isinstance(hooks, Sequence) or not all(isinstance(hook, Hook) for hook in hooks):
+            raise InvalidInput(f"hooks={hooks!r}: give a list of Hook")
         self._core = ConsumerCore(
             subject,
             group,
             self.name,
-            _order(order),
+            check_order(order),
             position_text(parse_position(start)),
             self._settings,
             lease,
@@ -126,6 +128,10 @@ class Consumer:
         self._threads: list[threading.Thread] = []
 
     @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
+
+    @property
     def error(self) -> InturnError | None:
         """Why it stopped by itself, if it did."""
         return self._core.error
@@ -151,7 +157,8 @@ class Consumer:
     def stop(self, timeout_s: float | None = 30.0) -> bool:
         """Let running handlers end, commit, give the leases back, leave.
 
-        False if a handler still ran after `timeout_s`: then its partition stays leased until the lease ends.
+        False if a handler still ran after `timeout_s`: then its partition stays leased until the lease ends. Called by
+        a handler it does not wait, and returns False; the consumer stops when the handler has returned.
         """
         if not self._threads:
             return True
@@ -160,6 +167,8 @@ class Consumer:
         with self._lock:
             self._core.stop(self._clock.monotonic())
             self._wake()
+        if threading.current_thread() in self._threads:
+            return False  # called by a handler, which is the one to wait for
         over = self._is_over.wait(timeout_s)
         if not over:
             _log.warning("consumer.stop_timeout", consumer=self.name, group=self.group, timeout_s=timeout_s)
@@ -218,6 +227,15 @@ class Consumer:
     # The thread that talks to the node
 
     def _talk_to_node(self) -> None:
+        try:
+            self._talk_until_over()
+        except BaseException as error:  # a thread that dies in silence would be waited for
+            _log.exception("consumer.failed", group=self.group, consumer=self.name)
+            with self._lock:
+                self._core.error = InturnError(f"consumer {self.name} failed: {error!r}")
+        self._end()
+
+    def _talk_until_over(self) -> None:
         while True:
             with self._talk:
                 self._is_dirty = False
@@ -236,7 +254,6 @@ class Consumer:
                     self._talk.wait(self._core.next_due_s(now_s) - now_s)
             for command in commands:
                 self._node.submit(command, partial(self._reply, command))
-        self._end()
 
     def _reply(self, command: Command, answer: Answer | InturnError) -> None:
         self._answers.append((command, answer))
@@ -277,19 +294,41 @@ class Consumer:
                         return
                     self._work.wait()
                     run = None if self._is_killed else self._core.take(self._clock.monotonic())
+                self._wake()  # from now on there is something to commit
             try:
                 self._worker.work(run)
-            finally:
-                with self._lock:
-                    self._core.finish(run, self._clock.monotonic())
-                    self._wake()
+            except BaseException as error:
+                _log.exception("consumer.worker_failed", group=self.group, consumer=self.name)
+                run.settle(of_exception(error, self._settings))
+            if run.error is not None:
+                _log.error("consumer.partition_damaged", group=self.group, consumer=self.name, error=str(run.error))
+            with self._lock:
+                self._core.finish(run, self._clock.monotonic())
+                self._wake()
 
 
 def _unique_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
-def _order(order: Order | str) -> Order:
+def check_handler(handler: object) -> None:
+    """Mistakes that would otherwise show as messages that fail for ever."""
+    if not callable(handler):
+        raise InvalidInput(f"the handler is {handler!r}; give a function of (message, context)")
+    name = getattr(handler, "__qualname__", repr(handler))
+    if inspect.iscoroutinefunction(handler):
+        raise InvalidInput(f"handler {name} is `async def`; this version runs plain functions only")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some builtins say nothing
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise InvalidInput(f"handler {name}{signature} cannot be called with (message, context): {error}") from None
+
+
+def check_order(order: Order | str) -> Order:
     try:
         return Order(order)
     except ValueError:

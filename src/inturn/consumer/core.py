@@ -132,9 +132,11 @@ class ConsumerCore:
             due += [at_s for at_s in (held.retry_at_s, held.suspended_until_s, held.lease_ends_s) if at_s > now_s]
             if held.chunks and held.chunks[0].due_s > now_s:
                 due.append(held.chunks[0].due_s)
-            has_news = held.run is not None or held.done_offset > held.committed
-            if has_news and held.stage in _HOLDING and Commit not in self._pending:
-                due.append(self._committed_at_s + self._settings.commit_interval_s)
+            if held.stage in _HOLDING and Commit not in self._pending:
+                if self._done_offset(held) > held.committed:
+                    due.append(self._committed_at_s + self._settings.commit_interval_s)
+                elif held.run is not None:
+                    due.append(now_s + self._settings.commit_interval_s)  # it may have done something by then
         return max(min(due), now_s)
 
     def _poll_membership(self, commands: list[Command], now_s: float) -> None:
@@ -167,6 +169,8 @@ class ConsumerCore:
             case Stage.ACTIVE:
                 self._move(held, commands, now_s)
                 self._pull(held, commands, now_s)
+            case Stage.DRAINING if held.moving:
+                self._move(held, commands, now_s)
             case Stage.DRAINING | Stage.RELEASING if held.run is None:
                 self._release(held, commands, now_s)
             case Stage.LOST if held.run is None:
@@ -210,6 +214,8 @@ class ConsumerCore:
     def _move(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
         if not held.moving or not self._may_send(Retry, now_s, held):
             return
+        if held.moving_batch is None:
+            held.moving_batch = moved_batch(held.moving)
         level = self._settings.retry.level(past_attempts(held.moving[0]) + 1)
         retry = Retry(
             self.subject,
@@ -219,7 +225,7 @@ class ConsumerCore:
             held.epoch,
             self._retry_subject,
             level,
-            moved_batch(held.moving),
+            held.moving_batch,
         )
         self._send(commands, retry, now_s, held)
 
@@ -229,7 +235,7 @@ class ConsumerCore:
         return (
             held.waiting_count + len(held.kept) >= flow.buffered_count
             or held.waiting_bytes >= flow.buffered_bytes
-            or held.pull_offset - held.done_offset >= flow.span
+            or held.pull_offset - held.done_offset - held.gap_count >= flow.span
         )
 
     def _poll_renew(self, commands: list[Command], now_s: float) -> None:
@@ -260,7 +266,7 @@ class ConsumerCore:
         """One command of a kind is on its way at once, per partition; after an error it has to wait."""
         if held is None:
             return kind not in self._pending and now_s >= self._retry_at_s.get(kind, 0.0)
-        return kind not in held.pending and (kind is Release or now_s >= held.retry_at_s)
+        return kind not in held.pending and now_s >= held.retry_at_s
 
     def _send(self, commands: list[Command], command: Command, now_s: float, held: HeldPartition | None = None) -> None:
         pending = self._pending if held is None else held.pending
@@ -287,6 +293,9 @@ class ConsumerCore:
         held = self.held.get(command.partition) if isinstance(command, _OF_PARTITION) else None
         pending = self._pending if held is None else held.pending
         waited = pending.get(type(command))
+        if isinstance(command, Retry) and isinstance(answer, Done) and held is not None:
+            self._moved(held, command)  # however late: they are stored
+            return
         if waited is None or waited.command is not command:
             return
         del pending[type(command)]
@@ -309,8 +318,6 @@ class ConsumerCore:
                 self._committed(command, answer.partitions)
             case Done() if isinstance(command, Release) and held is not None:
                 del self.held[held.index]
-            case Done() if isinstance(command, Retry) and held is not None:
-                self._moved(held, command)
             case Done() if isinstance(command, Leave):
                 self.is_stopped = True
 
@@ -326,13 +333,14 @@ class ConsumerCore:
             # Both times are the node's: no clocks are compared.
             age_s = (answer.now_ms - batch.header.stored_at_ms) / 1000
             held.add(batch, now_s + held.delay_s - age_s if held.is_delayed else NEVER)
-        held.missing += max(0, answer.next_offset - held.pull_offset)
-        held.pull_offset = max(held.pull_offset, answer.next_offset)
+        held.skip_to(answer.next_offset)
         held.skip_gap()
 
     def _moved(self, held: HeldPartition, command: Retry) -> None:
         """They are safe in the retry subject: the partition goes on behind them."""
-        if held.stage is Stage.ACTIVE and held.epoch == command.epoch and held.moving:
+        if held.stage in _HOLDING and held.moving and held.moving_batch is command.batch:
+            held.pending.pop(Retry, None)
+            held.moving_batch = None
             held.run_offset = held.moving[-1].offset + 1
             if held.kept:
                 held.kept += held.moving  # manual: done with the next commit, like those before
@@ -417,6 +425,8 @@ class ConsumerCore:
         self._settle(held, run)
         if run.error is not None or run.done:
             held.error, held.is_damaged = run.error, run.error is not None
+        if run.is_move:
+            held.moving = run.failed
         if held.stage is Stage.ACTIVE:
             self._put_back(held, run, now_s)
             held.skip_gap()
@@ -440,7 +450,7 @@ class ConsumerCore:
         taken_bytes = sum(chunk.size_bytes for chunk in run.chunks)
         repeated = run.failed
         if run.is_move:
-            held.moving, repeated = repeated, []
+            repeated = []
             rest = rest[len(held.moving) :]
         if run.is_rollback:
             repeated = held.kept + repeated

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from inturn.consumer.run import Run
-from inturn.model.batch import StoredBatch
+from inturn.model.batch import Batch, StoredBatch
 from inturn.model.commands import Command
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
@@ -56,6 +56,7 @@ class HeldPartition:
     waiting_bytes: int = 0
     kept: list[Message] = field(default_factory=list)  # manual: handled, not committed
     moving: list[Message] = field(default_factory=list)  # best effort: on their way to the retry subject
+    moving_batch: Batch | None = None
     pull_offset: int = 0  # the next to be pulled
     run_offset: int = 0  # the next to be handled
     done_offset: int = 0  # everything below is done
@@ -70,6 +71,7 @@ class HeldPartition:
     error: InturnError | None = None
     is_damaged: bool = False  # the error is about what was pulled, and a pull does not mend it
     missing: int = 0  # offsets that were gone before they could be pulled
+    gap_count: int = 0  # of those, the ones that are not behind us yet
 
     def granted(self, epoch: int, offset: int, deadline_s: float, now_s: float) -> None:
         self.stage = Stage.ACTIVE
@@ -88,7 +90,9 @@ class HeldPartition:
         self.stage = stage
         self.deadline_s = NEVER
         self.chunks.clear()
-        self.moving.clear()
+        self.retry_at_s = NEVER
+        if stage is Stage.LOST:
+            self.moving, self.moving_batch = [], None
         self.waiting_count = self.waiting_bytes = 0
 
     @property
@@ -97,8 +101,7 @@ class HeldPartition:
 
     def add(self, batch: StoredBatch, due_s: float = NEVER) -> None:
         header = batch.header
-        if header.base_offset > self.pull_offset:
-            self.missing += header.base_offset - self.pull_offset
+        self.skip_to(header.base_offset)
         count = header.next_offset - max(header.base_offset, self.pull_offset)
         if count > 0:
             self.chunks.append(Chunk(batch, count, header.payload_bytes, due_s))
@@ -111,7 +114,15 @@ class HeldPartition:
             return False
         return self.suspended_until_s <= now_s < self.deadline_s and self.chunks[0].due_s <= now_s
 
+    def skip_to(self, offset: int) -> None:
+        """Nothing is stored between the last pull and this offset."""
+        if offset > self.pull_offset:
+            self.missing += offset - self.pull_offset
+            self.gap_count += offset - self.pull_offset
+            self.pull_offset = offset
+
     def skip_gap(self) -> None:
         """When everything before a gap at the end of the log is done, so is the gap."""
         if self.stage is Stage.ACTIVE and not (self.run or self.chunks or self.kept or self.moving):
             self.done_offset = self.run_offset = self.pull_offset
+            self.gap_count = 0

@@ -9,7 +9,7 @@ from inturn.model.batch import Batch, encode
 from inturn.model.message import Message, Outgoing
 from inturn.model.slot import slot_of
 
-# Properties of a message in a retry subject. `%` is reserved, so they collide with nobody's.
+# Properties of a message in a retry subject. Producers refuse names that begin with `%`, so these are ours alone.
 ATTEMPTS = "%attempts"  # how often it failed so far
 SUBJECT = "%subject"  # where it stood first
 PARTITION = "%partition"
@@ -18,7 +18,7 @@ OFFSET = "%offset"
 
 def past_attempts(message: Message) -> int:
     text = message.properties.get(ATTEMPTS, "0")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def moved_batch(messages: Sequence[Message]) -> Batch:

@@ -13,6 +13,7 @@ from inturn.model.settings import ConsumerSettings, Strategy
 
 class Next(enum.Enum):
     DONE = enum.auto()  # done, go on
+    PASS = enum.auto()  # go on; with the next commit if something before it waits for one, else done
     KEEP = enum.auto()  # handled, but to be repeated if a rollback comes: go on
     REPEAT = enum.auto()  # the same again, later
     ROLLBACK = enum.auto()  # everything since the last commit again, later
@@ -43,13 +44,13 @@ def of_return(returned: object, context: Context, settings: ConsumerSettings, ha
             case Result.COMMIT:
                 return DONE
             case Result.SUCCESS:
-                return KEEP
+                return DONE if context.is_acknowledged else KEEP
             case Result.ROLLBACK:
                 return Outcome(Next.ROLLBACK, ResultKind.FAILED, settings.suspend_s)
             case None if context.is_acknowledged:
                 return DONE
             case None if settings.strategy is Strategy.BEST_EFFORT:
-                return Outcome(Next.DONE, ResultKind.NOTHING)
+                return Outcome(Next.PASS, ResultKind.NOTHING)
             case None:
                 return Outcome(Next.REPEAT, ResultKind.NOTHING, settings.suspend_s)
     return _failed(ResultKind.INVALID, HandlerError(handler_name, returned, _ALLOWED), settings)

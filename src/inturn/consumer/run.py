@@ -1,7 +1,8 @@
 """A run: some messages of one partition, handled one after the other by one worker.
 
 The worker calls `next` before every message; that is where the lease is looked at. Between `take` and `finish` of
-the core a run belongs to its worker alone and needs no lock: it reads the partition's deadline, nothing else.
+the core only its worker changes a run, without a lock; it reads the partition's deadline, and others may read how many
+messages are over: a number that only grows.
 """
 
 from __future__ import annotations
@@ -116,11 +117,10 @@ class Run:
 
     def settle(self, outcome: Outcome) -> bool:
         """What became of the message given out last; False: the run is over."""
-        if outcome.next is Next.DONE:
-            self._committed = self._started
-            self.context.is_acknowledged = False
-            return True
-        if outcome.next is Next.KEEP:
+        if outcome.next in (Next.DONE, Next.PASS, Next.KEEP):
+            is_done = outcome.next is Next.DONE or (outcome.next is Next.PASS and not self._has_kept())
+            if is_done:
+                self._committed = self._started
             self.context.is_acknowledged = False
             return True
         self.failures += 1
@@ -128,6 +128,9 @@ class Run:
         self.is_rollback = outcome.next is Next.ROLLBACK
         self.is_move = outcome.next is Next.MOVE
         return False
+
+    def _has_kept(self) -> bool:
+        return bool(self.held.kept) or self.done > self._committed
 
     def safe_count(self, ack: str) -> int:
         """How many may be committed, from the first on. May be asked at any time, by any thread."""

@@ -6,20 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import structlog
-
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
 from inturn.consumer.outcome import Outcome, of_exception, of_return
 from inturn.consumer.run import Run
 from inturn.model.clock import Clock
+from inturn.model.logs import get_logger
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.model.settings import ConsumerSettings
 
 Handler: TypeAlias = Callable[[Any, Context], object]
 
-_log = structlog.get_logger("inturn.consumer")
+_log = get_logger("inturn.consumer")
 
 
 class Worker:
@@ -79,8 +78,9 @@ class Worker:
 
     def _settle(self, run: Run, messages: list[Message], outcome: Outcome) -> bool:
         goes_on = run.settle(outcome)
-        if not goes_on:
-            context = run.context
+        context = run.context
+        # At attempts 1, 2, 4, 8 …: a message that fails for ever is not to fill the log.
+        if not goes_on and context.attempt & (context.attempt - 1) == 0:
             _log.warning(
                 "consumer.handler_failed",
                 handler=self._name,
@@ -92,7 +92,9 @@ class Worker:
                 epoch=context.epoch,
                 attempt=context.attempt,
                 again_in_s=outcome.wait_s,
+                key=messages[0].key_text,
                 error=None if outcome.error is None else repr(outcome.error),
+                exc_info=outcome.error if outcome.kind is ResultKind.EXCEPTION else None,
             )
         return goes_on
 
@@ -100,12 +102,12 @@ class Worker:
         for hook in self._hooks:
             try:
                 hook.before(messages, context)
-            except Exception as error:
+            except BaseException as error:
                 _log.error("consumer.hook_failed", hook=repr(hook), error=repr(error))
 
     def _after(self, messages: list[Message], context: Context, outcome: Outcome) -> None:
         for hook in self._hooks:
             try:
                 hook.after(messages, context, outcome.kind, outcome.error)
-            except Exception as error:
+            except BaseException as error:
                 _log.error("consumer.hook_failed", hook=repr(hook), error=repr(error))

@@ -13,7 +13,6 @@ would be harder. Opening is in `recovery`, looking at segments in `segment`.
 from __future__ import annotations
 
 import errno
-import logging
 import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -33,11 +32,12 @@ from inturn.model.batch import HEADER_BYTES, Batch, StoredBatch, partition_seed
 from inturn.model.clock import Clock
 from inturn.model.commands import Appended
 from inturn.model.errors import Closed, DiskFull, InturnError, LogDamaged, LogStopped
+from inturn.model.logs import get_logger
 from inturn.model.route import Partition
 from inturn.model.settings import MIB, Flush, LogSettings
 from inturn.model.timers import Timer, Timers
 
-_log = logging.getLogger("inturn.log")
+_log = get_logger("inturn.log")
 
 # EFBIG: a quota by file size (ulimit -f). Like a full disk it may pass without anybody touching the log.
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -383,7 +383,7 @@ class PartitionLog:
         """Called under the lock. After a failed sync nobody knows what is on the disk, so nothing is tried again."""
         if self._stopped is None:
             self._stopped = cause
-            _log.error("log_stopped partition=%s end_offset=%d cause=%s", self._name, self._end, cause)
+            _log.error("log.stopped", partition=self._name, end_offset=self._end, error=cause)
         for _, reply, answer in self._waiting:
             refused = isinstance(answer, InturnError)
             self._outbox.append((reply, answer if refused else LogStopped(self._name, self._stopped)))
@@ -580,7 +580,7 @@ class PartitionLog:
         try:
             reserve.clear(self._disk, self._folder)
         except OSError:
-            _log.warning("reserve_not_cleared partition=%s: some offsets will be skipped", self._name)
+            _log.warning("log.reserve_not_cleared", partition=self._name, error="some offsets will be skipped")
 
     def _is_checkpointed(self, mark: _Mark) -> bool:
         done = self._checkpointed
@@ -598,4 +598,4 @@ def _call(callback: Callable[..., None], *arguments: object) -> None:
     try:
         callback(*arguments)
     except Exception:
-        _log.exception("callback_failed")
+        _log.exception("log.callback_failed")

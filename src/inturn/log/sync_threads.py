@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-_log = logging.getLogger("inturn.log")
+from inturn.model.logs import get_logger
+
+_log = get_logger("inturn.log")
 
 
 class SyncThreads:
@@ -39,4 +40,4 @@ class SyncThreads:
             try:
                 job()
             except Exception:
-                _log.exception("sync_job_failed")
+                _log.exception("log.sync_job_failed")

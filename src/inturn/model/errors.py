@@ -31,13 +31,23 @@ InturnError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class InturnError(Exception):
     """Base of all errors. The message names the thing, the limit and the next step."""
 
     retriable = False
+
+    def __reduce__(self) -> tuple[Callable[..., InturnError], tuple[object, ...]]:
+        """Copies and pickles: the arguments of most errors are not what they are made from."""
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuild(kind: type[InturnError], args: tuple[object, ...], fields: dict[str, object]) -> InturnError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidInput(InturnError, ValueError):

@@ -39,7 +39,10 @@ def parse_position(text: str | int | datetime | Position) -> Position:
         case int() if text >= 0:
             return Position("offset", text)
         case datetime():
-            return Position("timestamp", round(text.timestamp() * 1000))
+            try:
+                return Position("timestamp", round(text.timestamp() * 1000))
+            except (ValueError, OverflowError):
+                pass
         case "first" | "last" | "committed":
             return Position(text)
         case str() if text.isascii() and text.isdigit() and len(text) <= 19:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
+import math
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from inturn.model.errors import InvalidInput
 
@@ -56,9 +59,19 @@ def _positive(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         is_time = name.endswith("_s") or "_s_" in name
         kinds = int | float if is_time else int
-        if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
             what = "a number" if is_time else "a whole number"
             raise InvalidInput(f"{type(owner).__name__}.{name} is {value!r}; it must be {what} above 0")
+
+
+_Settings = TypeVar("_Settings")
+
+
+def checked(value: object, kind: type[_Settings], name: str) -> _Settings | None:
+    """The value if it is of this kind, or None."""
+    if value is not None and not isinstance(value, kind):
+        raise InvalidInput(f"{name}={value!r}: give a {kind.__name__}")
+    return value
 
 
 def _set_enum(owner: object, name: str, kind: type[enum.StrEnum]) -> None:
@@ -167,6 +180,8 @@ class ProducerSettings:
             )
         if self.compression not in (None, "zstd"):
             raise InvalidInput(f"ProducerSettings.compression is {self.compression!r}; use None or 'zstd'")
+        if self.compression == "zstd" and importlib.util.find_spec("zstandard") is None:
+            raise InvalidInput("ProducerSettings.compression='zstd' needs the extra: pip install 'inturn[zstd]'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +261,9 @@ class ConsumerSettings:
             "handler_timeout_s",
             "answer_timeout_s",
         )
+        for name, kind in (("flow", FlowControl), ("retry", RetryDelays)):
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidInput(f"ConsumerSettings.{name} is {getattr(self, name)!r}; give a {kind.__name__}")
         if self.ack not in ("auto", "manual"):
             raise InvalidInput(f"ConsumerSettings.ack is {self.ack!r}; use 'auto' or 'manual'")
         if self.pull_bytes > PULL_BYTES_MAX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -9,6 +10,7 @@ from typing import TypeAlias
 from inturn.model.commands import Append, Appended
 from inturn.model.errors import InturnError, InvalidInput, LimitExceeded, SendFailed
 from inturn.model.message import Outgoing
+from inturn.model.names import RESERVED
 from inturn.model.route import Partition
 from inturn.model.settings import ProducerSettings, Routing, Strategy
 from inturn.model.slot import SLOT_COUNT, slot_of
@@ -20,6 +22,7 @@ Selector: TypeAlias = Callable[[Sequence[Partition], Outgoing, object], int]
 
 # What a message weighs beside body, key and properties: enough that empty ones do not fill a buffer for free.
 MESSAGE_OVERHEAD_BYTES = 32
+_FAILED_COUNT = 1000
 
 
 class SendAttempt:
@@ -41,7 +44,7 @@ class ProducerCore:
         self.producer_id = producer_id
         self.epoch = epoch
         self.waiting_bytes = 0
-        self.error: InturnError | None = None  # of the first flight that failed since it was last cleared
+        self.failed: list[Flight] = []  # since it was last cleared; not more than a few
         self._settings = settings
         self._random = rng.random
         self._subjects: dict[str, Subject] = {}
@@ -114,7 +117,7 @@ class ProducerCore:
         if queue.error is not None:
             other = self._other_queue(queue) if subject.strategy is Strategy.BEST_EFFORT else None
             if other is None:
-                raise queue.error
+                raise copy.copy(queue.error)  # one of its own: a traceback stays on what was raised
             queue = other
         size_bytes += MESSAGE_OVERHEAD_BYTES
         self.waiting_bytes += size_bytes
@@ -190,16 +193,18 @@ class ProducerCore:
 
     def _fail(self, flight: Flight, error: InturnError) -> None:
         self.waiting_bytes -= flight.size_bytes
-        if self.error is None:
-            self.error = error
+        if len(self.failed) < _FAILED_COUNT:
+            self.failed.append(flight)
         flight.finish(-1, error)
 
 
 def _as_bytes(what: str, value: object) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    hint = "encode it first" if isinstance(value, str) else "give bytes"
-    raise InvalidInput(f"the {what} is a {type(value).__name__}; {hint}")
+    if isinstance(value, str):
+        raise InvalidInput(f"the {what} is text; encode it first: {what}.encode()")
+    allowed = "str or bytes" if what == "key" else "bytes"
+    raise InvalidInput(f"the {what} is of type {type(value).__name__}; give {allowed}")
 
 
 def _utf8(what: str, text: str) -> bytes:
@@ -229,6 +234,8 @@ def _checked_properties(properties: dict[str, str], limit: int) -> int:
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(f"property {name!r} is {value!r}; names and values must be str")
+        if name.startswith(RESERVED):
+            raise InvalidInput(f"property {name!r} begins with {RESERVED!r}, which is reserved; use another name")
         size += len(_utf8("property", name)) + len(_utf8("property", value))
     if size > limit:
         raise LimitExceeded("properties", size, limit, "Limits.properties_bytes")

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from inturn.model.clock import Clock
 from inturn.model.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
 from inturn.model.errors import BufferFull, Closed, InturnError, SendTimeout
+from inturn.model.logs import get_logger
 from inturn.model.names import check_name
 from inturn.model.request import ask
-from inturn.model.settings import ProducerSettings
+from inturn.model.settings import ProducerSettings, checked
 from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore, Selector, SendAttempt
 from inturn.producer.flight import SendHandle, Stored
 
-_log = structlog.get_logger("inturn.producer")
+_log = get_logger("inturn.producer")
 
 
 class Producer:
@@ -38,7 +38,7 @@ class Producer:
         self.name = name
         self._node = node
         self._clock = clock
-        self._settings = settings if settings is not None else ProducerSettings()
+        self._settings = checked(settings, ProducerSettings, "settings") or ProducerSettings()
         opened = ask(node, OpenProducer(name), ProducerOpened)
         self._core = ProducerCore(opened.producer_id, opened.epoch, self._settings, random.Random())
         self._lock = threading.Lock()
@@ -69,19 +69,7 @@ class Producer:
         Order holds through failures and resends, without duplicates. Waits only while the buffer is full, then
         raises BufferFull. Bad input raises before anything is queued.
         """
-        core = self._core
-        if not core.knows(subject):
-            self._learn(subject)
-        now_ms = self._clock.time_ms()
-        with self._lock:
-            if self._closed:
-                raise Closed("producer")
-            if core.waiting_bytes >= self._settings.buffer_bytes:
-                self._wait_for_room()
-            flight = core.add(subject, body, key, now_ms, tags, properties, message_id, selector, arg)
-            handle = SendHandle(flight, len(flight.messages) - 1)
-            self._wake()
-        return handle
+        return self._accept(True, subject, body, key, tags, properties, message_id, selector, arg)
 
     def send_sync(
         self,
@@ -97,28 +85,23 @@ class Producer:
         timeout_s: float | None = 30.0,
     ) -> Stored:
         """Return when the message is stored. SendTimeout leaves it queued, in its order."""
-        core = self._core
-        if not core.knows(subject):
-            self._learn(subject)
-        now_ms = self._clock.time_ms()
-        with self._lock:
-            if self._closed:
-                raise Closed("producer")
-            if core.waiting_bytes >= self._settings.buffer_bytes:
-                self._wait_for_room()
-            flight = core.add(subject, body, key, now_ms, tags, properties, message_id, selector, arg)
-            handle = SendHandle(flight, len(flight.messages) - 1)
+        handle = self._accept(False, subject, body, key, tags, properties, message_id, selector, arg)
         self._pump()  # in this thread, which has nothing else to do: no time is lost waking another
         return handle.result(timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until nothing is unacknowledged. Raises the first failure since the last flush."""
+        """Wait until nothing is unacknowledged. Raises the first failure that nobody was told of yet."""
         with self._roomier:
             if not self._roomier.wait_for(lambda: self._core.is_idle, timeout_s):
                 raise SendTimeout("all subjects", timeout_s or 0.0, None)
-            error, self._core.error = self._core.error, None
-        if error is not None:
-            raise error
+            failed, self._core.failed = self._core.failed, []
+        for flight in failed:
+            if flight.error is not None and not flight.is_seen:
+                raise copy.copy(flight.error)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush, then stop. What is still unacknowledged after `timeout_s` fails with Closed."""
@@ -138,6 +121,11 @@ class Producer:
     ) -> None:
         self.close()
 
+    def disown(self) -> None:
+        """In a forked child: its thread is not there, and its lock may be held by one that never will be."""
+        self._lock = threading.Lock()
+        self._closed = True
+
     def _stop(self) -> None:
         with self._lock:
             self._closed = True
@@ -147,6 +135,33 @@ class Producer:
         if left:
             _log.warning("producer.closed_with_unsent", producer=self.name, messages=left)
         self._thread.join()
+
+    def _accept(
+        self,
+        wakes: bool,
+        subject: str,
+        body: bytes,
+        key: str | bytes | None,
+        tags: tuple[str, ...],
+        properties: dict[str, str] | None,
+        message_id: str | None,
+        selector: Selector | None,
+        arg: object,
+    ) -> SendHandle:
+        core = self._core
+        if type(subject) is not str or not core.knows(subject):
+            self._learn(subject)
+        now_ms = self._clock.time_ms()
+        with self._lock:
+            if self._closed:
+                raise Closed("producer")
+            if core.waiting_bytes >= self._settings.buffer_bytes:
+                self._wait_for_room()
+            flight = core.add(subject, body, key, now_ms, tags, properties, message_id, selector, arg)
+            handle = SendHandle(flight, len(flight.messages) - 1)
+            if wakes:
+                self._wake()
+        return handle
 
     def _learn(self, subject: str) -> None:
         found = ask(self._node, FindSubject(check_name("subject", subject, reserved=True)), Subject)
@@ -192,6 +207,16 @@ class Producer:
             self._changed.notify()
 
     def _run(self) -> None:
+        try:
+            self._run_until_closed()
+        except BaseException as error:  # a thread that dies in silence would be waited for
+            _log.exception("producer.failed", producer=self.name)
+            with self._lock:
+                self._closed = True
+                self._core.abandon(InturnError(f"the producer failed: {error!r}"))
+                self._roomier.notify_all()
+
+    def _run_until_closed(self) -> None:
         while True:
             if self._pump():
                 continue
@@ -201,7 +226,9 @@ class Producer:
                 if self._is_dirty:
                     continue
                 self._is_asleep = True
+                # Not longer than an answer may take: `send_sync` sends by itself, and wakes nobody.
                 due_s = self._core.next_due_s()
-                wait_s = None if due_s is None else max(0.0, due_s - self._clock.monotonic())
-                self._changed.wait(wait_s)
+                now_s = self._clock.monotonic()
+                wait_s = self._settings.answer_timeout_s if due_s is None else max(0.0, due_s - now_s)
+                self._changed.wait(min(wait_s, self._settings.answer_timeout_s))
                 self._is_asleep = False

@@ -89,8 +89,8 @@ class SimProducer(SimClient):
         assert core is not None
         core.answered(attempt, answer, self.world.now_s)
         self._record()
-        if core.error is not None:
-            self._end(core.error)
+        if core.failed and core.failed[0].error is not None:
+            self._end(core.failed[0].error)
         else:
             self._tick()
 

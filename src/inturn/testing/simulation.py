@@ -89,7 +89,8 @@ class Simulation:
         )
         self._consumer_settings = ConsumerSettings(
             concurrency=rng.choice((1, 2, 4)),
-            ack=rng.choice(("auto", "auto", "manual")),
+            # A rollback asked for by a message that is lost later would be left out of what is judged.
+            ack=rng.choice(("auto", "auto", "manual")) if self._promises_all else "auto",
             suspend_s=0.05,
             commit_interval_s=0.2,
             pull_bytes=rng.choice((300, 2_000, 100_000)),

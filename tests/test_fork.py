@@ -1,0 +1,160 @@
+"""A forked child shares nothing with its parent: there everything says Closed, and it holds nothing back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import inturn
+
+# The child says what each call did, then lives until stdin ends. The parent goes on, then vanishes.
+FORK = """
+import os, signal, sys, time
+import inturn
+
+mq = inturn.connect(sys.argv[1])
+mq.create_subject("orders", 1)
+producer = mq.producer()
+reader = mq.reader("orders")
+consumer = mq.consumer("orders", "g", lambda message, context: None)
+consumer.start()
+producer.send_sync("orders", b"before", timeout_s=10)
+ready, done = os.pipe()
+child = os.fork()
+if child == 0:
+    calls = {
+        "send": lambda: producer.send("orders", b"child"),
+        "send_sync": lambda: producer.send_sync("orders", b"child", timeout_s=2),
+        "another subject": lambda: producer.send("others", b"child"),
+        "producer": lambda: mq.producer(),
+        "subject": lambda: mq.subject("orders"),
+        "create_subject": lambda: mq.create_subject("more", 1),
+        "reader": lambda: mq.reader("orders"),
+        "read": lambda: reader.read(0),
+        "consumer": lambda: mq.consumer("orders", "h", lambda message, context: None),
+        "describe_group": lambda: mq.describe_group("orders", "g"),
+        "producer.close": lambda: producer.close(),
+        "close": lambda: mq.close(),
+        "connect": lambda: inturn.connect(sys.argv[1]),
+    }
+    for name, call in calls.items():
+        began_s = time.monotonic()
+        try:
+            call()
+            outcome = "returned"
+        except Exception as error:
+            outcome = type(error).__name__
+        print(name, outcome, "soon" if time.monotonic() - began_s < 1 else "late", sep=":", flush=True)
+    os.write(done, b"!")
+    os.read(0, 1)
+    sys.exit(0)
+os.read(ready, 1)
+producer.send_sync("orders", b"after", timeout_s=10)
+print("parent:acknowledged:soon", flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+mq.close()
+"""
+BUSY = """
+import os, sys, threading
+import inturn
+
+mq = inturn.connect(sys.argv[1], flush="os")
+mq.create_subject("orders", 4)
+producer = mq.producer()
+sent = 0
+stopping = threading.Event()
+
+def send():
+    global sent
+    while not stopping.is_set():
+        producer.send("orders", b"%d" % sent, key="k")
+        sent += 1
+
+sender = threading.Thread(target=send)
+sender.start()
+children = []
+for _ in range(10):
+    while sent < 200 * len(children):
+        stopping.wait(0.001)
+    child = os.fork()
+    if child == 0:
+        try:
+            producer.send("orders", b"child", key="k")
+        except inturn.errors.Closed:
+            sys.exit(7)  # through atexit, as most programs end
+        os._exit(1)
+    children.append(child)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+stopping.set()
+sender.join()
+producer.flush(10)
+mq.close()
+print(sent, *codes)
+"""
+
+
+class Forked:
+    """What the child and the parent said, until the parent was gone. The child still lives."""
+
+    def __init__(self, folder: Path, end: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", FORK, str(folder), end],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.said: dict[str, tuple[str, str]] = {}
+        while "parent" not in self.said:
+            line = self.process.stdout.readline()
+            assert line, f"it ended after {self.said}"
+            name, outcome, when = line.strip().split(":")
+            self.said[name] = outcome, when
+        self.process.wait(20)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.read()  # ends with the child
+        self.process.stdout.close()
+
+
+@pytest.fixture(params=["killed", "closed"])
+def forked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Forked]:
+    made = Forked(tmp_path / "data", request.param)
+    yield made
+    made.close()
+
+
+def test_everything_of_the_parents_says_closed_in_a_forked_child_and_the_folder_is_free_after_the_parent(
+    tmp_path: Path, forked: Forked
+) -> None:
+    said = dict(forked.said)
+    assert said.pop("producer.close") == ("returned", "soon")
+    assert said.pop("close") == ("returned", "soon")
+    assert said.pop("connect") == ("FolderInUse", "soon")
+    assert said.pop("parent") == ("acknowledged", "soon")
+    assert said == dict.fromkeys(said, ("Closed", "soon"))
+    with inturn.connect(tmp_path / "data") as mq:  # the child lives on
+        assert forked.process.returncode is not None
+        assert [message.body for message in mq.reader("orders")] == [b"before", b"after"]
+        with mq.producer() as producer:
+            assert producer.send_sync("orders", b"new", timeout_s=10).offset == 2
+
+
+def test_forking_while_threads_send_hurts_neither_parent_nor_child(tmp_path: Path) -> None:
+    """Locks may be held at that moment by threads that the child does not have."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BUSY, str(tmp_path)], capture_output=True, text=True, timeout=30
+    )
+    assert ran.returncode == 0, ran.stderr
+    sent, *codes = map(int, ran.stdout.split())
+    assert codes == [7] * 10
+    with inturn.connect(tmp_path) as mq:
+        assert [message.body for message in mq.reader("orders")] == [b"%d" % number for number in range(sent)]
