@@ -81,7 +81,8 @@ class Worker:
         context = run.context
         # At attempts 1, 2, 4, 8 …: a message that fails for ever is not to fill the log.
         if not goes_on and context.attempt & (context.attempt - 1) == 0:
-            _log.warning(
+            note = _log.info if outcome.kind is ResultKind.FAILED else _log.warning  # it asked for the repeat
+            note(
                 "consumer.handler_failed",
                 handler=self._name,
                 kind=outcome.kind.value,
