@@ -290,7 +290,7 @@ class Connection:
     def statistics(self) -> list[ConsumerStatistics]:
         """Of every consumer of this connection that runs, those of `run` among them."""
         with self._lock:
-            consumers = [consumer for consumer in self._consumers if not consumer.is_over]
+            consumers = [consumer for consumer in self._consumers if consumer.is_running]
         return [consumer.statistics() for consumer in consumers]
 
     # Groups
@@ -340,6 +340,8 @@ class Connection:
         self._node.disown()
         for producer in self._producers:
             producer.disown()
+        for consumer in self._consumers:
+            consumer.disown()
         self._folder.close()
 
     def _check_open(self) -> None:

@@ -117,7 +117,7 @@ def test_a_handler_that_blocks_does_not_keep_its_consumer_busy(
     go_on = threading.Event()
     seen = Seen(lambda message, context: go_on.wait(WAIT_S) and None)
     send_line(line, b"0", b"1", b"2")
-    with line.consumer("line", "g", seen):
+    with line.consumer("line", "g", seen, settings=quick(commit_interval_s=0.1)):  # heartbeats wake it meanwhile
         try:
             seen.wait_for(1)
             before = polls

@@ -128,6 +128,10 @@ class Consumer:
         self._threads: list[threading.Thread] = []
 
     @property
+    def is_running(self) -> bool:
+        return bool(self._threads) and not self._is_over.is_set()
+
+    @property
     def is_over(self) -> bool:
         return self._is_over.is_set()
 
@@ -162,26 +166,44 @@ class Consumer:
         """
         if not self._threads:
             return True
-        if self._retries is not None:
-            self._retries.stop(timeout_s)
-        with self._lock:
-            self._core.stop(self._clock.monotonic())
-            self._wake()
-        if threading.current_thread() in self._threads:
+        parts = [self] if self._retries is None else [self, self._retries]
+        for part in parts:
+            part._ask_to_stop()
+        if any(threading.current_thread() in part._threads for part in parts):
             return False  # called by a handler, which is the one to wait for
-        over = self._is_over.wait(timeout_s)
+        until_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        over = all(part._wait_until_over(until_s) for part in parts)
         if not over:
             _log.warning("consumer.stop_timeout", consumer=self.name, group=self.group, timeout_s=timeout_s)
         self.kill()
         if over:
-            for thread in self._threads:
-                thread.join()
+            for part in parts:
+                for thread in part._threads:
+                    thread.join()
         return over
+
+    def _ask_to_stop(self) -> None:
+        with self._lock:
+            self._core.stop(self._clock.monotonic())
+            self._wake()
+
+    def _wait_until_over(self, until_s: float | None) -> bool:
+        return self._is_over.wait(None if until_s is None else max(0.0, until_s - self._clock.monotonic()))
 
     def kill(self) -> None:
         """Vanish as a crashed process would: no commit, no release. For tests and demonstrations."""
         if self._retries is not None:
             self._retries.kill()
+        self._kill_own()
+
+    def disown(self) -> None:
+        """In a forked child: the threads are not here, and never were."""
+        self._lock = threading.Lock()
+        self._threads = []
+        self._is_killed = True
+        self._is_over.set()
+
+    def _kill_own(self) -> None:
         with self._lock:
             self._is_killed = True
             self._core.kill()
@@ -280,7 +302,7 @@ class Consumer:
     def _end(self) -> None:
         if self._core.error is not None:
             _log.error("consumer.stopped", group=self.group, consumer=self.name, error=str(self._core.error))
-        self.kill()
+        self._kill_own()
         self._is_over.set()
 
     # The threads that run handlers

@@ -213,7 +213,7 @@ class RetryDelays:
     first_level: int = 2
 
     def __post_init__(self) -> None:
-        if not self.levels_s or any(not isinstance(one, int | float) or one <= 0 for one in self.levels_s):
+        if not self.levels_s or not all(isinstance(one, int | float) and 0 < one < math.inf for one in self.levels_s):
             raise InvalidInput(f"RetryDelays.levels_s is {self.levels_s!r}; give one or more times above 0")
         if not 0 <= self.first_level < len(self.levels_s):
             raise InvalidInput(

@@ -124,7 +124,10 @@ class Producer:
     def disown(self) -> None:
         """In a forked child: its thread is not there, and its lock may be held by one that never will be."""
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._roomier = threading.Condition(self._lock)
         self._closed = True
+        self._core.abandon(Closed("producer"))
 
     def _stop(self) -> None:
         with self._lock:

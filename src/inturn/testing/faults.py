@@ -36,7 +36,7 @@ def consumer_freeze(sim: Simulation) -> None:
     """
     consumer = sim.pick_consumer()
     consumer.slow_next = sim.world.happens(0.7)
-    for_s = sim.world.spread(0.5, 3 * LEASE_LIFE_S)
+    for_s = sim.world.spread(2 * LEASE_LIFE_S if consumer.slow_next else 0.5, 3 * LEASE_LIFE_S)
     sim.world.after(sim.world.spread(0.1, 0.4), lambda: consumer.freeze(for_s))
 
 
@@ -120,8 +120,12 @@ def sync_fails(sim: Simulation) -> None:
 
 
 def _forget_dirty(disk: SimDisk, path: str) -> bool:
-    """Like Linux: after a failed sync the pages count as clean, so that later syncs succeed and do nothing."""
-    disk._inode(path).pending.clear()
+    """Like Linux: after a failed sync the pages count as clean, so that later syncs succeed and do nothing.
+
+    What is known about the file itself, its length, is still to be written.
+    """
+    inode = disk._inode(path)
+    inode.pending = [(position, written) for position, written in inode.pending if written is None]
     return True
 
 

@@ -144,7 +144,7 @@ class SimConsumer(SimClient):
     def _duration_s(self) -> float:
         if self.slow_next:
             self.slow_next = False
-            return self.world.spread(3.0, 6.0)
+            return self.world.spread(2.2, 5.0)
         return self.world.spread(0.001, 0.3 if self.world.happens(0.02) else self._handler_s_max)
 
     def _handled(self, run: Run) -> tuple[Outcome, str]:

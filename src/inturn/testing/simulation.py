@@ -71,7 +71,7 @@ class Simulation:
         self.recorder = Recorder(world)
         # What lives in the node's process dies with it. Remote clients survive it, and their leases do.
         self._is_local = rng.random() < 0.4
-        flush = Flush.ALWAYS if rng.random() < 0.75 else Flush.OS
+        flush = Flush.ALWAYS if rng.random() < 0.65 else Flush.OS
         # Without a sync before the acknowledgement, only a lost process is survived without losing messages.
         self.loses_power = flush is Flush.ALWAYS or (self._is_local and rng.random() < 0.8)
         self._promises_all = flush is Flush.ALWAYS or not self.loses_power

@@ -54,7 +54,6 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     *(
         f"error.{name}"
         for name in (
-            "Closed",
             "DiskFull",
             "LeaseHeld",
             "LogStopped",
