@@ -269,7 +269,7 @@ def test_after_a_clean_close_nothing_is_scanned(bench, batch, stored) -> None:
     operations = bench.disk.operations
     log.close()
     bench.open(segment_bytes=1000).close()
-    assert bench.disk.operations <= operations + 2, "a log nobody wrote to writes no checkpoint"
+    assert bench.disk.operations <= operations + 4, "a log nobody wrote to writes no checkpoint, it only syncs"
 
 
 def test_only_what_comes_after_the_checkpoint_is_scanned(bench, batch) -> None:

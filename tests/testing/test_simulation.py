@@ -34,8 +34,9 @@ def test_histories_are_as_large_as_they_say(reports: list[Report]) -> None:
         assert len({start.consumer for start in starts}) >= 3, report
         assert {start.partition for start in starts} == {0, 1, 2, 3}, report
         assert {(start.subject, start.group) for start in starts} == {(SUBJECT, GROUP)}
-        # Those whose producer died or was fenced may never have been sent.
-        assert len({start.message_id for start in starts}) >= MESSAGES * 0.6, report
+        # Without a sync, power loss takes messages that were acknowledged; those are not in the judged history.
+        if not report.coverage["log.unsynced lost"]:
+            assert len({start.message_id for start in starts}) >= MESSAGES, report
 
 
 def test_the_same_seed_gives_the_same_history(reports: list[Report], tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class LeaseTable:
                 self._observer.lease_ended(group.subject, group.name, row.partition, row.owner, row.epoch, "gone")
         deadline_s = self._clock.monotonic() + self.life_s
         for row in self._rows.all():
-            self._leases[row.group_id, row.partition] = Lease(row.owner, row.epoch, 0, deadline_s)
+            self._leases[row.group_id, row.partition] = Lease(row.owner, row.epoch, row.ask, deadline_s)
 
     def get(self, key: LeaseKey) -> Lease | None:
         return self._leases.get((key.group.id, key.partition))
@@ -65,7 +65,6 @@ class LeaseTable:
         lease = self.get(key)
         if lease is not None and lease.owner is not None:
             if lease.owner == command.member:
-                # ask 0 is unknown: the lease was loaded after a restart.
                 if lease.ask == command.ask:
                     self._renew(lease, now_s)
                     return lease.epoch
@@ -76,7 +75,9 @@ class LeaseTable:
                 raise LeaseHeld(key.group.name, str(key.partition), lease.owner)
             else:
                 self._end(key, lease, "expired")
-        epoch = self._rows.grant(key.group.id, key.partition, command.member, self._local, self._clock.time_ms())
+        epoch = self._rows.grant(
+            key.group.id, key.partition, command.member, self._local, self._clock.time_ms(), command.ask
+        )
         self._leases[key.group.id, key.partition] = Lease(command.member, epoch, command.ask, now_s + self.life_s)
         if self._observer is not None:
             self._observer.lease_granted(key.group.subject, key.group.name, key.partition, command.member, epoch)
@@ -124,7 +125,7 @@ class LeaseTable:
                 former = self.get(key)
                 if former is not None:
                     self._end(key, former, "expired")
-                self._leases[group.id, row.partition] = Lease(row.owner, row.epoch, 0, self._clock.monotonic())
+                self._leases[group.id, row.partition] = Lease(row.owner, row.epoch, row.ask, self._clock.monotonic())
 
     def _renew(self, lease: Lease, now_s: float) -> None:
         lease.deadline_s = now_s + self.life_s

@@ -70,7 +70,7 @@ def recover(disk: Disk, folder: str, partition: str, seed: int, every_bytes: int
     damage = _damage(scan, known_end, partition)
     if damage is None:
         _cut(disk, folder, scan)
-        _make_durable(disk, folder, scan, was_clean=checkpoint is not None and len(scan.scanned) == 1)
+        _make_durable(disk, folder, scan)
     del segments[scan.good :]
     if scan.bad_at is not None:
         segments[-1].size = scan.bad_at
@@ -176,11 +176,12 @@ def _cut(disk: Disk, folder: str, scan: _Scan) -> None:
         last.file.sync_all()
 
 
-def _make_durable(disk: Disk, folder: str, scan: _Scan, was_clean: bool) -> None:
+def _make_durable(disk: Disk, folder: str, scan: _Scan) -> None:
     """Write what was scanned once more and sync it.
 
     It may be only in the page cache. And if the process before this one saw a sync fail, the system may hold these
-    pages for clean although they never reached the disk: then a sync alone would do nothing.
+    pages for clean although they never reached the disk: then a sync alone would do nothing. The last segment and the
+    folder are synced even if nothing was scanned: a recovery before this one may have cut a tail and died right then.
     """
     for segment, begin, end in scan.scanned:
         for position in range(begin, end, _REWRITE_BYTES):
@@ -188,6 +189,5 @@ def _make_durable(disk: Disk, folder: str, scan: _Scan, was_clean: bool) -> None
             segment.file.write_at(position, [data])
         if end > begin:
             segment.file.sync()
-            was_clean = False
-    if not was_clean:
-        disk.sync_folder(folder)
+    scan.segments[scan.good - 1].file.sync_all()
+    disk.sync_folder(folder)

@@ -13,7 +13,7 @@ from inturn.state.schema import leases, partitions
 
 _ROW = (leases.c.group_id == bindparam("of_group"), leases.c.partition_id == bindparam("of_partition"))
 _SELECT_ALL = (
-    select(leases.c.group_id, partitions.c.position, leases.c.epoch, leases.c.owner, leases.c.local)
+    select(leases.c.group_id, partitions.c.position, leases.c.epoch, leases.c.owner, leases.c.local, leases.c.ask)
     .join(partitions, partitions.c.id == leases.c.partition_id)
     .order_by(leases.c.group_id, partitions.c.position)
 )
@@ -24,6 +24,7 @@ _GRANT = (
     .values(
         epoch=leases.c.epoch + 1,
         owner=bindparam("to_owner"),
+        ask=bindparam("by_ask"),
         local=bindparam("is_local"),
         changed_at_ms=bindparam("now_ms"),
     )
@@ -34,6 +35,7 @@ _GRANT_FIRST = insert(leases).values(
     partition_id=bindparam("of_partition"),
     epoch=bindparam("first_epoch"),
     owner=bindparam("to_owner"),
+    ask=bindparam("by_ask"),
     local=bindparam("is_local"),
     changed_at_ms=bindparam("now_ms"),
 )
@@ -60,6 +62,7 @@ class LeaseRow:
     epoch: int
     owner: str | None
     local: bool
+    ask: int = 0  # which of the owner's asks was granted
 
 
 class LeaseRows:
@@ -75,7 +78,7 @@ class LeaseRows:
         with self._database.transaction() as connection:
             return [LeaseRow(*row) for row in connection.execute(_SELECT_ALL)]
 
-    def grant(self, group_id: int, partition: int, owner: str, local: bool, now_ms: int) -> int:
+    def grant(self, group_id: int, partition: int, owner: str, local: bool, now_ms: int, ask: int = 0) -> int:
         """Give the lease to this owner and return its epoch, higher than any before, durable when this returns.
 
         Whoever holds it loses it: that it may be taken is for the caller to know. Raises NotFound for an unknown
@@ -86,6 +89,7 @@ class LeaseRows:
                 "of_group": group_id,
                 "of_partition": self._partition_ids.one(connection, group_id, partition),
                 "to_owner": owner,
+                "by_ask": ask,
                 "is_local": local,
                 "now_ms": now_ms,
             }

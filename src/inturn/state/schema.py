@@ -118,6 +118,7 @@ leases = Table(
     Column("partition_id", ForeignKey("partitions.id"), primary_key=True),
     Column("epoch", BigInteger, nullable=False),
     Column("owner", String),  # null: released
+    Column("ask", BigInteger, nullable=False),  # which of the owner's asks was granted
     Column("local", Boolean, nullable=False),
     Column("changed_at_ms", BigInteger, nullable=False),  # granted, or released if there is no owner
 )

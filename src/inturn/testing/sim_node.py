@@ -178,10 +178,6 @@ class SimClient:
 class SimNetwork:
     """Streams between clients and the node: in order, unless something is lost and sent again."""
 
-    # What is still under way ends with the connection when the node dies. With True it would reach the next process:
-    # no stream does that, but see what becomes of an Acquire then (its `ask` is not known after a restart).
-    repeats_outlive_the_node = False
-
     def __init__(self, world: World, node: SimNode, coverage: Counter[str]) -> None:
         self._world = world
         self._node = node
@@ -206,12 +202,8 @@ class SimNetwork:
         world.after(at_s - world.now_s, deliver)
         if world.happens(self.repeat):
             self._coverage["network.request repeated"] += 1
-            again = partial(self._deliver_again, self._node.life, deliver)
-            world.after(at_s - world.now_s + world.spread(0.0, 6.0), again)
-
-    def _deliver_again(self, life: int, deliver: Callable[[], None]) -> None:
-        if self.repeats_outlive_the_node or life == self._node.life:
-            deliver()
+            # Late enough to reach another process of the node.
+            world.after(at_s - world.now_s + world.spread(0.0, 6.0), deliver)
 
     def _deliver(self, client: SimClient, command: Command, reply: Reply) -> None:
         self._node.submit(command, partial(self._answer, client, reply))

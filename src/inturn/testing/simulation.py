@@ -34,6 +34,7 @@ GROUP = "notify"
 PARTITIONS = 4
 CONSUMERS = 3
 MESSAGES = 500
+SPARE_MESSAGES = 30  # for those that are on their way, and may fail yet
 FAULTS_MIN = 5
 KEYS = 12
 TROUBLE_S = 10.0  # faults happen until then
@@ -277,6 +278,14 @@ class Simulation:
                 consumer.stop()
         for _ in range(CONSUMERS):
             self.add_consumer()
+        self._send_what_failed()
+
+    def _send_what_failed(self) -> None:
+        """Messages that were refused are made up for: every history has so many that were acknowledged."""
+        acknowledged = sum(isinstance(event, SendAcknowledged) for event in self.recorder.history)
+        if not self._messages_left:
+            self.world.after(0.0, self._produce)
+        self._messages_left = max(self._messages_left, MESSAGES - acknowledged + SPARE_MESSAGES)
 
     def _log_states(self) -> list[str]:
         return [description.state for description in self.node.node.broker.describe(self._subject)]
