@@ -258,3 +258,13 @@ def test_the_wall_clock_ends_no_lease(machine: Machine) -> None:
     machine.run()
     with pytest.raises(LeaseHeld):
         machine.acquire("b")
+
+
+def test_a_late_copy_of_an_ask_gets_nothing_once_its_lease_was_given_back(machine: Machine) -> None:
+    """Else the partition would belong, for a whole life, to somebody who does not want it."""
+    machine.join()
+    granted = machine.acquire("a", ask=1)
+    machine.submit(Release("orders", "billing", 0, "a", granted.epoch, 0))
+    late = machine.submit(Acquire("orders", "billing", 0, "a", 1))
+    assert isinstance(late.answer, StaleEpoch)
+    assert machine.acquire("a", ask=2).epoch > granted.epoch

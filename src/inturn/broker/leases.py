@@ -24,6 +24,7 @@ class Lease:
     epoch: int
     ask: int
     deadline_s: float
+    last_owner: str | None = None
 
     def is_live(self, now_s: float) -> bool:
         return self.owner is not None and now_s < self.deadline_s
@@ -75,6 +76,9 @@ class LeaseTable:
                 raise LeaseHeld(key.group.name, str(key.partition), lease.owner)
             else:
                 self._end(key, lease, "expired")
+        if lease is not None and lease.last_owner == command.member and command.ask <= lease.ask:
+            # A late copy of an ask whose lease was given back: nobody would use it.
+            raise StaleEpoch(key.group.name, str(key.partition), command.ask, lease.ask)
         epoch = self._rows.grant(
             key.group.id, key.partition, command.member, self._local, self._clock.time_ms(), command.ask
         )
@@ -132,5 +136,6 @@ class LeaseTable:
 
     def _end(self, key: LeaseKey, lease: Lease, why: str) -> None:
         owner, lease.owner = lease.owner, None
+        lease.last_owner = owner
         if self._observer is not None and owner is not None:
             self._observer.lease_ended(key.group.subject, key.group.name, key.partition, owner, lease.epoch, why)
