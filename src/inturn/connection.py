@@ -13,7 +13,7 @@ from datetime import datetime
 from types import FrameType, TracebackType
 from typing import Self, TypeVar
 
-from inturn.consumer.consumer import Consumer, ConsumerStatistics, check_handler, check_order
+from inturn.consumer.consumer import Consumer, ConsumerStatistics, check_handler
 from inturn.consumer.hook import Hook
 from inturn.consumer.worker import Handler
 from inturn.folder import Folder
@@ -53,6 +53,7 @@ from inturn.model.settings import (
     Routing,
     Strategy,
     checked,
+    one_of,
 )
 from inturn.model.subject import Subject
 from inturn.node import InProcessNode
@@ -136,8 +137,8 @@ class Connection:
             CreateSubject(
                 name,
                 partitions,
-                _one_of(Routing, "routing", routing),
-                _one_of(Strategy, "strategy", strategy),
+                one_of(Routing, "routing", routing),
+                one_of(Strategy, "strategy", strategy),
                 limits if limits is not None else Limits(),
             ),
             Subject,
@@ -220,7 +221,7 @@ class Connection:
 
         check_name("subject", subject, reserved=True)
         check_name("group", group)
-        check_order(order)
+        one_of(Order, "order", order)
         checked(settings, ConsumerSettings, "settings")
 
         def register(function: _HandlerT) -> _HandlerT:
@@ -394,16 +395,5 @@ def connect(
     if flush is not None:
         if log is not None:
             raise InvalidInput("connect(): give flush= or log=, not both")
-        log = LogSettings(flush=_one_of(Flush, "flush", flush))
+        log = LogSettings(flush=one_of(Flush, "flush", flush))
     return Connection(path, log=log, lease=lease, observer=observer)
-
-
-_Enum = TypeVar("_Enum", Flush, Routing, Strategy)
-
-
-def _one_of(kind: type[_Enum], name: str, value: str) -> _Enum:
-    try:
-        return kind(value)
-    except ValueError:
-        allowed = ", ".join(repr(one.value) for one in kind)
-        raise InvalidInput(f"{name}={value!r}: use {allowed}") from None

@@ -27,7 +27,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import StaticPool
 
-from inturn.folder import LOCK_NAME
+from inturn.folder import DATABASE_NAME, LOCK_NAME, LOG_NAME
 from inturn.log.disk import Buffer, RealDisk
 from inturn.log.recovery import recover
 from inturn.log.segment import Segment, parse_name
@@ -43,8 +43,6 @@ from inturn.state.leases import LeaseRow, LeaseRows
 from inturn.state.offsets import Offsets
 from inturn.state.subjects import Subjects
 
-DATABASE_NAME = "state.db"
-LOG_NAME = "log"
 LOW_FACTOR = 4  # warn below so many times the reserve
 REHEARSALS_MAX = 3  # of a log that is written meanwhile
 NOTHING_TO_DO = "nothing to do"

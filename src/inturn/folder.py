@@ -9,6 +9,8 @@ from pathlib import Path
 from inturn.model.errors import FolderInUse, InvalidInput
 
 LOCK_NAME = "inturn.lock"
+DATABASE_NAME = "state.db"
+LOG_NAME = "log"
 
 
 class Folder:
@@ -37,11 +39,11 @@ class Folder:
 
     @property
     def database_path(self) -> Path:
-        return self.path / "state.db"
+        return self.path / DATABASE_NAME
 
     @property
     def log_path(self) -> Path:
-        return self.path / "log"
+        return self.path / LOG_NAME
 
     def close(self) -> None:
         os.close(self._lock_file)

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from inturn.cli.screen import Screen
+from inturn.folder import DATABASE_NAME
 from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.position import Position, parse_position, position_text
 
 if TYPE_CHECKING:
     from inturn.connection import Connection
     from inturn.model.settings import LogSettings
-
-DATABASE_NAME = "state.db"
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from inturn.model.logs import get_logger
 from inturn.model.names import check_name, retry_subject
 from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
-from inturn.model.settings import ConsumerSettings, LeaseSettings, Order, Strategy, checked
+from inturn.model.settings import ConsumerSettings, LeaseSettings, Order, Strategy, checked, one_of
 from inturn.model.subject import Subject
 
 _log = get_logger("inturn.consumer")
@@ -95,7 +95,7 @@ class Consumer:
             subject,
             group,
             self.name,
-            check_order(order),
+            one_of(Order, "order", order),
             position_text(parse_position(start)),
             self._settings,
             lease,
@@ -348,11 +348,3 @@ def check_handler(handler: object) -> None:
         signature.bind(None, None)
     except TypeError as error:
         raise InvalidInput(f"handler {name}{signature} cannot be called with (message, context): {error}") from None
-
-
-def check_order(order: Order | str) -> Order:
-    try:
-        return Order(order)
-    except ValueError:
-        allowed = ", ".join(repr(one.value) for one in Order)
-        raise InvalidInput(f"order={order!r}: use {allowed}") from None

@@ -308,8 +308,8 @@ class ConsumerCore:
                 if not self._is_stopping:
                     self._assigned = frozenset(answer.partitions)
             case Granted() if held is not None:
-                deadline_s = waited.sent_at_s + answer.life_s - self._lease.margin_s
-                held.granted(answer.epoch, answer.offset, deadline_s, now_s)
+                held.life_s = answer.life_s
+                held.granted(answer.epoch, answer.offset, self._deadline_s(held, waited.sent_at_s), now_s)
             case Pulled() if held is not None and isinstance(command, Pull):
                 self._pulled(held, command, answer, waited.sent_at_s, now_s)
             case Renewed() if isinstance(command, Renew):
@@ -328,13 +328,17 @@ class ConsumerCore:
         if not held.is_damaged:
             held.error = None
         held.end_offset = answer.end_offset
-        held.renewed(sent_at_s + self._lease.life_s - self._lease.margin_s)
+        held.renewed(self._deadline_s(held, sent_at_s))
         for batch in answer.batches:
             # Both times are the node's: no clocks are compared.
             age_s = (answer.now_ms - batch.header.stored_at_ms) / 1000
             held.add(batch, now_s + held.delay_s - age_s if held.is_delayed else NEVER)
         held.skip_to(answer.next_offset)
         held.skip_gap()
+
+    def _deadline_s(self, held: HeldPartition, asked_at_s: float) -> float:
+        """Until when handlers may be started: counted from before the lease was asked for, or its renewal."""
+        return asked_at_s + held.life_s - self._lease.margin_s
 
     def _moved(self, held: HeldPartition, command: Retry) -> None:
         """They are safe in the retry subject: the partition goes on behind them."""
@@ -350,13 +354,12 @@ class ConsumerCore:
             held.skip_gap()
 
     def _renewed(self, command: Renew, alive: tuple[int, ...], sent_at_s: float) -> None:
-        deadline_s = sent_at_s + self._lease.life_s - self._lease.margin_s
         for index, epoch in command.held:
             held = self.held.get(index)
             if held is None or held.epoch != epoch or held.stage not in _HOLDING:
                 continue
             if index in alive:
-                held.renewed(deadline_s)
+                held.renewed(self._deadline_s(held, sent_at_s))
             else:
                 held.give_up(Stage.LOST)
 

@@ -48,6 +48,7 @@ class HeldPartition:
     delay_s: float = 0.0  # a retry subject: how long its messages wait before they are handled
     stage: Stage = Stage.ASKING
     epoch: int = 0
+    life_s: float = 0.0  # of the lease, as the grantor said; it is the one that counts
     lease_ends_s: float = NEVER
     # No handler is started at or after this: the end of the lease, or NEVER once the partition is being given up.
     deadline_s: float = NEVER

@@ -74,12 +74,20 @@ def checked(value: object, kind: type[_Settings], name: str) -> _Settings | None
     return value
 
 
-def _set_enum(owner: object, name: str, kind: type[enum.StrEnum]) -> None:
+_Enum = TypeVar("_Enum", bound=enum.StrEnum)
+
+
+def one_of(kind: type[_Enum], name: str, value: str) -> _Enum:
+    """The member of this kind that the value names, or InvalidInput with all that there are."""
     try:
-        object.__setattr__(owner, name, kind(getattr(owner, name)))
+        return kind(value)
     except ValueError:
         allowed = ", ".join(repr(one.value) for one in kind)
-        raise InvalidInput(f"{type(owner).__name__}.{name} is {getattr(owner, name)!r}; use {allowed}") from None
+        raise InvalidInput(f"{name}={value!r}: use {allowed}") from None
+
+
+def _set_enum(owner: object, name: str, kind: type[enum.StrEnum]) -> None:
+    object.__setattr__(owner, name, one_of(kind, f"{type(owner).__name__}.{name}", getattr(owner, name)))
 
 
 @dataclass(frozen=True, slots=True)

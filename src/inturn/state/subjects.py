@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, String, bindparam, cast, insert, literal
 from inturn.model.errors import AlreadyExists, InvalidInput, NotFound
 from inturn.model.names import check_name
 from inturn.model.route import PARTITION_COUNT_MAX, Partition, Route
-from inturn.model.settings import Limits, Routing, Strategy
+from inturn.model.settings import Limits, Routing, Strategy, one_of
 from inturn.model.slot import SlotRange, even_ranges
 from inturn.model.subject import Subject
 from inturn.state.cache import Cache
@@ -80,8 +80,8 @@ class Subjects:
                 (Partition(broker_group, ""),) * partition_count,
                 even_ranges(partition_count),
             ),
-            _checked_routing(routing),
-            _checked_strategy(strategy),
+            one_of(Routing, "routing", routing),
+            one_of(Strategy, "strategy", strategy),
             _checked_limits(limits),
         )
         with self._database.transaction() as connection:
@@ -140,20 +140,6 @@ def _check_partition_count(name: str, count: object) -> None:
         raise InvalidInput(
             f"subject {name!r} with {count!r} partitions: use a whole number from 1 to {PARTITION_COUNT_MAX}"
         )
-
-
-def _checked_routing(routing: str) -> Routing:
-    try:
-        return Routing(routing)
-    except ValueError:
-        raise InvalidInput(f"routing {routing!r}: use {' or '.join(repr(str(kind)) for kind in Routing)}") from None
-
-
-def _checked_strategy(strategy: str) -> Strategy:
-    try:
-        return Strategy(strategy)
-    except ValueError:
-        raise InvalidInput(f"strategy {strategy!r}: use {' or '.join(repr(str(kind)) for kind in Strategy)}") from None
 
 
 def _checked_limits(limits: object) -> Limits:

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import partial
 
 from inturn.consumer import outcome as outcomes
+from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.outcome import Outcome
 from inturn.consumer.run import Run
@@ -104,37 +105,25 @@ class SimConsumer(SimClient):
             return
         context = run.context
         self._check_rollback(context.partition, context.epoch, message.offset)
-        self._recorder.started(
-            context.subject,
-            context.group,
-            context.partition,
-            message.offset,
-            message.key,
-            self.name,
-            context.epoch,
-            message.message_id,
-        )
+        self._recorder.started(*self._place(context, message))
         self.later(self._duration_s(), partial(self._end, run, message))
 
     def _end(self, run: Run, message: Message) -> None:
         outcome, result = self._handled(run)
         context = run.context
         self._coverage[f"handler.{outcome.kind.value}"] += 1
-        self._recorder.ended(
-            context.subject,
-            context.group,
-            context.partition,
-            message.offset,
-            message.key,
-            self.name,
-            context.epoch,
-            message.message_id,
-            result=result,
-        )
+        self._recorder.ended(*self._place(context, message), result=result)
         if run.settle(outcome):
             self._next(run)
         else:
             self._finish(run)
+
+    def _place(
+        self, context: Context, message: Message
+    ) -> tuple[str, str, int, int, bytes | None, str, int, str | None]:
+        """What the recorder wants to know of a call."""
+        where = context.subject, context.group, context.partition, message.offset, message.key
+        return *where, self.name, context.epoch, message.message_id
 
     def _finish(self, run: Run) -> None:
         self._running -= 1
