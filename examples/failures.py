@@ -32,7 +32,7 @@ def retrying(message, context):
     if message.body == b"a" and context.attempt == 1:
         return inturn.suspend(0.05)  # "not yet": again after this time
     if message.body == b"b" and context.attempt == 1:
-        raise RuntimeError("no connection")  # again after ConsumerSettings.suspend_s
+        raise RuntimeError("no connection")  # again after a while that grows: see ConsumerSettings.backoff_min_s
     if message.body == b"c":
         done.set()
     return None

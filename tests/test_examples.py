@@ -36,6 +36,13 @@ PRINTS = {
         r"refused: producer bookkeeper .* was replaced by a newer one",
         r"0: opening balance 100\n1: withdraw 30\n$",
     ],
+    "key_order.py": [
+        r"up to \d\d handlers at once, 1 partition",
+        r"order-7 is parked at offset 57: failed 3 times, RuntimeError: no such street",
+        r"  1 message behind it; 1 step handled so far",
+        r"order-7 after ann resumed it: created, paid, shipped",
+        r"50 orders, each in its order: True",
+    ],
     "check_my_order.py": [r"order kept: 500 sent, 500 started, 500 finished", r"with one end missing: .*lost"],
 }
 

@@ -24,9 +24,21 @@ LAYERS: dict[str, set[str]] = {
     "folder": {"model"},
     "timer_thread": {"model"},
     "reader": {"model"},
-    "connection": {"folder", "timer_thread", "reader", "node", "producer", "consumer", "log", "state", "model"},
+    "dead_letters": {"reader", "consumer", "model"},
+    "connection": {
+        "folder",
+        "timer_thread",
+        "dead_letters",
+        "reader",
+        "node",
+        "producer",
+        "consumer",
+        "log",
+        "state",
+        "model",
+    },
     "errors": {"model"},
-    "inturn": {"connection", "reader", "producer", "consumer", "errors", "model"},
+    "inturn": {"connection", "dead_letters", "reader", "producer", "consumer", "errors", "model"},
     "doctor": {"folder", "log", "state", "model"},
 }
 LAYERS["bench"] = set(LAYERS)

@@ -2,9 +2,11 @@
 
 from inturn import errors
 from inturn.connection import Connection, connect
-from inturn.consumer.consumer import Consumer, ConsumerStatistics
+from inturn.consumer.consumer import Blocking, Consumer, ConsumerStatistics
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
+from inturn.dead_letters import DeadLetter, DeadLetters
+from inturn.model.commands import KeyDescription, KeyDetails, KeyRequest, RequestState
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.position import Position
@@ -13,9 +15,11 @@ from inturn.model.settings import (
     ConsumerSettings,
     FlowControl,
     Flush,
+    Keyless,
     LeaseSettings,
     Limits,
     LogSettings,
+    OnExhausted,
     Order,
     ProducerSettings,
     RetryDelays,
@@ -32,24 +36,33 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SLOT_COUNT",
+    "Blocking",
     "Connection",
     "Consumer",
     "ConsumerSettings",
     "ConsumerStatistics",
     "Context",
+    "DeadLetter",
+    "DeadLetters",
     "FlowControl",
     "Flush",
     "Hook",
     "InturnError",
+    "KeyDescription",
+    "KeyDetails",
+    "KeyRequest",
+    "Keyless",
     "LeaseSettings",
     "Limits",
     "LogSettings",
     "Message",
+    "OnExhausted",
     "Order",
     "Position",
     "Producer",
     "ProducerSettings",
     "Reader",
+    "RequestState",
     "Result",
     "ResultKind",
     "RetryDelays",

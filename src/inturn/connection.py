@@ -1,11 +1,17 @@
-"""The connection: a folder opened like a database, and everything one can do with it."""
+"""The connection: a folder opened like a database, and everything one can do with it.
+
+Longer than a usual file: it is the one list of what there is, and most of it is what the methods promise.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import getpass
+import math
 import os
 import signal
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,7 +21,9 @@ from typing import Self, TypeVar
 
 from inturn.consumer.consumer import Consumer, ConsumerStatistics, check_handler
 from inturn.consumer.hook import Hook
+from inturn.consumer.lot import unparked
 from inturn.consumer.worker import Handler
+from inturn.dead_letters import DeadLetters
 from inturn.folder import Folder
 from inturn.log.embedded import EmbeddedEngine
 from inturn.model.clock import Clock, SystemClock
@@ -23,21 +31,31 @@ from inturn.model.commands import (
     Command,
     CreateSubject,
     DescribeGroup,
+    DescribeKey,
     DescribeSubject,
     Done,
+    FindRequest,
     FindSubject,
     GroupDescription,
     GroupList,
     GroupName,
+    KeyDescription,
+    KeyDetails,
+    KeyList,
+    KeyRequest,
     ListGroups,
+    ListKeys,
     ListSubjects,
     Node,
+    RequestState,
     ResetGroup,
+    SteerKey,
     SubjectDescription,
     SubjectList,
 )
 from inturn.model.errors import Closed, InturnError, InvalidInput
 from inturn.model.logs import get_logger
+from inturn.model.message import Message
 from inturn.model.names import check_name
 from inturn.model.observer import Observer
 from inturn.model.position import Position, parse_position, position_text
@@ -45,6 +63,8 @@ from inturn.model.request import ask
 from inturn.model.settings import (
     ConsumerSettings,
     Flush,
+    KeyAction,
+    Keyless,
     LeaseSettings,
     Limits,
     LogSettings,
@@ -130,8 +150,13 @@ class Connection:
         routing: Routing | str = Routing.SLOTS,
         strategy: Strategy | str = Strategy.STRICT,
         limits: Limits | None = None,
+        keyless: Keyless | str = Keyless.INDEPENDENT,
     ) -> Subject:
-        """Create a subject; the same again is no error, other settings are (AlreadyExists)."""
+        """Create a subject; the same again is no error, other settings are (AlreadyExists).
+
+        `keyless` matters under order by key: messages without a key are "independent" of each other, or wait for
+        one another in "one-lane" per partition.
+        """
         check_name("subject", name)
         return self._ask(
             CreateSubject(
@@ -140,6 +165,7 @@ class Connection:
                 one_of(Routing, "routing", routing),
                 one_of(Strategy, "strategy", strategy),
                 limits if limits is not None else Limits(),
+                one_of(Keyless, "keyless", keyless),
             ),
             Subject,
         )
@@ -186,7 +212,9 @@ class Connection:
     ) -> Consumer:
         """A member of the group, not started yet: use it in a `with` block, or call `start` and `stop`.
 
-        `start` says where a group that is new begins; one that exists goes on where it was.
+        `order` says what runs one after the other: "partition", "key" (messages of one key; different keys run at the
+        same time, whatever partition they are in), or "none". The handler may be `async def`. `start` says where a
+        group that is new begins; one that exists goes on where it was.
         """
         self._check_open()
         self.subject(subject)
@@ -307,6 +335,125 @@ class Connection:
         """Move the group to a position in all partitions. GroupConflict while one of its consumers runs."""
         self._ask(ResetGroup(subject, group, position_text(parse_position(position))), Done)
 
+    # Keys
+
+    def keys(self, subject: str, group: str) -> list[KeyDescription]:
+        """The keys of the group that do not go on by themselves (failing, blocked, parked, being resumed), and those
+        that somebody asked something of; what lasts longest comes first."""
+        return list(self._ask(ListKeys(subject, group), KeyList).keys)
+
+    def describe_key(self, subject: str, group: str, key: str | bytes) -> KeyDetails:
+        """One key: its state, what is parked of it, and who asked what of it. NotFound if nothing is the matter.
+
+        Where senders choose the partition and several have trouble with the key, it is the longest trouble.
+        """
+        return self._ask(DescribeKey(subject, group, _key_bytes(key)), KeyDetails)
+
+    def key_head(self, subject: str, group: str, key: str | bytes) -> Message | None:
+        """The first message of the key that is not over, from the parking lot or the log. None if it is not there:
+        nothing failed or was parked yet, or retention was quicker. NotFound as `describe_key`."""
+        return self.head_of(subject, self.describe_key(subject, group, key))
+
+    def head_of(self, subject: str, details: KeyDetails) -> Message | None:
+        """As `key_head`, for what `describe_key` has told."""
+        if details.parked:
+            return unparked(details.parked[0], subject)
+        offset = details.description.offset
+        if offset is None:
+            return None
+        reader = self.reader(subject, offset)
+        found = reader.read(details.description.partition)
+        return found[0] if found and found[0].offset == offset else None
+
+    def park_key(
+        self,
+        subject: str,
+        group: str,
+        key: str | bytes,
+        *,
+        by: str | None = None,
+        why: str = "",
+        partition: int | None = None,
+        wait_s: float = 10.0,
+    ) -> RequestState:
+        """Put all messages of the key that are not handled, and all that come, into the key's parking lot, in order.
+
+        The consumer that holds the key's partition does it, when the handler that runs for this key has returned. This
+        waits for it, `wait_s` at the most; if it is not done by then, `done_at_ms` is None, and the request stays: the
+        same consumer or the next holder of the partition acts upon it. `by` and `why` are kept with the request; `by`
+        is user@host unless it is given. `partition` is needed only where senders choose the partition (routing
+        "selector"). A repeated request that still waits is the same request. Needs a group that consumes with
+        order="key"; others take no notice.
+        """
+        return self._steer(subject, group, key, KeyAction.PARK, by, why, partition, wait_s)
+
+    def resume_key(
+        self,
+        subject: str,
+        group: str,
+        key: str | bytes,
+        *,
+        by: str | None = None,
+        why: str = "",
+        partition: int | None = None,
+        wait_s: float = 10.0,
+    ) -> RequestState:
+        """Let a parked or blocked key run again: what waits, in order, before any newer message of the key. Attempts
+        are counted from the beginning.
+
+        Done means that it has begun, not that the lot is empty. Waits, and stays if it is not done in time, as
+        `park_key`. NotFound if the key is neither parked nor blocked.
+        """
+        return self._steer(subject, group, key, KeyAction.RESUME, by, why, partition, wait_s)
+
+    def skip_key(
+        self,
+        subject: str,
+        group: str,
+        key: str | bytes,
+        *,
+        offset: int | None = None,
+        by: str | None = None,
+        why: str = "",
+        partition: int | None = None,
+        wait_s: float = 10.0,
+    ) -> RequestState:
+        """Drop the first message of a failing, blocked or parked key for this group, with a record of who and why.
+
+        It stays in the log. A key that failed goes on with its next message; a parked one stays parked. Give the
+        `offset` that you have seen as the first one: then InvalidInput, which names the present one, is raised if that
+        is not the first any more, and a repeated skip drops nothing else. Waits, and stays if it is not done in time,
+        as `park_key`; it is then still only for that message. NotFound if nothing of the key failed or is parked.
+        """
+        return self._steer(subject, group, key, KeyAction.SKIP, by, why, partition, wait_s, offset)
+
+    def _steer(
+        self,
+        subject: str,
+        group: str,
+        key: str | bytes,
+        action: KeyAction,
+        by: str | None,
+        why: str,
+        partition: int | None,
+        wait_s: float,
+        offset: int | None = None,
+    ) -> RequestState:
+        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
+            raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
+        by = _user_and_host() if by is None else by
+        command = SteerKey(subject, group, _key_bytes(key), action.value, by, why, partition, offset)
+        request = self._ask(command, KeyRequest)
+        return self._ask(FindRequest(subject, group, request.id, wait_s), RequestState)
+
+    # Dead letters
+
+    def dead_letters(self, subject: str, group: str) -> DeadLetters:
+        """The messages that the group has given up on this subject (`on_exhausted="dead-letter"`): to look at, and to
+        drive again. NotFound if the subject or the group is not there."""
+        self._check_open()
+        return DeadLetters(self._node, subject, group)
+
     # Closing
 
     def close(self) -> None:
@@ -355,6 +502,26 @@ class Connection:
         except OSError as error:
             _log.warning("retention.failed", folder=self.path, error=str(error))
         self._timer_thread.timers.at(self._clock.monotonic() + RETENTION_CHECK_S, self._apply_retention)
+
+
+def _key_bytes(key: str | bytes) -> bytes:
+    """As a producer takes it."""
+    if isinstance(key, str):
+        try:
+            return key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInput(f"key {key!r} is no text that UTF-8 knows ({error.reason}); give bytes") from None
+    if isinstance(key, bytes | bytearray | memoryview):
+        return bytes(key)
+    raise InvalidInput(f"the key is of type {type(key).__name__}; give str or bytes")
+
+
+def _user_and_host() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as in some containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 _opened: weakref.WeakSet[Connection] = weakref.WeakSet()

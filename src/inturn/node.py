@@ -7,17 +7,17 @@ have their own; replies are called outside of it. The lock order is node, then l
 
 from __future__ import annotations
 
-import enum
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from types import UnionType
 from typing import Any
 
 from inturn.broker.broker import Broker
+from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
+from inturn.broker.long_polls import LongPolls, Try
+from inturn.broker.move_targets import check_target, origin_of
 from inturn.log.engine import LogEngine
 from inturn.meta.membership import Membership
 from inturn.model.clock import Clock
@@ -29,8 +29,10 @@ from inturn.model.commands import (
     Commit,
     CreateSubject,
     DescribeGroup,
+    DescribeKey,
     DescribeSubject,
     Done,
+    FindRequest,
     FindSubject,
     GroupDescription,
     GroupList,
@@ -38,60 +40,45 @@ from inturn.model.commands import (
     Heartbeat,
     Leave,
     ListGroups,
+    ListKeys,
     ListSubjects,
+    Move,
     Offsets,
+    OpenDeadLetters,
     OpenProducer,
     OpenRetry,
     ProducerOpened,
     Pull,
     Pulled,
     Read,
+    ReadLot,
     Release,
     Renew,
     Reply,
     ResetGroup,
     ResolvePosition,
-    Retry,
+    SteerKey,
     SubjectDescription,
     SubjectList,
 )
 from inturn.model.errors import Closed, GroupConflict, InturnError, LeaseHeld, NotFound
-from inturn.model.names import check_name, retry_subject
+from inturn.model.names import check_name, dead_letter_subject, retry_subject
 from inturn.model.observer import Observer
 from inturn.model.position import parse_position
-from inturn.model.settings import LeaseSettings, Limits, Routing, Strategy
+from inturn.model.settings import Keyless, LeaseSettings, Limits, Routing, Strategy, one_of
 from inturn.model.subject import Subject
 from inturn.model.timers import Timer, Timers
 from inturn.state.database import Database
+from inturn.state.failures import Failures
 from inturn.state.groups import GroupRecord, Groups
+from inturn.state.key_requests import KeyRequests
 from inturn.state.leases import LeaseRows
+from inturn.state.lots import Lots
 from inturn.state.members import Members
 from inturn.state.offsets import Offsets as OffsetRows
 from inturn.state.producers import Producers
+from inturn.state.progress import ProgressRows
 from inturn.state.subjects import Subjects
-
-WAIT_S_MAX = 60.0
-
-
-class _Try(enum.Enum):
-    """The first try is the client speaking, and renews; later ones are ours, and must not."""
-
-    FIRST = enum.auto()
-    AGAIN = enum.auto()
-    LAST = enum.auto()
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A command that is held back, what to wake it for, and when to answer it at the latest."""
-
-    command: Command
-    reply: Reply
-    key: Hashable
-    expiry: Timer | None = None
-
-
-_Replies = list[tuple[Reply, Answer | InturnError]]
 
 
 class InProcessNode:
@@ -119,22 +106,33 @@ class InProcessNode:
         self._groups = Groups(database)
         self._known_subjects: dict[str, Subject] = {}
         self._known_groups: dict[tuple[str, str], GroupRecord] = {}
-        self._held: dict[Hashable, list[_Held]] = defaultdict(list)
+        self._held = LongPolls(self._lock, clock, timers, self._answer, self._wake_at_expiry)
         self._expiry_timers: dict[Hashable, Timer] = {}
         self._silence_timer: Timer | None = None
         members = Members(database)
         leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
         self.membership = Membership(members, clock, lease)
-        self.broker = Broker(engine, OffsetRows(database), Producers(database), leases, clock, observer)
+        self.keys = Keys(Failures(database), Lots(database), KeyRequests(database), clock)
+        self.broker = Broker(
+            engine,
+            OffsetRows(database),
+            ProgressRows(database),
+            Producers(database),
+            leases,
+            self.keys,
+            clock,
+            observer,
+        )
         members.all_offline(clock.time_ms())
         for group in self._groups.all():
             self._known_groups[group.subject, group.name] = group
         leases.load({group.id: group for group in self._known_groups.values()})
         for subject in self._subjects.all():
             self._open_subject(subject)
-        self._answers: dict[type[Command], Callable[[Any, _Try], Answer | None]] = {
+        self._answers: dict[type[Command], Callable[[Any, Try], Answer | None]] = {
             OpenProducer: self._open_producer,
             OpenRetry: self._open_retry,
+            OpenDeadLetters: self._open_dead_letters,
             Heartbeat: self._heartbeat,
             Leave: self._leave,
             Acquire: self._acquire,
@@ -142,6 +140,7 @@ class InProcessNode:
             Pull: self._pull,
             Commit: self._commit,
             Release: self._release,
+            ReadLot: lambda command, _: self.broker.read_lot(self._group(command.subject, command.group), command),
             Read: self._read,
             CreateSubject: self._create_subject,
             FindSubject: lambda command, _: self._subject(command.name),
@@ -151,6 +150,10 @@ class InProcessNode:
             ListGroups: lambda _, __: GroupList(tuple(GroupName(*name) for name in sorted(self._known_groups))),
             DescribeGroup: self._describe_group,
             ResetGroup: self._reset_group,
+            SteerKey: self._steer_key,
+            FindRequest: self._find_request,
+            ListKeys: lambda command, _: self.keys.list_keys(self._group(command.subject, command.group)),
+            DescribeKey: self._describe_key,
         }
 
     def submit(self, command: Command, reply: Reply) -> None:
@@ -162,11 +165,11 @@ class InProcessNode:
                     raise Closed("node")
                 self.broker.append(self._subject(command.subject), command, reply)
                 return
-            if type(command) is Retry:
-                self._retry_later(command, reply)
+            if type(command) is Move:
+                self._move(command, reply)
                 return
             with self._lock:
-                answer = self._answer(command, _Try.FIRST)
+                answer = self._answer(command, Try.FIRST)
                 if answer is None:
                     self._hold(command, reply)
                     return
@@ -180,36 +183,28 @@ class InProcessNode:
             if self._closed:
                 return
             self._closed = True
-            held = [one for waiting in self._held.values() for one in waiting]
-            self._held.clear()
-        for one in held:
-            one.reply(Closed("node"))
+        self._held.close(lambda: Closed("node"))
         self._engine.close()
 
     def disown(self) -> None:
         """In a forked child: refuse everything, touch nothing. The locks may be held by threads that are not here."""
-        self._lock = threading.RLock()
+        self._lock = self._held.lock = threading.RLock()
         self._closed = True
 
     # Holding back
 
-    def _answer(self, command: Command, attempt: _Try) -> Answer | None:
+    def _answer(self, command: Command, attempt: Try) -> Answer | None:
         """None: nothing to say yet. The last try always gives an answer or an error."""
         if self._closed:
             raise Closed("node")
         return self._answers[type(command)](command, attempt)
 
     def _hold(self, command: Command, reply: Reply) -> None:
-        key = self._wake_key(command)
-        held = _Held(command, reply, key)
-        wait_s = min(command.wait_s, WAIT_S_MAX)  # type: ignore[attr-defined]
+        wait_s: float = command.wait_s  # type: ignore[attr-defined]
         if isinstance(command, Heartbeat):
             # A member that waits for its answer is silent: let it speak well before its time is over.
             wait_s = min(wait_s, self.broker.leases.life_s / 3)
-        held.expiry = self._timers.at(self._clock.monotonic() + wait_s, partial(self._expire, held))
-        self._held[key].append(held)
-        if isinstance(command, Acquire):
-            self._wake_at_expiry(command, key)
+        self._held.hold(command, reply, self._wake_key(command), wait_s)
 
     def _wake_key(self, command: Command) -> Hashable:
         match command:
@@ -219,9 +214,13 @@ class InProcessNode:
                 return "lease", command.subject, command.group, command.partition
             case Heartbeat():
                 return "group", command.subject, command.group
+            case FindRequest():
+                return "request", command.subject, command.group, command.id
         raise TypeError(f"{type(command).__name__} is never held back")
 
-    def _wake_at_expiry(self, command: Acquire, key: Hashable) -> None:
+    def _wake_at_expiry(self, command: Command, key: Hashable) -> None:
+        if not isinstance(command, Acquire):
+            return
         lease_key = LeaseKey(self._group(command.subject, command.group), command.partition)
         at_s = self.broker.leases.expires_at_s(lease_key)
         if at_s is not None and key not in self._expiry_timers:
@@ -234,80 +233,38 @@ class InProcessNode:
 
     def wake(self, key: Hashable) -> None:
         """Try again to answer what waits for this."""
-        with self._lock:
-            replies = self._retry(self._held.pop(key, ()))
-        _send(replies)
-
-    def _retry(self, waiting: Sequence[_Held]) -> _Replies:
-        replies: _Replies = []
-        for held in waiting:
-            answer: Answer | InturnError | None
-            try:
-                answer = self._answer(held.command, _Try.AGAIN)
-            except InturnError as error:
-                answer = error
-            if answer is None:
-                self._held[held.key].append(held)
-                if isinstance(held.command, Acquire):
-                    self._wake_at_expiry(held.command, held.key)
-                continue
-            if held.expiry is not None:
-                held.expiry.cancel()
-            replies.append((held.reply, answer))
-        return replies
-
-    def _expire(self, held: _Held) -> None:
-        with self._lock:
-            waiting = self._held.get(held.key, [])
-            if held not in waiting:
-                return
-            waiting.remove(held)
-            answer: Answer | InturnError
-            try:
-                last = self._answer(held.command, _Try.LAST)
-                assert last is not None
-                answer = last
-            except InturnError as error:
-                answer = error
-        held.reply(answer)
-
-    def _wake_later(self, key: Hashable) -> None:
-        """Wake after this command: its own reply and the lock come first."""
-        self._timers.at(self._clock.monotonic(), partial(self.wake, key))
+        self._held.wake(key)
 
     # Meta
 
-    def _heartbeat(self, command: Heartbeat, attempt: _Try) -> Answer | None:
+    def _heartbeat(self, command: Heartbeat, attempt: Try) -> Answer | None:
         subject = self._subject(command.subject)
         group = self._group_or_new(subject, command)
-        came = attempt is _Try.FIRST and self.membership.heartbeat(group, subject, command)
+        came = attempt is Try.FIRST and self.membership.heartbeat(group, subject, command)
         self._watch_silence()
         if came:
-            self._wake_later(("group", command.subject, command.group))
-        waits = attempt is not _Try.LAST and command.wait_s > 0
+            self._held.wake_later(("group", command.subject, command.group))
+        waits = attempt is not Try.LAST and command.wait_s > 0
         if came or not waits or self.membership.generation(group) != command.generation:
-            return self.membership.answer(group, subject, command.member)
+            return self.membership.answer(group, subject, command.member, self.keys.waiting(group))
         return None
 
-    def _leave(self, command: Leave, _: _Try) -> Answer:
+    def _leave(self, command: Leave, _: Try) -> Answer:
         group = self._group(command.subject, command.group)
         if self.membership.leave(group, self._subject(command.subject), command.member):
-            self._wake_later(("group", command.subject, command.group))
+            self._held.wake_later(("group", command.subject, command.group))
         self._dismiss(command, Acquire | Pull | Heartbeat)
         for partition in self.broker.leases.release_all(group, command.member):
-            self._wake_later(("lease", command.subject, command.group, partition))
+            self._held.wake_later(("lease", command.subject, command.group, partition))
         return Done()
 
     def _dismiss(self, leave: Leave, kinds: type[Command] | UnionType) -> None:
         """Nothing of these kinds is held back any more for a member that left; it is answered with LeaseHeld."""
-        for waiting in self._held.values():
-            gone = [one for one in waiting if isinstance(one.command, kinds) and _is_of(one.command, leave)]
-            waiting[:] = [one for one in waiting if one not in gone]
-            for one in gone:
-                if one.expiry is not None:
-                    one.expiry.cancel()
-                error = LeaseHeld(leave.group, str(getattr(one.command, "partition", "")), "nobody: the member left")
-                self._timers.at(self._clock.monotonic(), partial(one.reply, error))
+
+        def left(command: Command) -> LeaseHeld:
+            return LeaseHeld(leave.group, str(getattr(command, "partition", "")), "nobody: the member left")
+
+        self._held.dismiss(lambda command: isinstance(command, kinds) and _is_of(command, leave), left)
 
     def _watch_silence(self) -> None:
         if self._silence_timer is None:
@@ -324,44 +281,52 @@ class InProcessNode:
                 self.membership.leave(group, self._subject(group.subject), member)
                 # If it lives on, it asks again. If not, nothing is to be granted to it.
                 self._dismiss(Leave(group.subject, group.name, member), Acquire)
-                self._wake_later(("group", group.subject, group.name))
+                self._held.wake_later(("group", group.subject, group.name))
             self._watch_silence()
 
     # Consuming
 
-    def _acquire(self, command: Acquire, attempt: _Try) -> Answer | None:
+    def _acquire(self, command: Acquire, attempt: Try) -> Answer | None:
         self.broker.log(self._subject(command.subject), command.partition)
         group = self._group(command.subject, command.group)
         try:
             granted = self.broker.acquire(group, command)
         except LeaseHeld:
-            if attempt is _Try.LAST or command.wait_s <= 0:
+            if attempt is Try.LAST or command.wait_s <= 0:
                 raise
             return None
         # A pull of the former owner may be waiting: it is to hear at once that its epoch is over.
-        self._wake_later(("log", command.subject, command.partition))
+        self._held.wake_later(("log", command.subject, command.partition))
         return granted
 
-    def _renew(self, command: Renew, _: _Try) -> Answer:
+    def _renew(self, command: Renew, _: Try) -> Answer:
         return self.broker.renew(self._group(command.subject, command.group), command)
 
-    def _pull(self, command: Pull, attempt: _Try) -> Answer | None:
+    def _pull(self, command: Pull, attempt: Try) -> Answer | None:
         group = self._group(command.subject, command.group)
-        pulled = self.broker.pull(self._subject(command.subject), group, command, renews=attempt is _Try.FIRST)
+        pulled = self.broker.pull(self._subject(command.subject), group, command, renews=attempt is Try.FIRST)
         return _if_any(pulled, command, attempt)
 
-    def _read(self, command: Read, attempt: _Try) -> Answer | None:
+    def _read(self, command: Read, attempt: Try) -> Answer | None:
         return _if_any(self.broker.read(self._subject(command.subject), command), command, attempt)
 
-    def _commit(self, command: Commit, _: _Try) -> Answer:
-        return self.broker.commit(self._group(command.subject, command.group), command)
+    def _commit(self, command: Commit, _: Try) -> Answer:
+        committed = self.broker.commit(self._group(command.subject, command.group), command)
+        for progress in command.progress:
+            self._wake_askers(command, progress.requests)
+        return committed
 
-    def _release(self, command: Release, _: _Try) -> Answer:
+    def _release(self, command: Release, _: Try) -> Answer:
         self.broker.release(self._group(command.subject, command.group), command)
-        self._wake_later(("lease", command.subject, command.group, command.partition))
+        self._held.wake_later(("lease", command.subject, command.group, command.partition))
+        self._wake_askers(command, command.progress.requests)
         return Done()
 
-    def _open_retry(self, command: OpenRetry, _: _Try) -> Answer:
+    def _wake_askers(self, command: Commit | Release | ResetGroup, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            self._held.wake_later(("request", command.subject, command.group, request_id))
+
+    def _open_retry(self, command: OpenRetry, _: Try) -> Answer:
         self._subject(command.subject)
         name = retry_subject(check_name("group", command.group), command.subject)
         known = self._known_subjects.get(name)
@@ -373,29 +338,40 @@ class InProcessNode:
             )
         return known if known is not None else self._new_subject(name, command.levels, Routing.SELECTOR, reserved=True)
 
-    def _retry_later(self, command: Retry, reply: Reply) -> None:
+    def _open_dead_letters(self, command: OpenDeadLetters, _: Try) -> Answer:
+        subject = self._subject(command.subject)
+        name = dead_letter_subject(check_name("group", command.group), origin_of(command.group, subject.name))
+        known = self._known_subjects.get(name)
+        if known is not None:
+            return known
+        return self._new_subject(name, 1, Routing.SLOTS, limits=subject.limits, reserved=True)
+
+    def _move(self, command: Move, reply: Reply) -> None:
         with self._lock:
             if self._closed:
                 raise Closed("node")
-            group, target = self._group(command.subject, command.group), self._subject(command.retry_subject)
-        self.broker.retry(group, target, command, reply)
+            group = self._group(command.subject, command.group)
+            check_target(group, command.to_subject)
+            target = self._subject(command.to_subject)
+        self.broker.move(group, target, command, reply)
 
     # Producing
 
-    def _open_producer(self, command: OpenProducer, _: _Try) -> Answer:
+    def _open_producer(self, command: OpenProducer, _: Try) -> Answer:
         if command.name is not None:
             check_name("producer", command.name)
         return ProducerOpened(*self.broker.open_producer(command.name))
 
     # Looking and steering
 
-    def _create_subject(self, command: CreateSubject, _: _Try) -> Answer:
+    def _create_subject(self, command: CreateSubject, _: Try) -> Answer:
         return self._new_subject(
             command.name,
             command.partitions,
-            Routing(command.routing),
-            Strategy(command.strategy),
+            one_of(Routing, "routing", command.routing),
+            one_of(Strategy, "strategy", command.strategy),
             command.limits,
+            one_of(Keyless, "keyless", command.keyless),
         )
 
     def _new_subject(
@@ -405,34 +381,63 @@ class InProcessNode:
         routing: Routing,
         strategy: Strategy = Strategy.STRICT,
         limits: Limits | None = None,
+        keyless: Keyless = Keyless.INDEPENDENT,
         *,
         reserved: bool = False,
     ) -> Subject:
         limits = limits if limits is not None else Limits()
         now_ms = self._clock.time_ms()
-        subject = self._subjects.create(name, partitions, routing, strategy, limits, now_ms, reserved=reserved)
+        subject = self._subjects.create(
+            name, partitions, routing, strategy, limits, now_ms, keyless=keyless, reserved=reserved
+        )
         if subject.name not in self._known_subjects:
             self._open_subject(subject)
         return subject
 
-    def _describe_subject(self, command: DescribeSubject, _: _Try) -> Answer:
+    def _describe_subject(self, command: DescribeSubject, _: Try) -> Answer:
         subject = self._subject(command.name)
         return SubjectDescription(subject, self.broker.describe(subject))
 
-    def _resolve_position(self, command: ResolvePosition, _: _Try) -> Answer:
+    def _resolve_position(self, command: ResolvePosition, _: Try) -> Answer:
         return Offsets(self.broker.resolve(self._subject(command.subject), parse_position(command.position)))
 
-    def _describe_group(self, command: DescribeGroup, _: _Try) -> Answer:
+    def _describe_group(self, command: DescribeGroup, _: Try) -> Answer:
         subject = self._subject(command.subject)
         group = self._group(command.subject, command.group)
         partitions = self.broker.group_partitions(subject, group)
         return GroupDescription(subject.name, group.name, self.membership.members(group), partitions)
 
-    def _reset_group(self, command: ResetGroup, _: _Try) -> Answer:
+    def _reset_group(self, command: ResetGroup, _: Try) -> Answer:
         subject = self._subject(command.subject)
         position = parse_position(command.position)
-        self.broker.reset(subject, self._group(command.subject, command.group), position)
+        group = self._group(command.subject, command.group)
+        taken_back = self.broker.reset(subject, group, position)
+        if taken_back:
+            self._announce(group)
+            self._wake_askers(command, taken_back)
         return Done()
+
+    # Keys
+
+    def _steer_key(self, command: SteerKey, _: Try) -> Answer:
+        group = self._group(command.subject, command.group)
+        request, is_new = self.keys.steer(self._subject(command.subject), group, command)
+        if is_new:
+            self._announce(group)
+        return request
+
+    def _announce(self, group: GroupRecord) -> None:
+        self.membership.announce(group)
+        self._held.wake_later(("group", group.subject, group.name))
+
+    def _find_request(self, command: FindRequest, attempt: Try) -> Answer | None:
+        group = self._group(command.subject, command.group)
+        waits = attempt is not Try.LAST and command.wait_s > 0
+        return None if waits and self.keys.is_waiting(group, command.id) else self.keys.find(group, command.id)
+
+    def _describe_key(self, command: DescribeKey, _: Try) -> Answer:
+        group = self._group(command.subject, command.group)
+        return self.keys.describe(self._subject(command.subject), group, command)
 
     # Names
 
@@ -465,9 +470,9 @@ class InProcessNode:
         return group
 
 
-def _if_any(pulled: Pulled, command: Pull | Read, attempt: _Try) -> Pulled | None:
+def _if_any(pulled: Pulled, command: Pull | Read, attempt: Try) -> Pulled | None:
     has_news = pulled.next_offset > command.offset
-    return pulled if has_news or attempt is _Try.LAST or command.wait_s <= 0 else None
+    return pulled if has_news or attempt is Try.LAST or command.wait_s <= 0 else None
 
 
 def _is_of(command: Command, leave: Leave) -> bool:
@@ -477,8 +482,3 @@ def _is_of(command: Command, leave: Leave) -> bool:
         leave.group,
         leave.member,
     )
-
-
-def _send(replies: _Replies) -> None:
-    for reply, answer in replies:
-        reply(answer)

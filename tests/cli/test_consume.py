@@ -101,6 +101,30 @@ def test_a_group_takes_all_messages(orders: Cli) -> None:
     assert orders("consume", "orders", "--group", "../x", "--json").error["type"] == "InvalidName"
 
 
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+def test_a_group_is_handled_in_the_order_that_is_asked_for(orders: Cli, order: str) -> None:
+    options = ["--group", "billing", "--order", order, "--json"]
+    first = orders("consume", "orders", *options, "--limit", "12").json_lines
+    rest = orders("consume", "orders", *options).json_lines
+    places = [(one["partition"], one["offset"]) for one in first + rest]
+    assert (len(first), len(places), len(set(places))) == (12, 30, 30)
+    if order != "none":
+        for key in {one["key"] for one in rest}:
+            offsets = [one["offset"] for one in first + rest if one["key"] == key]
+            assert offsets == sorted(offsets)
+    assert orders("key", "list", "orders", "--group", "billing", "--json").json["keys"] == [], "--limit is no failure"
+
+
+def test_how_a_group_handles_is_only_for_groups(orders: Cli) -> None:
+    for options in (["--order", "key"], ["--max-attempts", "3"], ["--on-exhausted", "park"]):
+        assert orders("consume", "orders", *options).code == 2
+    assert orders("consume", "orders", "--group", "g", "--on-exhausted", "block").code == 2
+    parking = ["--max-attempts", "3", "--on-exhausted", "park"]
+    assert orders("consume", "orders", "--group", "g", *parking, "--json").error["type"] == "InvalidInput"
+    found = orders("consume", "orders", "--group", "g", "--order", "key", *parking, "--json").json_lines
+    assert len(found) == 30
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_a_following_member_after_a_commit(orders: Cli, number: signal.Signals) -> None:
     process = orders.process("consume", "orders", "--group", "billing", "--follow", "--json")

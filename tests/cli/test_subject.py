@@ -91,3 +91,12 @@ def test_looking_makes_no_folder_and_no_files(cli: Cli, command: list[str]) -> N
     cli.data.mkdir()
     assert cli(*command, "--json", stdin="").error["type"] == "InvalidInput"
     assert list(cli.data.iterdir()) == []
+
+
+def test_messages_without_a_key_may_be_kept_in_one_lane(cli: Cli) -> None:
+    assert cli("subject", "create", "plain", "--json").json["keyless"] == "independent"
+    assert cli("subject", "create", "lined", "--keyless", "one-lane", "--json").json["keyless"] == "one-lane"
+    assert cli("subject", "describe", "lined", "--json").json["keyless"] == "one-lane"
+    assert "one-lane" in cli("subject", "describe", "lined").out
+    assert cli("subject", "create", "lined", "--json").error["type"] == "AlreadyExists"
+    assert cli("subject", "create", "other", "--keyless", "sideways").code == 2

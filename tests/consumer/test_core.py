@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inturn.consumer.held import Stage
 from inturn.consumer.outcome import DONE, Next, Outcome
-from inturn.consumer.run import Run
+from inturn.consumer.scheduler import CHUNK_S
 from inturn.model.commands import (
     Acquire,
     Commit,
@@ -34,11 +33,13 @@ from inturn.model.errors import (
     StaleEpoch,
     StorageError,
 )
+from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.model.settings import FlowControl
-from tests.consumer.fake_node import Bench, batch_of, damaged, undecodable
+from tests.consumer.fake_node import Bench, Job, batch_of, damaged, undecodable
 
 STALE = StaleEpoch("billing", "0", 1, 2)
+FOR_EVER = float("inf")
 
 
 @pytest.fixture
@@ -88,31 +89,33 @@ def test_grant_pull_run_commit(bench: Bench) -> None:
     active(bench)
     assert bench.handle_all() == [0, 1, 2, 3, 4]
     bench.settle()
-    assert bench.committed[0] == 5
+    assert bench.committed() == 5
 
 
 def test_what_is_done_is_committed_while_the_run_goes_on_and_nothing_else_is(bench: Bench) -> None:
     """A slow handler is not to hold back the commits of its partition until a run is over."""
     active(bench)
-    run = bench.take()
-    bench.handle(run, 2)
+    job = bench.job()
+    for _ in range(3):
+        assert job.next() is not None
     bench.live(3.0)
-    assert bench.committed[0] == 2
-    bench.core.finish(run, bench.now_s)
+    assert bench.committed() == 2
+    assert not job.settle(SUSPENDED)
+    job.end()
     bench.live(1.0)
-    assert bench.committed[0] == 2
+    assert bench.committed() == 2
 
 
 def test_a_partition_is_taken_by_one_worker_at_a_time(bench: Bench) -> None:
     """C4."""
     active(bench)
-    run = bench.take()
+    job = bench.job()
+    assert job.next() is not None
     bench.store(0, 3)
     bench.settle()
-    assert bench.core.take(bench.now_s) is None
-    bench.handle(run)
-    bench.core.finish(run, bench.now_s)
-    assert bench.handle_all() == [5, 6, 7]
+    assert bench.take() is None
+    job.end()
+    assert bench.handle_all() == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_partitions_take_turns() -> None:
@@ -121,12 +124,14 @@ def test_partitions_take_turns() -> None:
         for _ in range(3):
             bench.store(index, 2000)
     bench.settle()
+    bench.chunk = 10
     order = []
     for _ in range(6):
-        run = bench.take()
-        order.append(run.context.partition)
-        bench.handle(run)
-        bench.core.finish(run, bench.now_s)
+        job = bench.job()
+        while job.next() is not None:
+            pass
+        order.append(job.context.partition)
+        job.end()
     assert sorted(order[:3]) == sorted(order[3:]) == [0, 1, 2]
 
 
@@ -167,7 +172,7 @@ def test_a_commit_without_an_answer_is_sent_again(bench: Bench) -> None:
     bench.settle()
     bench.handle_all()
     bench.live(12.0)
-    assert bench.committed[0] == 6
+    assert bench.committed() == 6
 
 
 def test_a_release_without_an_answer_is_sent_again_and_then_over_is_over(bench: Bench) -> None:
@@ -209,7 +214,7 @@ def test_a_pull_answered_twice_is_taken_once(bench: Bench) -> None:
     pulls = [one for one in bench.seen if isinstance(one, Pull)]
     bench.answer(pulls[0], Pulled((batch_of(0, 3),), 3, 3))
     assert bench.handle_all() == [0, 1, 2]
-    assert bench.core.take(bench.now_s) is None
+    assert bench.take() is None
 
 
 def test_a_pull_of_an_earlier_lease_is_ignored(bench: Bench) -> None:
@@ -221,7 +226,7 @@ def test_a_pull_of_an_earlier_lease_is_ignored(bench: Bench) -> None:
     bench.settle()
     assert bench.core.held[0].epoch == 2
     bench.answer(old, Pulled((batch_of(0, 3),), 3, 3))
-    assert bench.core.take(bench.now_s) is None
+    assert bench.take() is None
 
 
 # Losing the lease
@@ -238,8 +243,7 @@ def lose_by_renew(bench: Bench) -> None:
 
 
 def lose_by_commit(bench: Bench) -> None:
-    held = bench.core.held[0]
-    held.done_offset += 1
+    bench.held.tracker.add([0])
     bench.wait(1.0)
     bench.poll()
     bench.answer(bench.take_command(Commit), Committed(()))
@@ -258,16 +262,16 @@ def test_a_lost_lease_starts_nothing_and_commits_nothing(lose) -> None:
     """B4, C2."""
     bench = Bench()
     active(bench)
-    run = bench.take()
-    first = run.next(bench.now_s)
-    assert first is not None
+    job = bench.job()
+    assert job.next() is not None
     lose(bench)
     assert bench.core.held[0].stage is Stage.LOST
-    assert run.next(bench.now_s) is None, "no handler is started after it"
     before = len(bench.seen)
     bench.poll()
     assert not any(isinstance(one, Acquire | Pull) for one in bench.seen[before:]), "its handler still runs"
-    bench.core.finish(run, bench.now_s)
+    job.run.until_s = FOR_EVER
+    assert job.next() is None, "no handler is started after it"
+    job.end()
     bench.live(1.0)
     later = bench.seen[before:]
     assert not any(isinstance(one, Commit) for one in later)
@@ -279,14 +283,14 @@ def test_a_lost_lease_is_asked_for_again_only_when_its_handler_has_ended(lose) -
     """C2: never two handlers of one partition in one consumer."""
     bench = Bench()
     active(bench)
-    run = bench.take()
-    assert run.next(bench.now_s) is not None
+    job = bench.job()
+    assert job.next() is not None
     lose(bench)
     bench.pending.clear()
     for _ in range(5):
         bench.poll()
         assert not bench.has(Acquire)
-    bench.core.finish(run, bench.now_s)
+    job.end()
     bench.settle()
     assert bench.core.held[0].stage is Stage.ACTIVE
     assert bench.core.held[0].epoch == 2
@@ -296,10 +300,13 @@ def test_a_lost_lease_is_asked_for_again_only_when_its_handler_has_ended(lose) -
 def test_the_deadline_is_looked_at_before_every_message(bench: Bench) -> None:
     """The contract: no handler starts after the deadline, though nobody polled."""
     active(bench)
-    run = bench.take()
-    assert run.next(bench.now_s) is not None
-    assert run.next(bench.now_s + 8.9) is not None
-    assert run.next(bench.now_s + 9.0) is None
+    job = bench.job()
+    job.run.until_s = FOR_EVER
+    assert job.next() is not None
+    bench.wait(8.9)
+    assert job.next() is not None
+    bench.wait(0.1)
+    assert job.next() is None
 
 
 def test_the_deadline_counts_from_before_the_lease_was_asked_for(bench: Bench) -> None:
@@ -316,9 +323,12 @@ def test_the_deadline_counts_from_before_the_lease_was_asked_for(bench: Bench) -
 def test_renewals_keep_the_lease_for_as_long_as_they_are_answered(bench: Bench) -> None:
     """B3."""
     active(bench)
-    run = bench.take()
+    job = bench.job()
+    job.run.until_s = FOR_EVER
+    assert job.next() is not None
     bench.live(60.0)
-    assert run.next(bench.now_s - 0.5) is not None or bench.core.held[0].stage is Stage.ACTIVE
+    assert job.next() is not None
+    assert bench.core.held[0].stage is Stage.ACTIVE
     assert bench.core.held[0].epoch == 1
 
 
@@ -337,26 +347,26 @@ def test_a_lease_lost_while_idle_is_taken_again_at_once(bench: Bench) -> None:
 def test_draining_waits_for_the_running_handler_then_commits_and_releases(bench: Bench) -> None:
     """C2, C17."""
     active(bench)
-    run = bench.take()
-    assert run.next(bench.now_s) is not None
-    assert run.next(bench.now_s) is not None
+    job = bench.job()
+    job.run.until_s = FOR_EVER
+    assert [job.next() is not None for _ in range(2)] == [True, True]
     bench.assign()
     bench.settle()
     assert bench.core.held[0].stage is Stage.DRAINING
     assert not any(isinstance(one, Release) for one in bench.seen)
     bench.live(30.0)
     assert bench.core.held[0].stage is Stage.DRAINING, "a handler still running keeps the lease"
-    assert run.next(bench.now_s) is None
-    bench.core.finish(run, bench.now_s)
+    assert job.next() is None
+    job.end()
     bench.settle()
     (release,) = [one for one in bench.seen if isinstance(one, Release)]
-    assert (release.epoch, release.offset) == (1, 2)
+    assert (release.progress.epoch, release.progress.offset) == (1, 2)
     assert 0 not in bench.core.held
 
 
 def test_a_drained_partition_is_not_pulled(bench: Bench) -> None:
     active(bench)
-    bench.take()
+    assert bench.job().next() is not None
     bench.assign()
     bench.settle()
     before = len(bench.seen)
@@ -366,15 +376,16 @@ def test_a_drained_partition_is_not_pulled(bench: Bench) -> None:
 
 def test_a_partition_that_comes_back_while_it_is_given_back_is_asked_for_anew(bench: Bench) -> None:
     active(bench)
-    run = bench.take()
-    assert run.next(bench.now_s) is not None
+    job = bench.job()
+    assert job.next() is not None
     bench.assign()
     bench.settle()
     bench.assign(0)
     bench.settle()
     assert not any(one.ask > 1 for one in bench.seen if isinstance(one, Acquire))
-    assert run.next(bench.now_s) is None
-    bench.core.finish(run, bench.now_s)
+    job.run.until_s = FOR_EVER
+    assert job.next() is None
+    job.end()
     bench.settle()
     assert bench.core.held[0].epoch == 2
     assert bench.handle_all() == [1, 2, 3, 4]
@@ -401,11 +412,13 @@ def test_stopping_while_waiting_for_a_lease_leaves_at_once(bench: Bench) -> None
 
 def test_stopping_after_a_lost_lease_leaves_at_once(bench: Bench) -> None:
     active(bench)
-    run = bench.take()
+    job = bench.job()
+    assert job.next() is not None
     lose_by_pull(bench)
     bench.core.stop(bench.now_s)
     bench.poll()
-    bench.core.finish(run, bench.now_s)
+    assert not bench.has(Leave), "its handler still runs"
+    job.end()
     bench.poll()
     assert bench.has(Leave), f"not before {bench.core.next_due_s(bench.now_s) - bench.now_s:g} s from now"
 
@@ -454,7 +467,7 @@ def test_a_partition_in_trouble_does_not_stop_another() -> None:
     bench.answer(bench.take_command(Pull, 0), LogDamaged("local/p0", 0, "x"))
     assert bench.handle_all() == [0, 1, 2]
     bench.live(20.0)
-    assert bench.committed[1] == 3
+    assert bench.committed(1) == 3
     assert bench.core.held[0].stage is Stage.ACTIVE, "its lease is renewed"
 
 
@@ -465,12 +478,8 @@ def test_a_damaged_batch_is_not_skipped(bench: Bench) -> None:
     assert bench.handle_all() == [0, 1]
     for _ in range(10):
         bench.live(3.0)
-        run = bench.core.take(bench.now_s)
-        if run is not None:
-            run.open()
-            assert bench.handle(run) == []
-            bench.core.finish(run, bench.now_s)
-    assert bench.committed[0] == 2
+        assert bench.handle_all() == []
+    assert bench.committed() == 2
     assert isinstance(bench.core.held[0].error, LogDamaged)
     assert bench.core.held[0].error.offset == 2
     bench.logs[0][1] = bad  # it was only damaged on its way
@@ -481,7 +490,7 @@ def test_a_damaged_batch_is_not_skipped(bench: Bench) -> None:
 def test_damage_in_a_batch_that_is_half_done_repeats_nothing() -> None:
     """The contract: what was committed is not started again."""
     bench = Bench()
-    bench.committed[0] = 3
+    bench.node.partitions[0].offset = 3
     whole = batch_of(0, 6)
     bench.logs[0] = [damaged(whole)]
     bench.settle()
@@ -500,17 +509,10 @@ def test_a_batch_that_cannot_be_decoded_is_not_skipped() -> None:
     for number in range(6):
         if number == 2:
             bench.logs[0].append(batch_of(6, 2))
-        run = bench.core.take(bench.now_s)
-        if run is not None:
-            try:
-                run.open()
-                handled += bench.handle(run)
-            except msgspec.DecodeError:
-                pass  # the worker's thread goes through `finally: finish`
-            bench.core.finish(run, bench.now_s)
+        handled += bench.handle_all()
         bench.live(6.0)
     assert handled == [0, 1]
-    assert bench.committed[0] == 2
+    assert bench.committed() == 2
     assert bench.core.held[0].error is not None
 
 
@@ -521,15 +523,15 @@ def test_a_gap_at_the_end_of_the_log_is_passed_when_everything_before_it_is_done
     pull = bench.take_command(Pull)
     bench.answer(pull, Pulled((), 10, 10))
     bench.live(1.0)
-    assert bench.committed[0] == 0, "three messages wait"
+    assert bench.committed() == 0, "three messages wait"
     assert bench.handle_all() == [0, 1, 2]
     bench.live(1.0)
-    assert bench.committed[0] in (3, 10)
+    assert bench.committed() in (3, 10)
     bench.logs[0].append(batch_of(10, 2))
     bench.live(10.0)
     assert bench.handle_all() == [10, 11]
     bench.live(1.0)
-    assert bench.committed[0] == 12
+    assert bench.committed() == 12
 
 
 def test_offsets_that_retention_took_away_are_counted(bench: Bench) -> None:
@@ -552,18 +554,18 @@ def test_a_full_disk_at_the_node_is_tried_again_soon(bench: Bench) -> None:
 
 def finish_with(bench: Bench, done: int, outcome: Outcome) -> list[tuple[int, int]]:
     """Handle so many messages well, then one with this outcome; returns (offset, attempt) of each."""
-    run = bench.take()
+    job = bench.job()
     calls = []
     for _ in range(done):
-        message = run.next(bench.now_s)
+        message = job.next()
         assert message is not None
-        calls.append((message.offset, run.context.attempt))
-        run.settle(DONE)
-    message = run.next(bench.now_s)
+        calls.append((message.offset, job.context.attempt))
+        job.settle(DONE)
+    message = job.next()
     assert message is not None
-    calls.append((message.offset, run.context.attempt))
-    assert not run.settle(outcome)
-    bench.core.finish(run, bench.now_s)
+    calls.append((message.offset, job.context.attempt))
+    assert not job.settle(outcome)
+    job.end()
     return calls
 
 
@@ -575,8 +577,8 @@ def test_a_suspended_message_is_repeated_after_its_time_and_holds_back_what_foll
     active(bench)
     assert finish_with(bench, 1, SUSPENDED) == [(0, 1), (1, 1)]
     bench.live(1.9)
-    assert bench.core.take(bench.now_s) is None
-    assert bench.committed[0] == 1
+    assert bench.take() is None
+    assert bench.committed() == 1
     bench.live(0.1)
     assert finish_with(bench, 0, SUSPENDED) == [(1, 2)]
     bench.live(2.0)
@@ -591,19 +593,21 @@ def test_a_suspended_partition_does_not_hold_back_another() -> None:
     finish_with(bench, 0, SUSPENDED)
     bench.store(1, 2)
     bench.settle()
-    assert bench.take().context.partition == 1
+    assert bench.job().next() is not None
+    assert bench.held.active == 0
+    assert bench.core.held[1].active == 1
 
 
 def test_a_run_ends_after_its_time_and_goes_on_later(bench: Bench) -> None:
-    """C4: at most so long in one go."""
-    bench = Bench(run_s_max=5.0)
+    """C4: at most about CHUNK_S in one go, so that the others have their turn."""
     active(bench)
-    run = bench.take()
-    assert run.next(bench.now_s) is not None
-    assert run.next(bench.now_s + 4.9) is not None
-    assert run.next(bench.now_s + 5.0) is None
-    bench.wait(5.0)
-    bench.core.finish(run, bench.now_s)
+    job = bench.job()
+    assert job.next() is not None
+    bench.wait(1.9 * CHUNK_S)
+    assert job.next() is not None
+    bench.wait(0.2 * CHUNK_S)
+    assert job.next() is None
+    job.end()
     assert bench.handle_all() == [2, 3, 4]
 
 
@@ -613,17 +617,17 @@ def test_every_message_of_a_rollback_counts_another_attempt() -> None:
     active(bench, 3)
     seen: list[list[int]] = []
     for _ in range(3):
-        run = bench.take()
+        job = bench.job()
         attempts = []
         for outcome in (
             Outcome(Next.KEEP, ResultKind.SUCCESS),
             Outcome(Next.KEEP, ResultKind.SUCCESS),
             Outcome(Next.ROLLBACK, ResultKind.FAILED, 1.0),
         ):
-            assert run.next(bench.now_s) is not None
-            attempts.append(run.context.attempt)
-            run.settle(outcome)
-        bench.core.finish(run, bench.now_s)
+            assert job.next() is not None
+            attempts.append(job.context.attempt)
+            job.settle(outcome)
+        job.end()
         seen.append(attempts)
         bench.live(1.0)
     assert seen == [[1, 1, 1], [2, 2, 2], [3, 3, 3]]
@@ -639,8 +643,8 @@ def test_pulling_pauses_while_too_much_waits_and_resumes(flow: FlowControl) -> N
     """C13, B3."""
     bench = Bench(flow=flow)
     active(bench, 5)
-    held = bench.core.held[0]
-    assert bench.core.is_paused(held)
+    held = bench.held
+    assert held.is_paused
     bench.pending.clear()
     before = len(bench.seen)
     bench.live(200.0)
@@ -661,7 +665,7 @@ def test_a_partition_that_could_not_be_pulled_is_dropped_and_taken_again() -> No
         while bench.has(Pull):
             bench.answer(bench.take_command(Pull), LogDamaged("local/p0", 0, "x"))
         bench.live(0.5)
-        if bench.epochs[0] > 1:
+        if bench.node.partitions[0].epoch > 1:
             break
     assert any(isinstance(one, Release) for one in bench.seen)
     assert bench.core.held[0].epoch == 2
@@ -677,7 +681,7 @@ actions = st.lists(
 )
 
 
-def act(bench: Bench, action: str, runs: list[Run], choose: st.DataObject) -> None:
+def act(bench: Bench, action: str, jobs: list[Job], choose: st.DataObject) -> None:
     match action:
         case "poll":
             bench.poll()
@@ -693,16 +697,17 @@ def act(bench: Bench, action: str, runs: list[Run], choose: st.DataObject) -> No
         case "wait":
             bench.wait(choose.draw(st.sampled_from([0.01, 0.5, 3.0, 11.0])))
         case "take":
-            run = bench.core.take(bench.now_s)
-            if run is not None:
-                run.open()
-                bench.handle(run, choose.draw(st.integers(1, 3)))
-                runs.append(run)
-        case "finish" | "suspend" if runs:
-            run = runs.pop()
-            if action == "suspend":
-                run.suspend_s = 1.0
-            bench.core.finish(run, bench.now_s)
+            job = bench.take()
+            if job is not None:
+                for _ in range(choose.draw(st.integers(1, 3))):
+                    if job.next() is None:
+                        break
+                jobs.append(job)
+        case "finish" | "suspend" if jobs:
+            job = jobs.pop()
+            if action == "suspend" and job.run.given:
+                job.settle(SUSPENDED)
+            job.end()
         case "store":
             bench.store(choose.draw(st.integers(0, 2)), 2)
         case "assign":
@@ -716,9 +721,9 @@ def act(bench: Bench, action: str, runs: list[Run], choose: st.DataObject) -> No
 def test_a_core_with_nothing_to_say_sleeps(actions: list[str], choose: st.DataObject) -> None:
     """No busy loop: after a poll without commands, the next look is later than now."""
     bench = Bench(assigned=(0, 1), commit_interval_s=0.1)
-    runs: list[Run] = []
+    jobs: list[Job] = []
     for action in actions:
-        act(bench, action, runs, choose)
+        act(bench, action, jobs, choose)
         if not bench.core.poll(bench.now_s) and not bench.core.is_stopped:
             assert bench.core.next_due_s(bench.now_s) > bench.now_s
 
@@ -728,9 +733,9 @@ def test_a_core_with_nothing_to_say_sleeps(actions: list[str], choose: st.DataOb
 def test_a_poll_says_everything_there_is_to_say(actions: list[str], choose: st.DataObject) -> None:
     """Whoever polls sleeps when there are no commands: what a second poll would send would wait for a heartbeat."""
     bench = Bench(assigned=(0, 1), commit_interval_s=0.1)
-    runs: list[Run] = []
+    jobs: list[Job] = []
     for action in actions:
-        act(bench, action, runs, choose)
+        act(bench, action, jobs, choose)
         if not bench.poll():
             assert bench.core.poll(bench.now_s) == []
 
@@ -740,14 +745,21 @@ def test_a_poll_says_everything_there_is_to_say(actions: list[str], choose: st.D
 def test_committed_offsets_never_pass_what_was_handled(actions: list[str], choose: st.DataObject) -> None:
     """The contract: none is skipped."""
     bench = Bench(assigned=(0, 1), commit_interval_s=0.1)
-    runs: list[Run] = []
-    handled: dict[int, int] = {0: 0, 1: 0, 2: 0}
+    jobs: list[Job] = []
+    handled = HandledSoFar()
+    bench.watch = handled.given
     for action in actions:
-        act(bench, action, runs, choose)
-        for run in runs:
-            over = run.messages[: run.done]
-            if over:
-                assert over[0].offset <= handled[run.context.partition], "skipped"
-                handled[run.context.partition] = max(handled[run.context.partition], over[-1].offset + 1)
-        for index, offset in bench.committed.items():
-            assert offset <= handled[index]
+        act(bench, action, jobs, choose)
+        for index in range(3):
+            assert bench.committed(index) <= handled.ends[index]
+
+
+class HandledSoFar:
+    """How far each partition was given to handlers, without a hole."""
+
+    def __init__(self) -> None:
+        self.ends = {0: 0, 1: 0, 2: 0}
+
+    def given(self, message: Message) -> None:
+        assert message.offset <= self.ends[message.partition], "skipped"
+        self.ends[message.partition] = max(self.ends[message.partition], message.offset + 1)

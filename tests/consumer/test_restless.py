@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from inturn.consumer.outcome import Next, Outcome
+from inturn.consumer.scheduler import OVERDUE_S
 from inturn.model.commands import Commit, Release
 from inturn.model.errors import DiskFull, StorageError
-from tests.consumer.fake_node import Bench
+from inturn.model.result import ResultKind
+from inturn.model.settings import Order
+from tests.consumer.fake_node import Bench, failing
 
 
 @pytest.fixture
@@ -19,16 +25,16 @@ def bench() -> Bench:
 
 
 def test_a_run_that_has_handled_nothing_yet_is_no_reason_to_poll_again(bench: Bench) -> None:
-    run = bench.take()
-    assert run.next(bench.now_s) is not None
+    job = bench.job()
+    assert job.next() is not None
     assert bench.poll() == []
     assert bench.core.next_due_s(bench.now_s) > bench.now_s
 
 
 def test_a_handler_that_blocks_for_long_is_looked_after_at_leisure(bench: Bench) -> None:
     """Poll whenever the core asks for it, for ten seconds of its time: not more often than commits are looked for."""
-    run = bench.take()
-    assert run.next(bench.now_s) is not None
+    job = bench.job()
+    assert job.next() is not None
     until_s = bench.now_s + 10.0
     polls = 0
     while bench.now_s < until_s:
@@ -41,19 +47,19 @@ def test_a_handler_that_blocks_for_long_is_looked_after_at_leisure(bench: Bench)
 
 
 def test_what_a_run_has_done_so_far_is_committed_while_it_goes_on(bench: Bench) -> None:
-    run = bench.take()
+    job = bench.job()
     for _ in range(3):
-        assert run.next(bench.now_s) is not None
+        assert job.next() is not None
     bench.now_s = max(bench.core.next_due_s(bench.now_s), bench.now_s + 0.1)
     bench.settle()
-    assert bench.committed[0] == 2
+    assert bench.committed() == 2
     assert bench.core.next_due_s(bench.now_s) > bench.now_s
 
 
 def test_a_commit_that_nobody_answers_is_no_reason_to_poll_again(bench: Bench) -> None:
-    run = bench.take()
+    job = bench.job()
     for _ in range(3):
-        assert run.next(bench.now_s) is not None
+        assert job.next() is not None
     bench.wait(0.2)
     bench.poll()
     assert bench.has(Commit)
@@ -78,3 +84,53 @@ def test_a_release_that_fails_is_sent_again_after_a_pause(bench: Bench, error: S
     assert bench.has(Release)
     bench.settle()
     assert bench.core.is_stopped
+
+
+def failed_by(bench: Bench) -> None:
+    bench.work(failing(Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, ValueError("no")), 0))
+
+
+def handled_by(bench: Bench) -> None:
+    bench.handle_all()
+
+
+@pytest.mark.parametrize("what", [handled_by, failed_by])
+def test_a_commit_that_fails_is_sent_again_after_a_pause(bench: Bench, what: Callable[[Bench], None]) -> None:
+    """Also one that is urgent, since an attempt waits for it: the pause after an error is for everybody."""
+    what(bench)
+    bench.wait(0.2)
+    bench.poll()
+    bench.answer(bench.take_command(Commit), DiskFull("state"))
+    sent_again = False
+    for _ in range(30):
+        if any(isinstance(command, Commit) for command in bench.poll()):
+            sent_again = True
+            break
+        due_s = bench.core.next_due_s(bench.now_s)
+        assert due_s > bench.now_s, "nothing to say, and no time to sleep"
+        bench.now_s = min(due_s, bench.now_s + 0.05)
+    assert sent_again
+
+
+def test_a_partition_whose_lease_has_ended_is_not_taken_again_and_again(bench: Bench) -> None:
+    """Whoever talks to the node may be held up by it, so that nobody polls: workers must not be busy with nothing."""
+    bench.wait(9.5)
+    for _ in range(3):
+        job = bench.take()
+        if job is None:
+            break
+        assert job.next() is None, "the lease is over"
+        job.end()
+    assert bench.take() is None
+
+
+def test_keys_behind_a_slow_handler_are_no_reason_to_poll_again_while_all_workers_are_busy() -> None:
+    """Some of them were taken back, and wait for a worker: when there is one, it looks for itself."""
+    bench = Bench(order=Order.KEY)
+    bench.store_keys("abcdefghij")
+    bench.settle()
+    assert bench.job().next() is not None
+    for _ in range(20):
+        bench.wait(OVERDUE_S)
+        bench.settle()
+        assert bench.core.next_due_s(bench.now_s) > bench.now_s

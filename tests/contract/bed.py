@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import inturn
-from inturn import Connection, ConsumerSettings, Context, LeaseSettings, Message
+from inturn import Connection, Consumer, ConsumerSettings, Context, LeaseSettings, Message
 from inturn.model.clock import SystemClock
-from inturn.model.errors import ProducerError
+from inturn.model.errors import NotFound, ProducerError
 from inturn.testing.checker import Verdict, check
 from inturn.testing.recorder import Recorder
 
@@ -98,23 +98,71 @@ class Witness:
 
     def watch(self, handler: Callable[[Message, Context], object]) -> Callable[[Message, Context], object]:
         def watched(message: Message, context: Context) -> object:
-            what = (context.subject, context.group, context.partition, message.offset, message.key)
-            who = (context.consumer, context.epoch)
-            self.recorder.started(*what, *who)
-            result = "exception"
-            try:
+            with self._recorded(message, context) as result:
                 answer = handler(message, context)
-                result = "success" if answer is None else "failed"
+                result[0] = "success" if answer is None else "failed"
                 return answer
-            finally:
-                self.recorder.ended(*what, *who, result=result)
 
         return watched
 
-    def judge(self, *, complete: bool = True) -> Verdict:
-        verdict = check(self.recorder.snapshot(), order="partition", complete=complete)
+    def watch_async(
+        self, handler: Callable[[Message, Context], Awaitable[object]]
+    ) -> Callable[[Message, Context], Awaitable[object]]:
+        async def watched(message: Message, context: Context) -> object:
+            with self._recorded(message, context) as result:
+                answer = await handler(message, context)
+                result[0] = "success" if answer is None else "failed"
+                return answer
+
+        return watched
+
+    @contextlib.contextmanager
+    def _recorded(self, message: Message, context: Context) -> Iterator[list[str]]:
+        what = (context.subject, context.group, message.partition, message.offset, message.key)
+        who = (context.consumer, context.epoch)
+        self.recorder.started(*what, *who, attempt=context.attempt)
+        result = ["exception"]
+        try:
+            yield result
+        finally:
+            self.recorder.ended(*what, *who, result=result[0])
+
+    def kill(self, consumer: Consumer) -> None:
+        consumer.kill()
+        self.recorder.crashed(consumer.name)
+
+    def judge(
+        self, *, order: Literal["partition", "key", "none"] = "partition", complete: bool = True, **only: str
+    ) -> Verdict:
+        verdict = check(self.recorder.snapshot(), order=order, complete=complete, **only)  # type: ignore[arg-type]
         verdict.raise_if_bad()
         return verdict
+
+
+def committed(mq: Connection, group: str = "g", subject: str = "line") -> int:
+    """Of all partitions together; 0 while nobody has joined."""
+    try:
+        return sum(one.committed for one in mq.describe_group(subject, group).partitions)
+    except NotFound:
+        return 0
+
+
+def send(mq: Connection, subject: str, *messages: str, witness: Witness | None = None) -> None:
+    """Each is given as "key:body"; without a key as "body". Stored in this order."""
+    with mq.producer() as producer:
+        handles = []
+        for text in messages:
+            key, colon, body = text.rpartition(":")
+            handles.append((producer.send(subject, body.encode(), key=key if colon else None), key))
+        for handle, key in handles:
+            stored = handle.result(WAIT_S)
+            if witness is not None:
+                witness.sent(stored, key.encode() or None)
+
+
+def of_key(messages: Iterable[Message], key: str) -> list[str]:
+    """The bodies of one key's messages, as they came."""
+    return [message.body.decode() for message in messages if message.key == key.encode()]
 
 
 def send_all(mq: Connection, subject: str, count: int, keys: int = 8, witness: Witness | None = None) -> None:

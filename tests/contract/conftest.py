@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from inturn import Connection
 from tests.contract.bed import BEDS, Bed
@@ -22,3 +24,18 @@ def mq(bed: Bed) -> Connection:
     connection = bed.open(flush="os")
     connection.create_subject("orders", partitions=4)
     return connection
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Handlers that fail on purpose are not written about: a traceback takes longer than the rest of such a test."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def line(mq: Connection) -> Connection:
+    """As `mq`, and with the subject "line" of one partition."""
+    mq.create_subject("line", partitions=1)
+    return mq

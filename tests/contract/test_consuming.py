@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import defaultdict
@@ -163,18 +164,20 @@ def test_a_suspended_message_comes_again_after_its_time_and_not_before(one: Conn
     assert 0.2 <= at_s[1] - at_s[0] < 0.6
 
 
-def test_a_suspend_without_a_time_and_an_exception_wait_as_the_settings_say(one: Connection) -> None:
-    """C9."""
+def test_an_exception_waits_twice_as_long_each_time_up_to_a_limit(one: Connection) -> None:
+    """C9, C10: exponential back-off, as the settings say."""
     at_s: list[float] = []
 
     def handle(message: Message, context: Context) -> object:
         at_s.append(time.monotonic())
-        return raise_one() if len(at_s) == 1 else None
+        return raise_one() if len(at_s) <= 4 else None
 
     seen = Seen(handle)
-    with one.consumer("line", "g", seen, settings=quick(suspend_s=0.15)):
-        seen.wait_for(6)
-    assert 0.15 <= at_s[1] - at_s[0] < 0.6
+    with one.consumer("line", "g", seen, settings=quick(backoff_min_s=0.1, backoff_max_s=0.25)):
+        seen.wait_for(9)
+    waited_s = [after - before for before, after in itertools.pairwise(at_s[:5])]
+    for waited, wanted in zip(waited_s, (0.1, 0.2, 0.25, 0.25), strict=True):
+        assert wanted <= waited < wanted + 0.4
 
 
 def test_a_handler_may_not_suspend_for_longer_than_allowed(one: Connection) -> None:
@@ -491,6 +494,7 @@ def test_statistics_tell_what_was_done(one: Connection) -> None:
     with one.consumer("line", "g", seen, settings=quick()) as consumer:
         seen.wait_for(7)
         eventually(lambda: consumer.statistics().ok_count == 5, "all are done")
+        eventually(lambda: consumer.statistics().failed_count == 2, "so are the failures")
         statistics = consumer.statistics()
     assert (statistics.ok_count, statistics.failed_count, statistics.slow_count) == (5, 2, 0)
     assert (statistics.lag, statistics.waiting_count, statistics.missing) == (0, 0, 0)

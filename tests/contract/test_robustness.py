@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +35,7 @@ from inturn import (
 )
 from inturn.consumer.core import ConsumerCore
 from inturn.errors import InvalidInput, LogDamaged, NotFound, ProducerError, ProducerFenced, SendTimeout, StorageError
-from inturn.model.commands import Answer, Append, Command, Node, Release, Reply, Retry
+from inturn.model.commands import Answer, Append, Command, Move, Node, Release, Reply
 from inturn.producer.core import ProducerCore
 from tests.contract.bed import WAIT_S, Bed, Seen, eventually, quick, send_all
 
@@ -187,14 +187,14 @@ def test_a_partition_goes_on_when_the_answer_to_a_retry_comes_later_than_it_is_w
 ) -> None:
     timers: list[threading.Timer] = []
 
-    def delay(command: Retry, reply: Reply, real: Submit) -> None:
+    def delay(command: Move, reply: Reply, real: Submit) -> None:
         def late(answer: Answer | InturnError) -> None:
             timers.append(threading.Timer(0.5, reply, (answer,)))
             timers[-1].start()
 
         real(command, late)
 
-    put_between(monkeypatch, line, Retry, delay)
+    put_between(monkeypatch, line, Move, delay)
     seen = Seen(fails_in_line)
     send_line(line, b"bad", b"good")
     settings = loose(answer_timeout_s=0.2, retry=RetryDelays((60.0,), first_level=0))
@@ -213,7 +213,7 @@ def test_a_graceful_stop_neither_repeats_nor_loses_what_is_on_its_way_to_the_ret
     on_its_way = threading.Event()
     go_on: list[Callable[[], None]] = []
 
-    def hold(command: Retry, reply: Reply, real: Submit) -> None:
+    def hold(command: Move, reply: Reply, real: Submit) -> None:
         if held_back == "command":
             go_on.append(lambda: real(command, reply))
             on_its_way.set()
@@ -225,7 +225,7 @@ def test_a_graceful_stop_neither_repeats_nor_loses_what_is_on_its_way_to_the_ret
 
             real(command, keep)
 
-    put_between(monkeypatch, line, Retry, hold)
+    put_between(monkeypatch, line, Move, hold)
     send_line(line, b"bad")
     first = Seen(fails_in_line)
     consumer = line.consumer("line", "g", first, settings=loose(retry=RetryDelays((60.0,), first_level=0)))
@@ -605,13 +605,13 @@ def test_properties_whose_names_begin_with_a_percent_sign_are_refused(line: Conn
     assert [message.body for message in line.reader("line")] == [b"y"]
 
 
-async def asynchronous(message: Message, context: Context) -> None:
-    pass
+def generating(message: Message, context: Context) -> Iterator[None]:
+    yield
 
 
 def test_a_decorator_refuses_at_once_what_cannot_run(mq: Connection) -> None:
-    with pytest.raises(InvalidInput, match="async"):
-        mq.handler("orders", "g")(asynchronous)
+    with pytest.raises(InvalidInput, match="yield"):
+        mq.handler("orders", "g")(generating)
     with pytest.raises(InvalidInput, match="message, context"):
         mq.handler("orders", "g")(lambda message: None)  # type: ignore[type-var]
     with pytest.raises(InvalidInput, match="order"):

@@ -103,6 +103,18 @@ def test_every_change_has_a_new_generation(bench: Bench) -> None:
     assert seen == sorted(set(seen))
 
 
+def test_an_announcement_has_a_new_generation_and_the_same_assignment(bench: Bench) -> None:
+    bench.membership.announce(bench.group)
+    assert bench.membership.generation(bench.group) == 0, "nobody is there to hear it"
+    bench.beat("a")
+    bench.beat("b")
+    generation = bench.membership.generation(bench.group)
+    before = (bench.assigned("a"), bench.assigned("b"))
+    bench.membership.announce(bench.group)
+    assert bench.membership.generation(bench.group) > generation
+    assert (bench.assigned("a"), bench.assigned("b")) == before
+
+
 def test_the_database_is_written_when_somebody_comes_or_goes(bench: Bench) -> None:
     """M7."""
     bench.beat("a")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from inturn.model.commands import (
@@ -22,9 +24,12 @@ from inturn.model.commands import (
 from inturn.model.errors import GroupConflict, LeaseHeld, NotFound, StaleEpoch
 from tests.node.machine import Machine
 
+_numbers = count(1)
+
 
 def commit(machine: Machine, member: str, epoch: int, offset: int) -> tuple[int, ...]:
-    answer = machine.ask(Commit("orders", "billing", member, (Progress(0, epoch, offset),)))
+    progress = Progress(0, epoch, offset, number=next(_numbers))
+    answer = machine.ask(Commit("orders", "billing", member, (progress,)))
     assert isinstance(answer, Committed)
     return answer.partitions
 
@@ -96,7 +101,7 @@ def test_only_the_owner_with_its_epoch_can_pull_commit_renew_and_release(machine
     assert commit(machine, "a", new, 5) == ()
     assert machine.ask(Renew("orders", "billing", "a", ((0, old),))) == Renewed(())
     with pytest.raises(StaleEpoch):
-        machine.ask(Release("orders", "billing", 0, "a", old, 5))
+        machine.ask(Release("orders", "billing", "a", Progress(0, old, 5, number=1_000)))
     assert committed(machine) == [0, 0]
     assert commit(machine, "b", new, 4) == (0,)
     assert committed(machine) == [4, 0]
@@ -137,7 +142,7 @@ def test_a_release_commits(machine: Machine) -> None:
     """C17."""
     machine.join()
     epoch = machine.acquire("a").epoch
-    machine.ask(Release("orders", "billing", 0, "a", epoch, 6))
+    machine.ask(Release("orders", "billing", "a", Progress(0, epoch, 6, number=1_000)))
     assert machine.acquire("b").offset == 6
     assert commit(machine, "a", epoch, 9) == (), "later acknowledgements are refused"
 
@@ -151,7 +156,7 @@ def test_epochs_never_repeat(machine: Machine) -> None:
         seen.append(epoch)
         match number % 5:
             case 0:
-                machine.ask(Release("orders", "billing", 0, "a", epoch, 0))
+                machine.ask(Release("orders", "billing", "a", Progress(0, epoch, 0, number=1_000)))
             case 1:
                 machine.ask(Leave("orders", "billing", "a"))
                 machine.join()
@@ -264,7 +269,7 @@ def test_a_late_copy_of_an_ask_gets_nothing_once_its_lease_was_given_back(machin
     """Else the partition would belong, for a whole life, to somebody who does not want it."""
     machine.join()
     granted = machine.acquire("a", ask=1)
-    machine.submit(Release("orders", "billing", 0, "a", granted.epoch, 0))
+    machine.submit(Release("orders", "billing", "a", Progress(0, granted.epoch, 0, number=1_000)))
     late = machine.submit(Acquire("orders", "billing", 0, "a", 1))
     assert isinstance(late.answer, StaleEpoch)
     assert machine.acquire("a", ask=2).epoch > granted.epoch

@@ -11,6 +11,7 @@ from inturn.model.commands import (
     Granted,
     Heartbeat,
     Leave,
+    Progress,
     Pulled,
     Read,
     Release,
@@ -84,7 +85,7 @@ def test_an_acquire_is_granted_at_once_when_the_lease_is_released(machine: Machi
     first = machine.acquire("a")
     acquire = machine.submit(Acquire("orders", "billing", 0, "b", 1, 5.0))
     assert acquire.answer is None
-    machine.ask(Release("orders", "billing", 0, "a", first.epoch, 7))
+    machine.ask(Release("orders", "billing", "a", Progress(0, first.epoch, 7, number=1_000)))
     assert isinstance(acquire.answer, Granted)
     assert acquire.answer.epoch > first.epoch
     assert acquire.answer.offset == 7
@@ -207,7 +208,7 @@ def test_a_lease_is_not_granted_to_a_member_that_left(machine: Machine) -> None:
     machine.join("b")
     machine.submit(Acquire("orders", "billing", 0, "b", 1, 30.0))
     machine.ask(Leave("orders", "billing", "b"))
-    machine.ask(Release("orders", "billing", 0, "a", epoch, 0))
+    machine.ask(Release("orders", "billing", "a", Progress(0, epoch, 0, number=1_000)))
     assert isinstance(machine.acquire("c"), Granted)
 
 

@@ -11,12 +11,15 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
+from inturn.model.commands import Progress
 from inturn.model.errors import Closed, StorageError
 from inturn.model.settings import Limits, Routing, Strategy
 from inturn.state import database as database_module
 from inturn.state.database import Database
+from inturn.state.failures import Failures
 from inturn.state.groups import Groups
 from inturn.state.leases import LeaseRows
+from inturn.state.lots import Lots
 from inturn.state.offsets import Offsets
 from inturn.state.producers import Producers
 from inturn.state.subjects import Subjects
@@ -200,7 +203,7 @@ def test_state_outlives_the_node_on_top_of_it(database: Database) -> None:
     Subjects(database).create("orders", 2, Routing.SLOTS, Strategy.STRICT, Limits(), 1)
     group_id = Groups(database).create("orders", "billing", "first", [0, 0], 1)
     epoch = LeaseRows(database).grant(group_id, 1, "m", True, 1)
-    Offsets(database).commit(group_id, 1, 7, epoch, 1)
+    Offsets(database).commit(group_id, Progress(1, epoch, 7, number=1), 1)
     Producers(database).open("till")
     # everything below is built anew, as after a crash
     assert Subjects(database).get("orders").partition_count == 2
@@ -212,6 +215,7 @@ def test_state_outlives_the_node_on_top_of_it(database: Database) -> None:
 
 _COMMIT_UNTIL_KILLED = """
 import sys
+from inturn.model.commands import Progress
 from inturn.state.database import Database
 from inturn.state.leases import LeaseRows
 from inturn.state.offsets import Offsets
@@ -219,7 +223,7 @@ database = Database.open(sys.argv[1])
 leases, offsets = LeaseRows(database), Offsets(database)
 for offset in range(1, 1_000_000):
     epoch = leases.grant(1, 0, "m", True, 1)
-    offsets.commit(1, 0, offset, epoch, 1)
+    offsets.commit(1, Progress(0, epoch, offset, number=1), 1)
     print(epoch, offset, flush=True)
 """
 
@@ -243,4 +247,40 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     (lease,) = LeaseRows(database).release_local(2)
     assert lease.epoch >= epoch
     assert LeaseRows(database).grant(1, 0, "n", True, 2) > epoch
+    database.close()
+
+
+_PARK_UNTIL_KILLED = """
+import sys
+from inturn.model.commands import Failure, LotChange, ParkedMessage, Progress
+from inturn.state.database import Database
+from inturn.state.progress import ProgressRows
+database = Database.open(sys.argv[1])
+rows = ProgressRows(database)
+for number in range(1, 1_000_000):
+    added = tuple(ParkedMessage(0, 3 * number + i, b"m") for i in range(3))
+    failed = (Failure(number, b"k", 1, ""),)
+    rows.store(1, [Progress(0, 1, number, number, failed=failed, lots=(LotChange(b"k", "parked", added=added),))], 1)
+    print(number, flush=True)
+"""
+
+
+def test_after_kill_9_all_of_a_commit_is_there_or_nothing_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    database = Database.open(path)
+    Subjects(database).create("orders", 1, Routing.SLOTS, Strategy.STRICT, Limits(), 1)
+    assert Groups(database).create("orders", "billing", "first", [0], 1) == 1
+    database.close()
+    command = [sys.executable, "-c", _PARK_UNTIL_KILLED, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        printed = [next(process.stdout) for _ in range(100)]
+        process.kill()
+        printed += process.stdout.readlines()
+    acknowledged = int([line for line in printed if line.endswith("\n")][-1])
+    database = Database.open(path)
+    stored = Offsets(database).committed(1)[0]
+    assert stored in (acknowledged, acknowledged + 1)
+    assert len(Failures(database).of_partition(1, 0)) == stored
+    assert [row.parked_count for row in Lots(database).of_group(1)] == [3 * stored]
     database.close()

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput, InvalidName, NotFound
 from inturn.model.settings import Limits, Routing, Strategy
 from inturn.state.database import Database
@@ -89,5 +90,5 @@ def test_a_group_that_was_rolled_back_is_forgotten(database: Database, groups: G
     # the next group gets the id of the one that never was, and partitions of another subject
     group_id = groups.create("returns", "billing", "first", [0, 0], 1)
     epoch = leases.grant(group_id, 1, "m", True, 1)
-    assert leases.release(group_id, 1, epoch, 4, 1)
+    assert leases.release_with(group_id, Progress(1, epoch, 4, number=1), 1)
     assert Offsets(database).committed(group_id) == {0: 0, 1: 4}

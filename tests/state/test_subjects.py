@@ -7,7 +7,7 @@ import pytest
 
 from inturn.model.errors import AlreadyExists, InvalidInput, InvalidName, NotFound
 from inturn.model.route import PARTITION_COUNT_MAX
-from inturn.model.settings import Limits, Routing, Strategy
+from inturn.model.settings import Keyless, Limits, Routing, Strategy
 from inturn.model.slot import even_ranges
 from inturn.model.subject import Subject
 from inturn.state.database import Database
@@ -37,7 +37,8 @@ def test_partition_names_are_ours_and_unique(database: Database) -> None:
 
 def test_a_subject_is_the_same_after_reopening(tmp_path: Path) -> None:
     database = Database.open(tmp_path / "state.db")
-    created = _create(database)
+    created = _create(database, keyless="one-lane")
+    assert created.keyless is Keyless.ONE_LANE
     database.close()
     database = Database.open(tmp_path / "state.db")
     assert Subjects(database).get("orders") == created
@@ -57,6 +58,7 @@ def test_creating_the_same_again_returns_what_is_there(database: Database) -> No
         ({"strategy": Strategy.BEST_EFFORT}, "strategy strict (not best-effort)"),
         ({"routing": Routing.SELECTOR}, "routing slots (not selector)"),
         ({"limits": Limits(body_bytes=1)}, "not Limits(body_bytes=1"),
+        ({"keyless": Keyless.ONE_LANE}, "keyless independent (not one-lane)"),
         ({"broker_group": "b2"}, "broker group local (not b2)"),
     ],
 )

@@ -13,6 +13,8 @@ from inturn.testing.history import (
     HandlerEnd,
     HandlerStart,
     History,
+    KeyResumed,
+    KeySkipped,
     LeaseEnded,
     LeaseGranted,
     OffsetsReset,
@@ -27,6 +29,10 @@ ONE_OF_EACH: list[Event] = [
     HandlerStart("s", "g", 0, 1, b"\x00\xff", "a", 1, "m"),
     HandlerEnd("s", "g", 0, 1, b"\x00\xff", "a", 1, "m", "exception"),
     Committed("s", "g", 0, "a", 1, 1),
+    HandlerStart("s", "g", 0, 2, None, "a", 1, attempt=3),
+    Committed("s", "g", 0, "a", 1, 1, (4, 2**40), ((0, 1), (7, 2)), ((0, 3),)),
+    KeySkipped("s", "g", 0, 1, b"\x00\xff"),
+    KeyResumed("s", "g", 0, b"\x00\xff"),
     ConsumerCrashed("a"),
     LeaseEnded("s", "g", 0, "a", 1, "gone"),
     OffsetsReset("s", "g", {0: 7, 12: 0}),
@@ -47,6 +53,19 @@ def test_a_file_has_one_readable_line_per_event(tmp_path: Path) -> None:
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
     assert len(lines) == len(ONE_OF_EACH)
     assert lines[-1] == '{"event":"ProcessRestarted","at_s":9.25}'
+
+
+def test_a_file_from_before_there_were_finished_sets_and_attempts_can_be_read(tmp_path: Path) -> None:
+    place = '"subject":"s","group":"g","partition":0'
+    lines = (
+        f'{{"event":"HandlerStart","at_s":1.0,{place},"offset":1,"key":"AP8=","consumer":"a","epoch":1}}',
+        f'{{"event":"Committed","at_s":2.0,{place},"owner":"a","epoch":1,"offset":2}}',
+    )
+    (tmp_path / "history.jsonl").write_text("\n".join(lines))
+    assert list(History.load(tmp_path / "history.jsonl")) == [
+        HandlerStart("s", "g", 0, 1, b"\x00\xff", "a", 1, None, None, at_s=1.0),
+        Committed("s", "g", 0, "a", 1, 2, (), (), (), at_s=2.0),
+    ]
 
 
 def test_a_line_that_is_no_event_is_refused(tmp_path: Path) -> None:

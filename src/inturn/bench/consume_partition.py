@@ -8,13 +8,11 @@ import threading
 import time
 from pathlib import Path
 
+from inturn.bench.batches import decode_s, read_batches
 from inturn.bench.report import BenchReport, Beside, Row, median
 from inturn.connection import Connection, connect
 from inturn.consumer.context import Context
-from inturn.model.batch import StoredBatch, decode
-from inturn.model.commands import Pulled, Read
-from inturn.model.message import Message, Origin
-from inturn.model.request import ask
+from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings, Flush
 
 AIM = 0.3
@@ -28,39 +26,16 @@ def run(quick: bool) -> BenchReport:
         with mq.producer() as producer:
             for number in range(count):
                 producer.send("bench", BODY, key=f"order-{number % 1000}")
-        batches = _all_batches(mq)
+        batches = read_batches(mq, "bench")
         ours, bare = [], []
         for number in range(rounds):
-            bare.append(count / _decode(batches, count))
+            bare.append(count / decode_s(batches, count))
             ours.append(count / _consume(mq, f"group-{number}", count))
     figure, bound = median(ours), median(bare)
     beside = [Beside("decoding the same batches in a bare loop", bound)]
     ratio = figure / bound
     row = Row("1 partition, no-op handler", figure, "messages/s", beside, ratio, f"ratio ≥ {AIM}", ratio >= AIM)
     return BenchReport("consume-partition", figure, "messages/s", beside, ratio, [row])
-
-
-def _all_batches(mq: Connection) -> list[StoredBatch]:
-    batches: list[StoredBatch] = []
-    offset = 0
-    while True:
-        pulled = ask(mq.node, Read("bench", 0, offset, 1 << 20), Pulled)
-        if not pulled.batches:
-            return batches
-        batches += pulled.batches
-        offset = pulled.next_offset
-
-
-def _decode(batches: list[StoredBatch], count: int) -> float:
-    origin = Origin("bench", 0)
-    seen = 0
-    began = time.perf_counter()
-    for batch in batches:
-        for _ in decode(batch, origin):
-            seen += 1
-    took = time.perf_counter() - began
-    assert seen == count
-    return took
 
 
 def _consume(mq: Connection, group: str, count: int) -> float:

@@ -1,11 +1,12 @@
 """The broker: appends, pulls and commits, each with its check.
 
 It knows logs and leases; who should consume is the business of meta. Called under the node's lock, except for
-`append` and `retry`, which only need the log's own.
+`append` and `move`, which only need the log's own.
 """
 
 from __future__ import annotations
 
+from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.log.engine import Log, LogEngine
 from inturn.model.clock import Clock
@@ -18,16 +19,18 @@ from inturn.model.commands import (
     Done,
     Granted,
     GroupPartition,
+    LotContent,
+    Move,
     PartitionDescription,
     Progress,
     Pull,
     Pulled,
     Read,
+    ReadLot,
     Release,
     Renew,
     Renewed,
     Reply,
-    Retry,
 )
 from inturn.model.errors import (
     GroupConflict,
@@ -45,8 +48,9 @@ from inturn.model.route import Partition
 from inturn.model.settings import PULL_BYTES_MAX
 from inturn.model.subject import Subject
 from inturn.state.groups import GroupRecord
-from inturn.state.offsets import OffsetCommit, Offsets
+from inturn.state.offsets import Offsets
 from inturn.state.producers import Producers
+from inturn.state.progress import ProgressRows
 
 
 class Broker:
@@ -54,13 +58,16 @@ class Broker:
         self,
         engine: LogEngine,
         offsets: Offsets,
+        progress: ProgressRows,
         producers: Producers,
         leases: LeaseTable,
+        keys: Keys,
         clock: Clock,
         observer: Observer | None,
     ) -> None:
         self._engine = engine
         self._offsets = offsets
+        self._progress = progress
         self._producers = producers
         self._clock = clock
         self._observer = observer
@@ -68,11 +75,12 @@ class Broker:
         self._producer_epochs = producers.epochs()
         self._producer_names: dict[int, str] = {}
         self.leases = leases
+        self.keys = keys
 
     # Logs
 
     def open_log(self, partition: Partition) -> Log:
-        """Offsets that any group has committed are never given out again, whatever the disk lost."""
+        """Offsets that any group had to do with are never given out again, whatever the disk lost."""
         floor = self._offsets.highest(partition.name, partition.broker_group)
         try:
             log = self._engine.open(partition, floor)
@@ -127,7 +135,17 @@ class Broker:
 
     def acquire(self, group: GroupRecord, command: Acquire) -> Granted:
         epoch = self.leases.acquire(LeaseKey(group, command.partition), command)
-        return Granted(epoch, self._offsets.committed(group.id)[command.partition], self.leases.life_s)
+        stored = self._progress.of_partition(group.id, command.partition)
+        return Granted(
+            epoch,
+            stored.place.offset,
+            self.leases.life_s,
+            stored.place.finished,
+            stored.failures,
+            stored.lots,
+            self.keys.waiting(group, command.partition),
+            self.keys.mark(group),
+        )
 
     def renew(self, group: GroupRecord, command: Renew) -> Renewed:
         alive = []
@@ -150,13 +168,13 @@ class Broker:
         return self._read(self.log(subject, command.partition), command.offset, command.max_bytes)
 
     def commit(self, group: GroupRecord, command: Commit) -> Committed:
-        """Take what comes with the current epoch, in one transaction."""
+        """Take what comes with the current epoch, in one transaction. Late copies are taken, and change nothing."""
         taken = [progress for progress in command.progress if self._holds(group, command.member, progress)]
-        rows = [OffsetCommit(group.id, progress.partition, progress.offset, progress.epoch) for progress in taken]
-        self._offsets.commit_many(rows, self._clock.time_ms())
+        stored = self._progress.store(group.id, taken, self._clock.time_ms())
+        self.keys.acted_upon(group, stored)
         if self._observer is not None:
-            for p in taken:
-                self._observer.committed(group.subject, group.name, p.partition, command.member, p.epoch, p.offset)
+            for progress in stored:
+                self._observer.committed(group.subject, group.name, command.member, progress)
         return Committed(tuple(progress.partition for progress in taken))
 
     def _holds(self, group: GroupRecord, member: str, progress: Progress) -> bool:
@@ -167,11 +185,16 @@ class Broker:
         return True
 
     def release(self, group: GroupRecord, command: Release) -> None:
-        self.leases.release(LeaseKey(group, command.partition), command.member, command.epoch, command.offset)
+        if self.leases.release(LeaseKey(group, command.partition), command.member, command.progress):
+            self.keys.acted_upon(group, [command.progress])
 
-    def retry(self, group: GroupRecord, retry_subject: Subject, command: Retry, reply: Reply) -> None:
+    def read_lot(self, group: GroupRecord, command: ReadLot) -> LotContent:
         self.leases.check(LeaseKey(group, command.partition), command.member, command.epoch)
-        log = self.log(retry_subject, command.level)
+        return self.keys.read_lot(group, command.partition, command.key, command.after, command.max_bytes)
+
+    def move(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
+        self.leases.check(LeaseKey(group, command.partition), command.member, command.epoch)
+        log = self.log(target, command.to_partition)
         log.append(command.batch, lambda answer: reply(Done() if isinstance(answer, Appended) else answer))
 
     # Looking and steering
@@ -189,7 +212,8 @@ class Broker:
             )
         return tuple(rows)
 
-    def reset(self, subject: Subject, group: GroupRecord, position: Position) -> None:
+    def reset(self, subject: Subject, group: GroupRecord, position: Position) -> list[int]:
+        """Returns the ids of the key requests that this took back."""
         now_s = self._clock.monotonic()
         for index in range(subject.partition_count):
             lease = self.leases.get(LeaseKey(group, index))
@@ -199,10 +223,11 @@ class Broker:
                     f"{lease.owner} holds the lease of partition {index}; stop the group's consumers before a reset",
                 )
         if position.kind == "committed":
-            return
+            return []
         offsets = dict(enumerate(self.resolve(subject, position)))
         self._offsets.reset(group.id, offsets, self._clock.time_ms())
         self.leases.forget(group)
+        return self.keys.forget(group)
 
     def _read(self, log: Log, offset: int, max_bytes: int) -> Pulled:
         if offset < 0 or not 0 < max_bytes <= PULL_BYTES_MAX:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inturn.model.clock import Clock
-from inturn.model.commands import Acquire
+from inturn.model.commands import Acquire, Progress
 from inturn.model.errors import LeaseHeld, StaleEpoch
 from inturn.model.observer import Observer
 from inturn.model.settings import LeaseSettings
@@ -97,13 +97,14 @@ class LeaseTable:
     def renew(self, key: LeaseKey, owner: str, epoch: int) -> None:
         self._renew(self.check(key, owner, epoch), self._clock.monotonic())
 
-    def release(self, key: LeaseKey, owner: str, epoch: int, offset: int) -> None:
-        """Commit and give back, in one transaction."""
-        lease = self.check(key, owner, epoch)
-        self._rows.release(key.group.id, key.partition, epoch, offset, self._clock.time_ms())
-        if self._observer is not None:
-            self._observer.committed(key.group.subject, key.group.name, key.partition, owner, epoch, offset)
+    def release(self, key: LeaseKey, owner: str, progress: Progress) -> bool:
+        """Commit and give back, in one transaction; false if the progress was a late copy, which changed nothing."""
+        lease = self.check(key, owner, progress.epoch)
+        is_stored = self._rows.release_with(key.group.id, progress, self._clock.time_ms())
+        if is_stored and self._observer is not None:
+            self._observer.committed(key.group.subject, key.group.name, owner, progress)
         self._end(key, lease, "released")
+        return is_stored
 
     def release_all(self, group: GroupRecord, owner: str) -> list[int]:
         """Give back whatever this owner still holds in the group; it commits nothing. Returns the partitions."""
@@ -113,7 +114,7 @@ class LeaseTable:
             if group_id == group.id and lease.owner == owner
         ]
         for partition, lease in owned:
-            self._rows.release(group.id, partition, lease.epoch, None, self._clock.time_ms())
+            self._rows.release(group.id, partition, lease.epoch, self._clock.time_ms())
             self._end(LeaseKey(group, partition), lease, "released")
         return [partition for partition, _ in owned]
 

@@ -4,42 +4,102 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
-from inturn.bench.report import BenchReport
+from inturn.cli.options import Json, examples
 from inturn.model.errors import InvalidInput
 
-BENCHES = {"append": "append", "send": "send", "consume-partition": "consume_partition"}
+if TYPE_CHECKING:
+    from inturn.bench.report import BenchReport
+
+# By the words that ask for it; a variant is a benchmark of its own. → its module and function in `inturn.bench`
+BENCHES = {
+    "append": ("append", "run"),
+    "send": ("send", "run"),
+    "consume-partition": ("consume_partition", "run"),
+    "key-order": ("key_order", "run"),
+    "key-order --zipf": ("key_order", "run_zipf"),
+    "key-order --async": ("key_order", "run_async"),
+    "lane-overhead": ("lane_overhead", "run"),
+    "stuck-key": ("stuck_key", "run"),
+}
+PLOTTED = "key-order"
+EXAMPLES = examples(
+    "inturn bench all",
+    "inturn bench all --quick --json",
+    "inturn bench key-order --plot key-order.png",
+)
 
 
-def bench(name: str, json_output: bool, quick: bool) -> None:
+def run_bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one, or 'all'.", show_default=False)],
+    json_output: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do less work: to see that it runs.")] = False,
+    zipf: Annotated[bool, typer.Option("--zipf", help="key-order: a few keys have most of the messages.")] = False,
+    is_async: Annotated[bool, typer.Option("--async", help="key-order: a handler that is `async def`.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="key-order: draw it to this PNG, too.", show_default=False)
+    ] = None,
+) -> None:
+    """Measure, and print the figure beside the bound or the peer it is held against."""
+    from inturn.cli.session import command
+
+    with command(json_output):
+        variant = " --zipf" * zipf + " --async" * is_async
+        bench(name + variant, json_output, quick, plot)
+
+
+def bench(name: str, json_output: bool, quick: bool, plot: Path | None = None) -> None:
     """Run one, or "all"."""
     if name != "all" and name not in BENCHES:
         raise InvalidInput(f"no benchmark {name!r}; use one of {', '.join(BENCHES)}, or all")
+    if plot is not None:
+        _check_plot(name, plot)
     for one in BENCHES if name == "all" else (name,):
-        module = importlib.import_module(f"inturn.bench.{BENCHES[one]}")
+        module, function = BENCHES[one]
         if not json_output and sys.stderr.isatty():
+            from rich.console import Console
+
             Console(stderr=True).print(f"[dim]{one} …[/]")
-        report: BenchReport = module.run(quick)
+        report: BenchReport = getattr(importlib.import_module(f"inturn.bench.{module}"), function)(quick)
+        if plot is not None and one == PLOTTED:
+            from inturn.bench.key_order_plot import draw
+
+            draw(report, plot)
         if json_output:
             print(report.to_json().decode(), flush=True)
         else:
             _show(report)
 
 
+def _check_plot(name: str, plot: Path) -> None:
+    from inturn.bench.key_order_plot import check_plot
+
+    if name not in (PLOTTED, "all"):
+        raise InvalidInput(f"--plot draws {PLOTTED}, not {name}")
+    check_plot(plot)
+
+
 def _show(report: BenchReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=f"bench {report.bench}", title_justify="left", caption=_machine(report))
     for heading in ("what", "figure", "beside it, in the same run", "ratio", "aim"):
         table.add_column(heading, justify="right" if heading in ("figure", "ratio") else "left")
     for row in report.rows:
-        beside = "\n".join(f"{one.what}: {one.figure:,.4g}" for one in row.beside)
-        figure = f"{row.figure:,.0f} {row.unit}" if row.figure >= 100 else f"{row.figure:.3f} {row.unit}"
+        beside = "\n".join(f"{one.what}: {_number(one.figure)}" for one in row.beside)
         aim = f"[green]{row.aim} ✓[/]" if row.is_met else f"[red]{row.aim} ✗[/]"
-        more = "".join(f"\n[dim]{name} {value:.3f}[/]" for name, value in row.more.items())
-        table.add_row(row.what, figure + more, beside, f"{row.ratio:.2f}", aim)
+        more = "".join(f"\n[dim]{name} {_number(value)}[/]" for name, value in row.more.items())
+        table.add_row(row.what, f"{_number(row.figure)} {row.unit}{more}", beside, f"{row.ratio:.2f}", aim)
     Console().print(table)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3f}"
 
 
 def _machine(report: BenchReport) -> str:

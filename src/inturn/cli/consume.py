@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.group_member import handle
+from inturn.cli.group_member import Membership, handle
 from inturn.cli.message_line import MessagePrinter
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Subject, examples
 from inturn.cli.screen import Screen, counted
 from inturn.cli.session import command, opened, position
 from inturn.model.errors import NotFound, StorageError
-from inturn.model.settings import Routing
+from inturn.model.settings import OnExhausted, Order, Routing
 
 if TYPE_CHECKING:
     from inturn.connection import Connection
@@ -27,6 +27,7 @@ EXAMPLES = examples(
     "inturn consume orders --limit 10",
     "inturn consume orders --key alice --from 2026-01-31T12:00",
     "inturn consume orders --group billing",
+    "inturn consume orders --group billing --order key --follow",
     "inturn consume orders --json | jq .body",
 )
 FOLLOW_S = 0.2  # between two looks for something new
@@ -52,6 +53,17 @@ def consume(
         str | None,
         typer.Option(help="Handle them as a member of this group, in order, with commits.", show_default=False),
     ] = None,
+    order: Annotated[
+        Order | None,
+        typer.Option(help="With --group: what stays in order, as all its members say.  [default: partition]"),
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(help="With --group: give a message up after so many.", min=1, show_default=False)
+    ] = None,
+    on_exhausted: Annotated[
+        OnExhausted | None,
+        typer.Option(help="With --max-attempts: what becomes of a message that is given up.  [default: block]"),
+    ] = None,
     data: Data = DEFAULT_DATA,
     json_output: Json = False,
 ) -> None:
@@ -60,7 +72,13 @@ def consume(
     Without --group nothing is remembered.
     With --group printing is the handler: what was printed is committed, the next run goes on there.
     It ends at the end of the log, or when the group has handled everything, unless --follow.
+    Printing does not fail: --max-attempts matters for what others failed at. With --on-exhausted dead-letter or park,
+    and with --order none, messages that wait for a retry are printed, too, when their time comes; use --follow then.
     """
+    if group is None and (order, max_attempts, on_exhausted) != (None, None, None):
+        raise typer.BadParameter("--order, --max-attempts and --on-exhausted are for the members of a --group")
+    if on_exhausted is not None and max_attempts is None:
+        raise typer.BadParameter("--on-exhausted needs --max-attempts")
     if group is not None and (partition is not None or key is not None):
         raise typer.BadParameter("--group takes all messages: leave --partition and --key out")
     with command(json_output) as screen:
@@ -70,7 +88,8 @@ def consume(
             if group is None:
                 _read(connection, screen, printer, subject, target, follow, partition, key)
             else:
-                handle(connection, screen, printer, subject, group, target, follow)
+                how = Membership(group, order or Order.PARTITION, max_attempts, on_exhausted or OnExhausted.BLOCK)
+                handle(connection, screen, printer, subject, how, target, follow)
 
 
 def _read(

@@ -1,118 +1,109 @@
-"""`inturn demo`: what inturn does, to be looked at. The main job, a crash and a hand-over, and a verdict."""
+"""`inturn demo`: what inturn does, to be looked at, in two acts, each with a verdict.
+
+First the main job, a crash and a hand-over, in the order of partitions; then the same messages in the order of keys,
+many at once, with a key that is parked and resumed.
+"""
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import typer
 
 from inturn.cli import logs
-from inturn.cli.demo_board import Board, Look
+from inturn.cli.demo_act import Act
+from inturn.cli.demo_board import Board
+from inturn.cli.demo_events import Events
+from inturn.cli.demo_key_board import KeyBoard
+from inturn.cli.demo_key_story import KeyStory
+from inturn.cli.demo_key_verdict import KeyActResult, judge_by_key
+from inturn.cli.demo_key_view import KeyView, key_verdict_panel
 from inturn.cli.demo_orders import FULL, QUICK, SUBJECT, Scale
-from inturn.cli.demo_story import Interrupted, Story
+from inturn.cli.demo_picture import WIDTH, coloured
+from inturn.cli.demo_story import Story
 from inturn.cli.demo_verdict import DemoResult, judge
-from inturn.cli.demo_view import View, coloured, verdict_panel
+from inturn.cli.demo_view import View, verdict_panel
+from inturn.cli.demo_watch import ActBoard, ActView, LookT, watch
 from inturn.cli.screen import Screen
+from inturn.testing.history import SendAcknowledged
 
-DRAW_S = 0.125
-LINE_S = 1.0
 CLOSING = (
-    "Shared work, a crash, a newcomer: still every order saw its steps in turn, and only what the dead\n"
-    "consumer had not committed came twice. Next: the 20 lines in README.md, or `inturn --help`."
+    "Shared work, a crash, a newcomer: still every order saw its steps in turn, and only what the dead consumer had "
+    "not committed came twice. By key, as many at once as you like, and one bad message held back its own order only.\n"
+    "Next: the 20 lines in README.md, or `inturn --help`."
 )
 
 
 def demo(json_output: bool, quick: bool) -> None:
     """Run it in a temporary folder. Exit code 1 if the order was not kept."""
     screen = Screen(json_output)
-    scale = QUICK if quick else FULL
     # On purpose: handlers fail, and a producer is fenced. Both are told as events.
     logs.mute("consumer.handler_failed", subject=SUBJECT)
     logs.mute("producer.send_failed", subject=SUBJECT)
-    result = _play(scale, _watcher(screen))
+    with tempfile.TemporaryDirectory(prefix="inturn-demo-") as folder:
+        result = _Demo(screen, QUICK if quick else FULL, Path(folder)).play()
     if screen.is_json:
         screen.json(result)
-    else:
-        _print_verdict(screen, result)
+    elif result.ok:
+        screen.out.print(CLOSING, style="grey70", width=min(WIDTH, screen.out.width))
     if not result.ok:
         raise typer.Exit(1)
 
 
-def _play(scale: Scale, watch: Callable[[Story, Board], None]) -> DemoResult:
-    started_at_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="inturn-demo-") as folder:
-        board = Board(scale.lease.life_s)
-        story = Story(scale, Path(folder), board)
-        story.start()
+class _Demo:
+    def __init__(self, screen: Screen, scale: Scale, folder: Path) -> None:
+        self._screen = screen
+        self._scale = scale
+        self._folder = folder
+        self._started_at_s = time.monotonic()
+
+    def play(self) -> DemoResult:
+        board = Board(self._scale.lease.life_s, Events(self._started_at_s))
+        result = self._play_first(board)
+        if not result.is_complete:
+            return result
+        by_key = self._play_second(board)
+        return result.with_second_act(by_key, self._elapsed_s)
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_at_s
+
+    def _play_first(self, board: Board) -> DemoResult:
+        story = Story(self._scale, self._folder, board)
+        self._watch(story, board, View(self._columns))
+        result = judge(story, board, self._scale, self._elapsed_s)
+        if not self._screen.is_json:
+            self._screen.out.print(verdict_panel(result))
+            self._print_violations(result.violations)
+        return result
+
+    def _play_second(self, before: Board) -> KeyActResult:
+        """The folder is opened anew: what the first act has stored is there."""
+        begun_s = self._elapsed_s
+        acknowledged = [one for one in before.recorder.snapshot() if isinstance(one, SendAcknowledged)]
+        board = KeyBoard(self._scale.poisoned_order, Events(self._started_at_s))
+        story = KeyStory(self._scale, self._folder, board, acknowledged)
+        self._watch(story, board, KeyView(before.rate_max, self._columns))
+        result = judge_by_key(story, board, self._scale, before.rate_max, self._elapsed_s - begun_s)
+        if not self._screen.is_json:
+            self._screen.out.print(key_verdict_panel(result))
+            self._print_violations(result.violations)
+        return result
+
+    @property
+    def _columns(self) -> int:
+        return self._screen.out.width
+
+    def _watch(self, act: Act, board: ActBoard[LookT], view: ActView[LookT]) -> None:
+        act.start()
         try:
-            watch(story, board)
+            watch(self._screen, act, board, view)
         finally:
-            story.stop()
-        if story.error is not None and not isinstance(story.error, Interrupted):
-            raise story.error
-        return judge(story, board, scale, time.monotonic() - started_at_s)
+            act.stop()
 
-
-def _watcher(screen: Screen) -> Callable[[Story, Board], None]:
-    if screen.is_json:
-        return lambda story, board: _sleep_until_over(story)
-    if screen.out.is_terminal:
-        return lambda story, board: _watch_live(screen, story, board)
-    return lambda story, board: _watch_lines(story, board)
-
-
-def _sleep_until_over(story: Story) -> None:
-    while not story.is_over:
-        time.sleep(DRAW_S)
-
-
-def _watch_live(screen: Screen, story: Story, board: Board) -> None:
-    from rich.live import Live
-
-    view = View(screen.out.width)
-    with Live(view.frame(board.look()), console=screen.out, auto_refresh=False) as live:
-        while not story.is_over:
-            time.sleep(DRAW_S)
-            live.update(view.frame(board.look()), refresh=True)
-        live.update(view.last_frame(board.look()), refresh=True)
-
-
-def _watch_lines(story: Story, board: Board) -> None:
-    """For a pipe or a log: events as they come, and a line every second."""
-    told, next_line_s = 0, LINE_S
-    while True:
-        is_over = story.is_over  # before the look: what comes last is told too
-        look = board.look()
-        for event in look.events[told:]:
-            _line(f"{event.at_s:5.1f} s  {event.text}")
-        told = len(look.events)
-        if look.at_s >= next_line_s or is_over:
-            _line(_progress(look))
-            next_line_s = look.at_s + LINE_S
-        if is_over:
-            return
-        time.sleep(DRAW_S)
-
-
-def _progress(look: Look) -> str:
-    partitions = "  ".join(
-        f"[{index}] {one.owner or '–'} epoch {one.epoch} at {one.done:,}" for index, one in enumerate(look.partitions)
-    )
-    return f"{look.at_s:5.1f} s  sent {look.stored:,}  handled {look.done:,}  {partitions}"
-
-
-def _line(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def _print_verdict(screen: Screen, result: DemoResult) -> None:
-    screen.out.print(verdict_panel(result))
-    for violation in result.violations:
-        screen.out.print(coloured(violation), soft_wrap=True)
-    if result.ok:
-        screen.out.print(CLOSING, style="grey70")
+    def _print_violations(self, violations: list[str]) -> None:
+        for violation in violations:
+            self._screen.out.print(coloured(violation), soft_wrap=True)

@@ -6,23 +6,31 @@ Everything is recorded for the order checker too, in the order in which it is to
 from __future__ import annotations
 
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from inturn.cli.demo_events import Event, Events
 from inturn.cli.demo_orders import PARTITION_COUNT, SUBJECT, Ledger
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
 from inturn.model.clock import SystemClock
+from inturn.model.commands import Progress
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.producer.flight import Stored
 from inturn.testing.recorder import Recorder
 
+RATE_PART_S = 0.25
 # `failed` and `exception` are repeated in place; a slow success is a success.
 _RECORDED_AS = {ResultKind.SUCCESS: "success", ResultKind.TIMEOUT: "success", ResultKind.FAILED: "failed"}
+
+
+def recorded_as(kind: ResultKind) -> str:
+    """The word of the order checker for how a handler ended."""
+    return _RECORDED_AS.get(kind, "exception")
 
 
 def short(member: str) -> str:
@@ -35,12 +43,6 @@ class OrderStep(msgspec.Struct):
 
     order: int
     step: str
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    at_s: float
-    text: str
 
 
 @dataclass(slots=True)
@@ -100,19 +102,24 @@ class Board(Hook):
     """The observer of the connection and the hook of all consumers. From any thread; never calls the node."""
 
     life_s: float
+    events: Events
     recorder: Recorder = field(default_factory=lambda: Recorder(SystemClock()))
     ledger: Ledger = field(default_factory=Ledger)
     hand_overs: list[HandOver] = field(default_factory=list)
     partitions: list[PartitionLook] = field(default_factory=lambda: [PartitionLook() for _ in range(PARTITION_COUNT)])
     consumers: dict[str, ConsumerLook] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    _handled_in: Counter[int] = field(default_factory=Counter)  # by RATE_PART_S
     _released_at_s: dict[int, float] = field(default_factory=dict)
-    _started_at_s: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def now_s(self) -> float:
-        return time.monotonic() - self._started_at_s
+        return self.events.now_s
+
+    @property
+    def rate_max(self) -> float:
+        """Messages per second, when it was best: the crash is not to spoil a comparison."""
+        return max(self._handled_in.values(), default=0) / RATE_PART_S
 
     def look(self) -> Look:
         with self._lock:
@@ -120,16 +127,9 @@ class Board(Hook):
                 self.now_s,
                 tuple(replace(one) for one in self.partitions),
                 tuple(replace(one) for one in self.consumers.values()),
-                tuple(self.events),
+                self.events.so_far(),
                 self.life_s,
             )
-
-    def say(self, text: str) -> None:
-        with self._lock:
-            self._say(text)
-
-    def _say(self, text: str) -> None:
-        self.events.append(Event(self.now_s, text))
 
     # Told by the story
 
@@ -148,7 +148,7 @@ class Board(Hook):
         with self._lock:
             self.consumers[name].died_at_s = self.now_s
             self.recorder.crashed(member)
-            self._say(f"{name} died: no commit, no release; its leases end within {self.life_s:.1f} s")
+            self.events.say(f"{name} died: no commit, no release; its leases end within {self.life_s:.1f} s")
 
     def is_dead(self, member: str) -> bool:
         return self.consumers[short(member)].died_at_s is not None
@@ -173,8 +173,8 @@ class Board(Hook):
             self.partitions[partition].owner = None
             self._released_at_s[partition] = self.now_s
 
-    def committed(self, subject: str, group: str, partition: int, owner: str, epoch: int, offset: int) -> None:
-        self.recorder.committed(subject, group, partition, owner, epoch, offset)
+    def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
+        self.recorder.committed(subject, group, owner, progress)
 
     # Told by the consumers
 
@@ -183,7 +183,7 @@ class Board(Hook):
             if self.is_dead(context.consumer):
                 return
             for message in messages:
-                self._record(self.recorder.started, message, context)
+                self._record(self.recorder.started, message, context, attempt=context.attempt)
             partition = self.partitions[context.partition]
             if context.epoch > partition.begun_epoch:
                 self._begin(partition, messages[0].offset, context)
@@ -194,7 +194,7 @@ class Board(Hook):
         with self._lock:
             if self.is_dead(context.consumer):
                 return
-            result = _RECORDED_AS.get(kind, "exception")
+            result = recorded_as(kind)
             for message in messages:
                 self._record(self.recorder.ended, message, context, result=result)
                 body = msgspec.json.decode(message.body, type=OrderStep)
@@ -203,18 +203,19 @@ class Board(Hook):
                 else:
                     self._failed(body, context, error)
 
-    def _record(self, record: Callable[..., None], message: Message, context: Context, **result: str) -> None:
+    def _record(self, record: Callable[..., None], message: Message, context: Context, **more: object) -> None:
         where = (SUBJECT, context.group, context.partition, message.offset, message.key)
-        record(*where, context.consumer, context.epoch, message.message_id, **result)
+        record(*where, context.consumer, context.epoch, message.message_id, **more)
 
     def _handled(self, message: Message, body: OrderStep, context: Context) -> None:
         partition = self.partitions[context.partition]
         partition.done = max(partition.done, message.offset + 1)
         partition.stored = max(partition.stored, partition.done)  # a handler may be quicker than the acknowledgement
         self.consumers[short(context.consumer)].handled += 1
+        self._handled_in[int(self.now_s / RATE_PART_S)] += 1
         self.ledger.note(body.order, body.step)
         if partition.trouble is not None and context.attempt > 1:
-            self._say(
+            self.events.say(
                 f"order {body.order} {body.step} at attempt {context.attempt} ({partition.trouble}): "
                 f"partition {context.partition} waited"
             )
@@ -242,7 +243,7 @@ class Board(Hook):
             )
         )
         again = f"{repeated} repeated" if repeated else "none repeated"
-        self._say(
+        self.events.say(
             f"{after} took partition {context.partition} from {before}: epoch {context.epoch}, "
             f"continuing at offset {offset:,} ({again})"
         )

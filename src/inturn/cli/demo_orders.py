@@ -11,6 +11,11 @@ from inturn.model.settings import LeaseSettings
 SUBJECT = "orders"
 GROUP = "warehouse"
 STEPS = ("created", "paid", "packed", "shipped", "delivered")
+KEY_GROUP = "accounting"  # the second act: the same messages, ordered by key
+CONCURRENCY = 32
+ATTEMPTS_MAX = 3
+POISONED_STEP = "paid"
+LATER_STEPS = ("returned", "refunded")  # sent for the poisoned order only: while it is parked, while it is resumed
 PARTITION_COUNT = 4
 OPEN_COUNT = 40  # orders that one producer has under way at once
 
@@ -24,15 +29,23 @@ class Scale:
     sending_s: float  # the producers spread their sends over this
     retry_s: float
     lease: LeaseSettings
+    reading_s: float  # how long a parked key is shown before it is resumed
+    resumed_step_s: float  # how long each step of the resumed order takes, to be looked at
 
     @property
     def messages(self) -> int:
         return self.orders * len(STEPS)
 
+    @property
+    def poisoned_order(self) -> int:
+        """Early, so that nearly everything is still to be done when its key is parked."""
+        return self.orders // 20
 
-# 4 partitions × 1 / 3 ms ≈ 1,250 messages per second: 16 s, and 2 s more for the partitions whose owner dies.
-FULL = Scale(4000, 0.003, 11.0, 0.5, LeaseSettings(life_s=2.0, renew_s=0.4, margin_s=0.1))
-QUICK = Scale(600, 0.002, 1.0, 0.05, LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05))
+
+# 4 partitions × 1 / 3 ms ≈ 1,250 messages per second: 16 s, and 2 s more for the partitions whose owner dies. Then
+# by key: 32 handlers × 1 / 3 ms ≈ 10,000 per second: 2 s, and 5 s for the parked key, which is to be looked at.
+FULL = Scale(4000, 0.003, 11.0, 0.5, LeaseSettings(life_s=2.0, renew_s=0.4, margin_s=0.1), 2.0, 0.3)
+QUICK = Scale(600, 0.002, 1.0, 0.05, LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05), 0.1, 0.05)
 
 
 def troubles(orders: int) -> dict[tuple[int, str], str | None]:

@@ -7,11 +7,11 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from inturn.cli.demo_act import LIMIT_S, Act
 from inturn.cli.demo_board import Board, OrderStep
 from inturn.cli.demo_orders import GROUP, PARTITION_COUNT, SUBJECT, Scale, key_of, life_cycles, troubles
 from inturn.connection import Connection, connect
@@ -30,52 +30,29 @@ LATE_CONSUMER = "dora"
 NAMED_PRODUCER = "till-4"
 PRODUCERS = ("till-1", "till-2", "till-3", NAMED_PRODUCER)
 DEATH_AT, JOIN_AT = 0.25, 0.5  # of all messages handled
-LIMIT_S = 120.0  # on a machine where it takes longer something is wrong
-POLL_S = 0.02
 WINDOW = 500  # messages of one producer that are not acknowledged yet
-
-
-class Interrupted(Exception):
-    """The demo was stopped, or took too long."""
 
 
 class _Dead(Exception):
     """Ends the thread of a consumer that died: in one process nothing else can."""
 
 
-class Story:
-    """`run` in a thread of its own; the views look at the board meanwhile. `stored` is what the log held in the end."""
+class Story(Act):
+    """The first act. `stored` is what the log held in the end."""
 
     def __init__(self, scale: Scale, folder: Path, board: Board) -> None:
+        super().__init__()
         self.stored: dict[tuple[str, int, int], str | None] = {}
         self.victim: str | None = None
-        self.error: Exception | None = None
         self._scale = scale
         self._folder = folder
         self._board = board
         self._troubles = troubles(scale.orders)
-        self._stop = threading.Event()
-        self._until_s = time.monotonic() + LIMIT_S
         self._consumers: dict[str, Consumer] = {}
-        self._thread = threading.Thread(target=self._run, name="inturn-demo", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            with connect(self._folder, lease=self._scale.lease, observer=self._board) as connection:
-                self._tell(connection)
-        except Exception as error:
-            self.error = self.error or error
+    def play(self) -> None:
+        with connect(self._folder, lease=self._scale.lease, observer=self._board) as connection:
+            self._tell(connection)
 
     def _tell(self, connection: Connection) -> None:
         subject = connection.create_subject(SUBJECT, PARTITION_COUNT)
@@ -85,30 +62,25 @@ class Story:
         for name in FIRST_CONSUMERS:
             self._join(connection, name)
             self._wait(self._is_shared)
-        self._board.say(f"{', '.join(FIRST_CONSUMERS)} share the {PARTITION_COUNT} partitions")
+        self._board.events.say(f"{', '.join(FIRST_CONSUMERS)} share the {PARTITION_COUNT} partitions")
         tills = [self._open_till(connection, name, number) for number, name in enumerate(PRODUCERS)]
         try:
             self._wait(lambda: self._handled_share() >= DEATH_AT)
             self._kill()
             self._wait(lambda: self._is_shared() and self._handled_share() >= JOIN_AT)
-            self._board.say(f"{LATE_CONSUMER} joined the group")
+            self._board.events.say(f"{LATE_CONSUMER} joined the group")
             self._join(connection, LATE_CONSUMER)
             self._wait(lambda: not any(till.is_alive() for till in tills) and self._handled_share() >= 1.0)
         finally:
             self._stop.set()  # nobody sends any more when the connection is closed
             for till in tills:
                 till.join()
-        self._board.say("everything is handled: the consumers commit, give their leases back and leave")
+        self._board.events.say("everything is handled: the consumers commit, give their leases back and leave")
         for consumer in self._consumers.values():
             consumer.stop()
         self.stored = {(SUBJECT, one.partition, one.offset): one.message_id for one in connection.reader(SUBJECT)}
 
-    # Waiting
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            if self._stop.wait(POLL_S) or time.monotonic() > self._until_s:
-                raise Interrupted
+    # What is waited for
 
     def _handled_share(self) -> float:
         return self._board.look().done / self._scale.messages
@@ -127,7 +99,8 @@ class Story:
         scale = self._scale
         settings = ConsumerSettings(
             concurrency=PARTITION_COUNT,
-            suspend_s=scale.retry_s,
+            backoff_min_s=scale.retry_s,
+            backoff_max_s=scale.retry_s,
             commit_interval_s=0.05,
             heartbeat_s=scale.lease.renew_s,
         )
@@ -200,7 +173,7 @@ class Story:
         try:
             before.send_sync(SUBJECT, b"{}", key=key_of(0))
         except ProducerFenced:
-            self._board.say(f"{NAMED_PRODUCER} was opened a second time: its former self is refused from now on")
+            self._board.events.say(f"{NAMED_PRODUCER} was opened a second time: its former self is refused from now on")
         with contextlib.suppress(ProducerFenced):
             before.close()
         return after

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 
 from inturn.cli.demo_board import Board
+from inturn.cli.demo_key_verdict import KeyActResult
 from inturn.cli.demo_orders import GROUP, SUBJECT, Scale
 from inturn.cli.demo_story import LATE_CONSUMER, Story
-from inturn.testing.checker import ViolationKind, check
+from inturn.cli.demo_violations import count_violations
+from inturn.testing.checker import check
 
 
 class HandOverResult(msgspec.Struct, frozen=True):
@@ -24,7 +24,10 @@ class HandOverResult(msgspec.Struct, frozen=True):
 
 
 class DemoResult(msgspec.Struct, frozen=True):
-    """What `inturn demo --json` prints. `duplicates` are messages that were handled again after the crash."""
+    """What `inturn demo --json` prints: the first act, and in `by_key` the second; `ok` and `elapsed_s` are of both.
+
+    `duplicates` are messages that were handled again after the crash.
+    """
 
     ok: bool
     is_complete: bool  # False: it was ended before everything was handled
@@ -47,11 +50,18 @@ class DemoResult(msgspec.Struct, frozen=True):
     hand_overs: list[HandOverResult]
     handled_by: dict[str, int]
     events: list[str]
+    by_key: KeyActResult | None = None  # None: it did not come to the second act
+
+    def with_second_act(self, by_key: KeyActResult, elapsed_s: float) -> DemoResult:
+        ok, is_complete = self.ok and by_key.ok, self.is_complete and by_key.is_complete
+        return msgspec.structs.replace(
+            self, ok=ok, is_complete=is_complete, elapsed_s=round(elapsed_s, 2), by_key=by_key
+        )
 
 
 def judge(story: Story, board: Board, scale: Scale, elapsed_s: float) -> DemoResult:
-    """Only after the story is over."""
-    is_complete = story.error is None
+    """The first act, only after it is over."""
+    is_complete = story.is_complete
     verdict = check(
         board.recorder.snapshot(),
         subject=SUBJECT,
@@ -59,8 +69,7 @@ def judge(story: Story, board: Board, scale: Scale, elapsed_s: float) -> DemoRes
         order="partition",
         stored=story.stored if is_complete else None,
     )
-    kinds = Counter(violation.kind for violation in verdict.violations)
-    shown = (ViolationKind.OUT_OF_ORDER, ViolationKind.OVERLAP, ViolationKind.LOST, ViolationKind.SKIPPED)
+    counts = count_violations(verdict)
     look = board.look()
     in_order = board.ledger.complete_count
     took_over = any(one.is_after_crash for one in board.hand_overs)
@@ -75,11 +84,11 @@ def judge(story: Story, board: Board, scale: Scale, elapsed_s: float) -> DemoRes
         handler_calls=verdict.started,
         retries=sum(one.retries for one in look.consumers),
         duplicates=verdict.duplicates,
-        out_of_order=kinds[ViolationKind.OUT_OF_ORDER],
-        overlapping=kinds[ViolationKind.OVERLAP],
-        lost=sum(len(one.offsets) for one in verdict.violations if one.kind is ViolationKind.LOST),
-        skipped=kinds[ViolationKind.SKIPPED],
-        other_violations=sum(count for kind, count in kinds.items() if kind not in shown),
+        out_of_order=counts.out_of_order,
+        overlapping=counts.overlapping,
+        lost=counts.lost,
+        skipped=counts.skipped,
+        other_violations=counts.other_violations,
         violations=[str(violation) for violation in verdict.violations],
         died=story.victim,
         joined=LATE_CONSUMER,

@@ -1,26 +1,36 @@
-"""The pictures of the demo: a frame of the live view, and the verdict. 100 × 30 is enough."""
+"""The pictures of the first act: a frame of the live view, and the verdict. 100 × 30 is enough."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from rich.box import ROUNDED
-from rich.console import Group, JustifyMethod, RenderableType
-from rich.panel import Panel
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from inturn.cli.demo_board import ConsumerLook, Look, PartitionLook
 from inturn.cli.demo_orders import STEPS
-from inturn.cli.demo_story import FIRST_CONSUMERS, LATE_CONSUMER
+from inturn.cli.demo_picture import (
+    BAD,
+    BAR_COLUMNS,
+    COLOURS,
+    EVENT_ROWS,
+    FAINT,
+    GOOD,
+    QUIET,
+    RATE_WINDOW_S,
+    WAITING,
+    WIDTH,
+    bar,
+    coloured,
+    event_panel,
+    figure,
+    never,
+    panel,
+    table_of,
+    title_of,
+)
 from inturn.cli.demo_verdict import DemoResult
-
-WIDTH = 98
-BAR_COLUMNS = 24
-EVENT_ROWS = 8
-RATE_WINDOW_S = 1.5
-QUIET, FAINT, BAD, GOOD, WAITING = "grey58", "grey30", "#e06c75", "#98c379", "#d19a66"
-COLOURS = dict(zip((*FIRST_CONSUMERS, LATE_CONSUMER), ("#61afef", "#c678dd", "#56b6c2", "#e5c07b"), strict=True))
 
 
 class View:
@@ -33,14 +43,21 @@ class View:
     def frame(self, look: Look) -> RenderableType:
         """Always as many rows, so that nothing jumps."""
         self._sample(look)
-        return Group(
-            self._head(look), self._partitions(look), _consumers(look), _events(look, EVENT_ROWS, self._missing)
-        )
+        events = event_panel(look.events, EVENT_ROWS, self._missing)
+        return Group(self._head(look), self._partitions(look), _consumers(look), events)
 
     def last_frame(self, look: Look) -> RenderableType:
         """Without what the verdict says too: both together fit a small terminal."""
         self._sample(look)
-        return Group(self._partitions(look), _events(look, EVENT_ROWS + 1, self._missing))
+        return Group(self._partitions(look), event_panel(look.events, EVENT_ROWS + 1, self._missing))
+
+    def line(self, look: Look) -> str:
+        """For a pipe."""
+        partitions = "  ".join(
+            f"[{index}] {one.owner or '–'} epoch {one.epoch} at {one.done:,}"
+            for index, one in enumerate(look.partitions)
+        )
+        return f"sent {look.stored:,}  handled {look.done:,}  {partitions}"
 
     def _sample(self, look: Look) -> None:
         self._samples.append(look)
@@ -59,16 +76,16 @@ class View:
         head = Table.grid(padding=(0, 1 if self._missing else 3, 0, 0))
         head.add_row(
             Text.assemble(("  inturn demo", "bold"), (f"  {look.at_s:4.1f} s", QUIET)),
-            _figure("sent", look.stored, "" if self._missing else f"of {expected:,}"),
-            _figure("handled", look.done, ""),
-            _figure("lag", look.stored - look.done, ""),
-            _figure("rate", round(sum(self._rate(look, one) for one in range(len(look.partitions)))), "/s"),
+            figure("sent", look.stored, "" if self._missing else f"of {expected:,}"),
+            figure("handled", look.done, ""),
+            figure("lag", look.stored - look.done, ""),
+            figure("rate", round(sum(self._rate(look, one) for one in range(len(look.partitions)))), "/s"),
         )
         return head
 
     def _partitions(self, look: Look) -> RenderableType:
         bar_columns = max(6, BAR_COLUMNS - self._missing)
-        table = _table(
+        table = table_of(
             ("#", 1, "right"),
             ("owner", 20, "left"),
             ("epoch", 5, "right"),
@@ -82,12 +99,12 @@ class View:
                 str(index),
                 _owner(one, look),
                 str(one.epoch),
-                _bar(one, bar_columns),
+                bar(one.done, one.stored, one.expected, bar_columns, COLOURS.get(one.begun_by or "", QUIET)),
                 f"{one.stored - one.done:,}",
                 f"{self._rate(look, index):,.0f}/s",
                 _last(one),
             )
-        return _panel(table, "partitions")
+        return panel(table, "partitions")
 
 
 def verdict_panel(result: DemoResult) -> RenderableType:
@@ -96,7 +113,7 @@ def verdict_panel(result: DemoResult) -> RenderableType:
     table.add_column()
     repeated = f", {result.duplicates} of them repeated after the crash" if result.duplicates else ""
     table.add_row("messages", Text(f"{result.messages_sent:,} sent, {result.messages_handled:,} handled{repeated}"))
-    table.add_row("never", _never(result))
+    table.add_row("never", never(result))
     steps = " → ".join(STEPS)
     is_good = result.orders_in_order == result.orders
     table.add_row(
@@ -106,37 +123,8 @@ def verdict_panel(result: DemoResult) -> RenderableType:
     table.add_row("handled by", coloured("   ".join(f"{name} {count:,}" for name, count in result.handled_by.items())))
     table.add_row("hand-overs", _hand_overs(result))
     table.add_row("retries", f"{result.retries} failed attempts, each repeated in place; nothing overtook them")
-    title = (
-        (f"✔ order kept, {result.elapsed_s:.1f} s", f"bold {GOOD}")
-        if result.ok
-        else ("✘ order broken, or not everything done", f"bold {BAD}")
-    )
-    return _panel(table, Text.assemble(title), GOOD if result.ok else BAD)
-
-
-def coloured(text: str) -> Text:
-    """Names of consumers in their colours."""
-    shown = Text(text)
-    for name, colour in COLOURS.items():
-        shown.highlight_regex(rf"\b{name}\b", f"bold {colour}")
-    return shown
-
-
-def _figure(name: str, value: int, unit: str) -> Text:
-    return Text.assemble((f"{name} ", QUIET), (f"{value:>6,}", "bold"), (f" {unit}" if unit else "", QUIET))
-
-
-def _table(*columns: tuple[str, int, JustifyMethod]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=QUIET)
-    for heading, width, justify in columns:
-        table.add_column(heading, width=width, justify=justify, no_wrap=True)
-    table.show_header = any(heading for heading, _, _ in columns)
-    return table
-
-
-def _panel(content: RenderableType, title: str | Text, border: str = FAINT) -> Panel:
-    shown = Text(title, QUIET) if isinstance(title, str) else title
-    return Panel(content, title=shown, title_align="left", box=ROUNDED, border_style=border, width=WIDTH)
+    title, colour = title_of(result.ok, "order kept", result.elapsed_s)
+    return panel(table, title, colour)
 
 
 def _owner(one: PartitionLook, look: Look) -> Text:
@@ -149,13 +137,6 @@ def _owner(one: PartitionLook, look: Look) -> Text:
     return Text.assemble(("✝ ", BAD), (one.owner, f"strike {BAD}"), (f"  ends in {left_s:.1f} s", QUIET))
 
 
-def _bar(one: PartitionLook, columns: int) -> Text:
-    expected = max(one.expected, 1)
-    done, stored = (min(columns, round(columns * count / expected)) for count in (one.done, one.stored))
-    colour = COLOURS.get(one.begun_by or "", QUIET)
-    return Text.assemble(("━" * done, colour), ("─" * (stored - done), "grey62"), ("┈" * (columns - stored), FAINT))
-
-
 def _last(one: PartitionLook) -> Text:
     if one.last is None:
         return Text("–", QUIET)
@@ -165,11 +146,11 @@ def _last(one: PartitionLook) -> Text:
 
 
 def _consumers(look: Look) -> RenderableType:
-    table = _table(("", 6, "left"), ("", 22, "left"), ("", 14, "right"), ("", 22, "right"))
+    table = table_of(("", 6, "left"), ("", 22, "left"), ("", 14, "right"), ("", 22, "right"))
     for name in COLOURS:
         one = next((found for found in look.consumers if found.name == name), None)
         table.add_row(*_consumer_row(name, one, look))
-    return _panel(table, "consumers")
+    return panel(table, "consumers")
 
 
 def _consumer_row(name: str, one: ConsumerLook | None, look: Look) -> tuple[Text, Text, Text, Text]:
@@ -188,31 +169,6 @@ def _consumer_row(name: str, one: ConsumerLook | None, look: Look) -> tuple[Text
         Text.assemble((f"{one.handled:,}", "bold"), (" handled", QUIET)),
         retries,
     )
-
-
-def _events(look: Look, rows: int, missing: int) -> RenderableType:
-    table = _table(("", 6, "right"), ("", 86 - missing, "left"))
-    shown = look.events[-rows:]
-    for event in shown:
-        table.add_row(Text(f"{event.at_s:.1f} s", QUIET), coloured(event.text))
-    for _ in range(rows - len(shown)):
-        table.add_row("", "")
-    return _panel(table, "what happened")
-
-
-def _never(result: DemoResult) -> Text:
-    text = Text()
-    counts = {
-        "out of order": result.out_of_order,
-        "overlapping": result.overlapping,
-        "lost": result.lost,
-        "skipped": result.skipped,
-        "other violations": result.other_violations,
-    }
-    for name, count in counts.items():
-        text.append(f"{name} ", QUIET)
-        text.append(f"{count}   ", f"bold {BAD if count else GOOD}")
-    return text
 
 
 def _hand_overs(result: DemoResult) -> Text:

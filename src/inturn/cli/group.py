@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,12 +54,13 @@ def describe(
     with command(json_output) as screen:
         with opened(data) as connection:
             found = _descriptions(connection, group, subject)
+            troubles = [_troubles(connection, one) for one in found]
         lag = sum(_lag(one) for one in found)
         if screen.is_json:
-            screen.json({"group": group, "lag": lag, "subjects": [_fields(one) for one in found]})
+            screen.json({"group": group, "lag": lag, "subjects": list(map(_fields, found, troubles))})
             return
-        for one in found:
-            _print_description(screen, one)
+        for one, trouble in zip(found, troubles, strict=True):
+            _print_description(screen, one, trouble)
         if len(found) > 1:
             screen.out.print(f"total lag on {len(found)} subjects: [bold]{lag:,}[/bold]")
 
@@ -117,6 +119,12 @@ def _descriptions(connection: Connection, group: str, subject: str | None) -> li
     return [connection.describe_group(one.subject, one.group) for one in names]
 
 
+def _troubles(connection: Connection, found: GroupDescription) -> dict[str, int]:
+    """How many keys are in which state, but for those that go on by themselves."""
+    states = Counter(one.state for one in connection.keys(found.subject, found.group))
+    return {state: states[state] for state in ("failing", "blocked", "parked", "resuming")}
+
+
 def _lag(found: GroupDescription) -> int:
     return sum(one.lag for one in found.partitions)
 
@@ -126,7 +134,7 @@ def _lag_text(found: GroupDescription) -> str:
     return f"[yellow]{lag:,}[/yellow]" if lag else "[green]0[/green]"
 
 
-def _print_description(screen: Screen, found: GroupDescription) -> None:
+def _print_description(screen: Screen, found: GroupDescription, troubles: dict[str, int]) -> None:
     members = ", ".join(plain(member) for member in found.members) or "none running"
     screen.out.print(
         f"group [bold]{plain(found.group)}[/bold] on [bold]{plain(found.subject)}[/bold]  "
@@ -137,6 +145,13 @@ def _print_description(screen: Screen, found: GroupDescription) -> None:
         [">partition", ">committed", ">end offset", ">lag", "owner", ">epoch", ">lease left"],
         map(_partition_row, found.partitions),
     )
+    if any(troubles.values()):
+        counts = ", ".join(f"{count:,} {state}" for state, count in troubles.items() if count)
+        screen.out.print(
+            f"keys: [yellow]{counts}[/yellow]; "
+            f"see `inturn key list {plain(found.subject)} --group {plain(found.group)}`",
+            soft_wrap=True,
+        )
 
 
 def _partition_row(one: GroupPartition) -> list[str]:
@@ -191,11 +206,12 @@ def _summary(found: GroupDescription) -> dict[str, object]:
     }
 
 
-def _fields(found: GroupDescription) -> dict[str, object]:
+def _fields(found: GroupDescription, troubles: dict[str, int]) -> dict[str, object]:
     return {
         "subject": found.subject,
         "members": list(found.members),
         "lag": _lag(found),
+        "keys": troubles,
         "partitions": [
             {
                 "partition": one.partition,

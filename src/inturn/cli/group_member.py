@@ -7,15 +7,16 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from inturn.cli import logs
 from inturn.cli.message_line import MessagePrinter
-from inturn.cli.screen import Screen, counted, plain
+from inturn.cli.screen import Screen, counted, plain, printable
 from inturn.model.errors import InturnError, NotFound
-from inturn.model.result import SUSPEND_MAX_S, Suspend, suspend
-from inturn.model.settings import ConsumerSettings
+from inturn.model.result import Result
+from inturn.model.settings import ConsumerSettings, OnExhausted, Order
 
 if TYPE_CHECKING:
     from inturn.connection import Connection
@@ -25,34 +26,55 @@ if TYPE_CHECKING:
     from inturn.model.position import Position
 
 LOOK_S = 0.05  # between two looks at the lag
-STALL_S = 2.0  # without progress, when a partition reports an error
+STALL_S = 2.0  # without progress, when a partition reports an error or a key is blocked
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """In which group, and how it handles messages."""
+
+    group: str
+    order: Order
+    max_attempts: int | None
+    on_exhausted: OnExhausted
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        return ConsumerSettings(
+            concurrency=1, ack="manual", max_attempts=self.max_attempts, on_exhausted=self.on_exhausted
+        )
 
 
 class _PrintingHandler:
-    """Called in one thread of the consumer. Flushes each line before it counts as done."""
+    """Called by one worker of the consumer at a time, and one of its retries. Flushes each line before it is done.
+
+    With manual acknowledgement: what is not printed is not committed, and has not failed either.
+    """
 
     def __init__(self, printer: MessagePrinter) -> None:
         self._printer = printer
+        self._printing = threading.Lock()
         self.is_enough = threading.Event()
         self.failure: OSError | None = None
 
-    def __call__(self, message: Message, context: Context) -> Suspend | None:
-        if self.is_enough.is_set():
-            return suspend(SUSPEND_MAX_S)  # not ours any more: it stays for the next one
-        try:
-            self._printer.print(message, group=context.group, epoch=context.epoch)
-            self._printer.flush()
-        except OSError as error:
-            self.failure = error
-            self._end()
-            return suspend(SUSPEND_MAX_S)
-        if self._printer.is_full:
-            self._end()
-        return None
+    @property
+    def count(self) -> int:
+        return self._printer.count
 
-    def _end(self) -> None:
-        logs.mute("consumer.handler_failed")
-        self.is_enough.set()
+    def __call__(self, message: Message, context: Context) -> Result:
+        with self._printing:
+            if self.is_enough.is_set():
+                return Result.SUCCESS  # without a commit: it stays for the next one
+            try:
+                self._printer.print(message, group=context.group, epoch=context.epoch)
+                self._printer.flush()
+            except OSError as error:
+                self.failure = error
+                self.is_enough.set()
+                return Result.SUCCESS
+            if self._printer.is_full:
+                self.is_enough.set()
+            return Result.COMMIT
 
 
 def handle(
@@ -60,14 +82,16 @@ def handle(
     screen: Screen,
     printer: MessagePrinter,
     subject: str,
-    group: str,
+    how: Membership,
     start: Position,
     follow: bool,
 ) -> None:
     """Until everything is handled (unless `follow`), the limit is reached, or Ctrl-C; always stops gracefully."""
     handler = _PrintingHandler(printer)
-    consumer = connection.consumer(subject, group, handler, start=start, settings=ConsumerSettings(concurrency=1))
+    group = how.group
+    consumer = connection.consumer(subject, group, handler, order=how.order, start=start, settings=how.settings)
     stalled: InturnError | None = None
+    logs.mute("consumer.stopped")  # its error is told below
     with contextlib.suppress(KeyboardInterrupt), _terminated_like_interrupted():
         consumer.start()
         stalled = _wait(connection, consumer, handler, follow)
@@ -87,7 +111,7 @@ def handle(
 
 def _wait(connection: Connection, consumer: Consumer, handler: _PrintingHandler, follow: bool) -> InturnError | None:
     """Why some messages cannot be had, if that is so."""
-    lag_before: int | None = None
+    before: tuple[int | None, int] | None = None
     moved_at_s = time.monotonic()
     while not handler.is_enough.wait(LOOK_S) and consumer.error is None:
         if follow:
@@ -95,13 +119,26 @@ def _wait(connection: Connection, consumer: Consumer, handler: _PrintingHandler,
         lag = _lag(connection, consumer)
         if lag == 0:
             return None
-        if lag != lag_before:
-            lag_before, moved_at_s = lag, time.monotonic()
+        if (lag, handler.count) != before:
+            before, moved_at_s = (lag, handler.count), time.monotonic()
         elif time.monotonic() - moved_at_s > STALL_S:
-            errors = consumer.statistics().errors
-            if errors:
-                return InturnError("; ".join(errors))
+            reasons = [*consumer.statistics().errors, *_blocked(connection, consumer)]
+            if reasons:
+                return InturnError("; ".join(reasons))
     return None
+
+
+def _blocked(connection: Connection, consumer: Consumer) -> list[str]:
+    """What waits for somebody to decide."""
+    blocked = [one for one in connection.keys(consumer.subject, consumer.group) if one.state == "blocked"]
+    if not blocked:
+        return []
+    key = blocked[0].key or b""
+    shown = printable(key.decode(errors="backslashreplace"))
+    return [
+        f"{counted(len(blocked), 'key')} of group {consumer.group} on {consumer.subject} blocked, such as {shown!r}: "
+        f"see `inturn key list {consumer.subject} --group {consumer.group}`, then resume or skip"
+    ]
 
 
 def _lag(connection: Connection, consumer: Consumer) -> int | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from inturn.cli import consume, doctor, group, produce, subject
+from inturn.cli import bench, consume, dead_letter, doctor, group, key, produce, subject
 from inturn.cli.options import Json, examples
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
         "inturn produce orders orders.jsonl --key-field customer.id",
         "inturn consume orders --limit 10",
         "inturn group describe billing",
+        "inturn key list orders --group billing",
         "inturn doctor",
     ),
 )
@@ -51,6 +52,8 @@ app.add_typer(subject.app, name="subject")
 app.command("produce", epilog=produce.EXAMPLES)(produce.produce)
 app.command("consume", epilog=consume.EXAMPLES)(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(key.app, name="key")
+app.add_typer(dead_letter.app, name="dead-letter")
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 
 
@@ -64,15 +67,4 @@ def run_demo(json_output: Json = False, quick: Quick = False) -> None:
         demo(json_output=json_output, quick=quick)
 
 
-@app.command("bench", epilog=examples("inturn bench all", "inturn bench all --quick --json"))
-def run_bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one, or 'all'.", show_default=False)],
-    json_output: Json = False,
-    quick: Quick = False,
-) -> None:
-    """Measure, and print the figure beside the bound or the peer it is held against."""
-    from inturn.cli.bench import bench
-    from inturn.cli.session import command
-
-    with command(json_output):
-        bench(name=name, json_output=json_output, quick=quick)
+app.command("bench", epilog=bench.EXAMPLES)(bench.run_bench)

@@ -75,8 +75,8 @@ def message_fields(message: Message) -> dict[str, object]:
         "offset": message.offset,
         "born_at_ms": message.born_at_ms,
     }
-    fields.update({"key": None} if message.key is None else _text_or_base64("key", message.key))
-    fields.update(_text_or_base64("body", message.body))
+    fields.update({"key": None} if message.key is None else text_or_base64("key", message.key))
+    fields.update(text_or_base64("body", message.body))
     if message.tags:
         fields["tags"] = message.tags
     if message.properties:
@@ -86,7 +86,8 @@ def message_fields(message: Message) -> dict[str, object]:
     return fields
 
 
-def _text_or_base64(name: str, data: bytes) -> dict[str, object]:
+def text_or_base64(name: str, data: bytes) -> dict[str, object]:
+    """A field of this name, or with bytes that are no text one of another name."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:

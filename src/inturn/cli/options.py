@@ -17,6 +17,7 @@ Data = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine output: JSON on stdout and nothing else there.")]
 Subject = Annotated[str, typer.Argument(metavar="SUBJECT", help="The name of a subject.", show_default=False)]
+Group = Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The name of a group.", show_default=False)]
 
 
 def examples(*lines: str) -> str:

@@ -113,6 +113,14 @@ def size_text(size_bytes: int) -> str:
     return decimal(size_bytes)
 
 
+def age_text(age_s: float) -> str:
+    """75 → "1 min": the largest unit that fits."""
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if age_s >= unit_s:
+            return f"{int(age_s / unit_s)} {unit}"
+    return f"{max(0, int(age_s))} s"
+
+
 def fields_text(fields: Mapping[str, object]) -> str:
     return "  ".join(f"[dim]{name}[/dim] {plain(str(value))}" for name, value in fields.items())
 

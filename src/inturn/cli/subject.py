@@ -9,7 +9,7 @@ import typer
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Subject, examples
 from inturn.cli.screen import Screen, fields_text, plain, size_text
 from inturn.cli.session import command, opened
-from inturn.model.settings import Limits, Routing, Strategy
+from inturn.model.settings import Keyless, Limits, Routing, Strategy
 from inturn.model.subject import Subject as SubjectValue
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ def create(
         Routing.SLOTS
     ),
     strategy: Annotated[Strategy, typer.Option(help="What happens behind a message that fails.")] = Strategy.STRICT,
+    keyless: Annotated[
+        Keyless, typer.Option(help="Under order by key: messages without a key run on their own, or in one lane.")
+    ] = Keyless.INDEPENDENT,
     max_body_bytes: Annotated[int, typer.Option(help="The largest body.")] = _DEFAULT_LIMITS.body_bytes,
     max_key_bytes: Annotated[int, typer.Option(help="The largest key.")] = _DEFAULT_LIMITS.key_bytes,
     max_properties_bytes: Annotated[
@@ -47,7 +50,9 @@ def create(
         limits = Limits(max_body_bytes, max_key_bytes, max_properties_bytes)
         _check(name, partitions)
         with opened(data, create=True) as connection:
-            made = connection.create_subject(name, partitions, routing=routing, strategy=strategy, limits=limits)
+            made = connection.create_subject(
+                name, partitions, routing=routing, strategy=strategy, limits=limits, keyless=keyless
+            )
         if screen.is_json:
             screen.json(_fields(made))
         else:
@@ -107,6 +112,7 @@ def _settings_text(subject: SubjectValue) -> str:
             "partitions": subject.partition_count,
             "routing": subject.routing,
             "strategy": subject.strategy,
+            "keyless": subject.keyless,
             "body": f"≤ {size_text(limits.body_bytes)}",
             "key": f"≤ {size_text(limits.key_bytes)}",
             "properties": f"≤ {size_text(limits.properties_bytes)}",
@@ -165,6 +171,7 @@ def _fields(subject: SubjectValue) -> dict[str, object]:
         "partitions": subject.partition_count,
         "routing": subject.routing.value,
         "strategy": subject.strategy.value,
+        "keyless": subject.keyless.value,
         "route_version": subject.route.version,
         "limits": {
             "body_bytes": limits.body_bytes,

@@ -1,7 +1,7 @@
 """The consumer: threads and a lock around `ConsumerCore`.
 
-One thread talks to the node, `concurrency` threads run handlers. Whoever changes the core holds the lock; nobody
-holds it while talking to the node or running a handler.
+One thread talks to the node; workers run handlers: `concurrency` threads, or as many tasks of one event loop. Whoever
+changes the core holds the lock; nobody holds it while talking to the node or running a handler.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -22,16 +22,27 @@ from typing import Self
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.held import Stage
 from inturn.consumer.hook import Hook
-from inturn.consumer.outcome import of_exception
+from inturn.consumer.loop import WorkerLoop
+from inturn.consumer.opening import Opened, opened
+from inturn.consumer.run import Run
+from inturn.consumer.threads import Workers, WorkerThreads
 from inturn.consumer.worker import Handler, Worker
 from inturn.model.clock import Clock
-from inturn.model.commands import Answer, Command, Node, OpenRetry
+from inturn.model.commands import Answer, Command, Node, OpenDeadLetters, OpenRetry, Pull, Pulled
 from inturn.model.errors import Closed, InturnError, InvalidInput
 from inturn.model.logs import get_logger
 from inturn.model.names import check_name, retry_subject
 from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
-from inturn.model.settings import ConsumerSettings, LeaseSettings, Order, Strategy, checked, one_of
+from inturn.model.settings import (
+    ConsumerSettings,
+    LeaseSettings,
+    OnExhausted,
+    Order,
+    Strategy,
+    checked,
+    one_of,
+)
 from inturn.model.subject import Subject
 
 _log = get_logger("inturn.consumer")
@@ -53,14 +64,28 @@ class ConsumerStatistics:
     paused: tuple[int, ...]
     missing: int  # offsets that retention or a lost tail had removed before they could be read
     errors: tuple[str, ...]
+    concurrency: int = 0
+    failing_count: int = 0  # messages that failed and will be repeated, or wait for somebody to decide
+    parked: tuple[str, ...] = ()  # keys
+    blocking: tuple[Blocking, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """A partition is paused since its span is full, and this message is what it waits for."""
+
+    partition: int
+    offset: int
+    key: str | None
 
 
 class Consumer:
     """A member of a group. Handles messages from `start` (or `with`) until `stop`.
 
-    Under best effort, messages that failed are handled again by a second consumer of the same group, inside this one.
-    Handlers run in threads of their own; two messages of one partition never at the same time. `name` begins the
-    name under which the consumer is known; the rest makes it unique, since a lease belongs to one consumer only.
+    Plain functions run in threads, `async def` handlers as tasks of one event loop; two messages of one lane (a
+    partition, or a key, as `order` says) never at the same time. Messages that failed under best effort, and dead
+    letters that are driven again, are handled by a second consumer of the same group, inside this one. `name` begins
+    the name under which the consumer is known; the rest makes it unique, since a lease belongs to one consumer only.
     """
 
     def __init__(
@@ -83,11 +108,13 @@ class Consumer:
         check_name("group", group)
         check_handler(handler)
         self.subject = subject
+        self._origin = subject if retries_of is None else retries_of
         self.group = group
         self.name = _unique_name() if name is None else f"{check_name('consumer', name)}-{uuid.uuid4().hex[:8]}"
         self._node = node
         self._clock = clock
-        self._settings = checked(settings, ConsumerSettings, "settings") or ConsumerSettings()
+        order = one_of(Order, "order", order)
+        self._settings = _fit(checked(settings, ConsumerSettings, "settings") or ConsumerSettings(), order)
         lease = checked(lease, LeaseSettings, "lease") or LeaseSettings()
         if not isinstance(hooks, Sequence) or not all(isinstance(hook, Hook) for hook in hooks):
             raise InvalidInput(f"hooks={hooks!r}: give a list of Hook")
@@ -95,15 +122,18 @@ class Consumer:
             subject,
             group,
             self.name,
-            one_of(Order, "order", order),
+            order,
             position_text(parse_position(start)),
             self._settings,
             lease,
             retries_of=retries_of,
         )
+        self._has_dead_letters = (
+            self._settings.max_attempts is not None and self._settings.on_exhausted is not OnExhausted.BLOCK
+        )
         self._retries: Consumer | None = None
         self._make_retries: Callable[[], Consumer] | None = None
-        if self._settings.strategy is Strategy.BEST_EFFORT and retries_of is None:
+        if retries_of is None and (self._settings.strategy is Strategy.BEST_EFFORT or self._has_dead_letters):
             self._make_retries = lambda: Consumer(
                 node,
                 clock,
@@ -117,23 +147,42 @@ class Consumer:
                 name=name,
                 retries_of=subject,
             )
-        self._worker = Worker(handler, self._settings, clock, hooks)
+        worker = Worker(handler, self._settings, clock, hooks)
         self._lock = threading.Lock()
         self._talk = threading.Condition(self._lock)
-        self._work = threading.Condition(self._lock)
+        self._talker = threading.Thread(target=self._talk_to_node, name=f"inturn-consumer-{self.name}", daemon=True)
+        count = self._settings.concurrency
+        self._workers: Workers = (
+            WorkerLoop(self.name, count, self._lock, self._turn, worker, clock)
+            if is_async(handler)
+            else WorkerThreads(self.name, count, self._lock, self._turn, worker)
+        )
         self._answers: deque[tuple[Command, Answer | InturnError]] = deque()
         self._is_dirty = False
         self._is_killed = False
         self._is_over = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._is_started = False
+        self._blocking: tuple[Blocking, ...] = ()
 
     @property
     def is_running(self) -> bool:
-        return bool(self._threads) and not self._is_over.is_set()
+        return self._is_started and not self._is_over.is_set()
 
     @property
     def is_over(self) -> bool:
         return self._is_over.is_set()
+
+    @property
+    def concurrency(self) -> int:
+        """How many handlers run at once. May be changed while running; fewer takes effect as running ones end."""
+        return self._workers.count
+
+    @concurrency.setter
+    def concurrency(self, count: int) -> None:
+        count = replace(self._settings, concurrency=count).concurrency  # checked there
+        for part in self._parts():
+            with part._lock:
+                part._workers.resize(count)
 
     @property
     def error(self) -> InturnError | None:
@@ -144,19 +193,17 @@ class Consumer:
         """Join the group and begin. Returns at once. A consumer that was stopped cannot be started again."""
         if self._is_killed:
             raise Closed("consumer")
-        if self._threads:
+        if self._is_started:
             return
+        self._is_started = True
+        if self._has_dead_letters:
+            ask(self._node, OpenDeadLetters(self._origin, self.group), Subject)
         if self._make_retries is not None:
             ask(self._node, OpenRetry(self.subject, self.group, len(self._settings.retry.levels_s)), Subject)
             self._retries = self._make_retries()
             self._retries.start()
-        jobs = [self._talk_to_node] + [self._handle] * self._settings.concurrency
-        self._threads = [
-            threading.Thread(target=job, name=f"inturn-consumer-{self.name}-{number}", daemon=True)
-            for number, job in enumerate(jobs)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._workers.start()
+        self._talker.start()
 
     def stop(self, timeout_s: float | None = 30.0) -> bool:
         """Let running handlers end, commit, give the leases back, leave.
@@ -164,12 +211,12 @@ class Consumer:
         False if a handler still ran after `timeout_s`: then its partition stays leased until the lease ends. Called by
         a handler it does not wait, and returns False; the consumer stops when the handler has returned.
         """
-        if not self._threads:
+        if not self._is_started:
             return True
-        parts = [self] if self._retries is None else [self, self._retries]
+        parts = self._parts()
         for part in parts:
             part._ask_to_stop()
-        if any(threading.current_thread() in part._threads for part in parts):
+        if any(part._workers.has_current_thread() for part in parts):
             return False  # called by a handler, which is the one to wait for
         until_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
         over = all(part._wait_until_over(until_s) for part in parts)
@@ -178,9 +225,12 @@ class Consumer:
         self.kill()
         if over:
             for part in parts:
-                for thread in part._threads:
-                    thread.join()
+                part._talker.join()
+                part._workers.join()
         return over
+
+    def _parts(self) -> list[Consumer]:
+        return [self] if self._retries is None else [self, self._retries]
 
     def _ask_to_stop(self) -> None:
         with self._lock:
@@ -199,7 +249,7 @@ class Consumer:
     def disown(self) -> None:
         """In a forked child: the threads are not here, and never were."""
         self._lock = threading.Lock()
-        self._threads = []
+        self._is_started = False
         self._is_killed = True
         self._is_over.set()
 
@@ -208,7 +258,7 @@ class Consumer:
             self._is_killed = True
             self._core.kill()
             self._talk.notify_all()
-            self._work.notify_all()
+            self._workers.end()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has stopped. Raises if it stopped because of an error."""
@@ -232,10 +282,22 @@ class Consumer:
                 failed_per_s=core.statistics.failed_per_s(now_s),
                 handling_ms_mean=core.statistics.handling_ms_mean,
                 waiting_count=sum(one.waiting_count for one in held),
-                paused=tuple(sorted(one.index for one in held if core.is_paused(one))),
+                paused=tuple(sorted(one.index for one in held if one.is_paused)),
                 missing=sum(one.missing for one in held),
                 errors=tuple(str(one.error) for one in held if one.error is not None),
+                concurrency=self._workers.count,
+                failing_count=sum(len(one.recorded) for one in held),
+                parked=tuple(sorted(key.decode(errors="backslashreplace") for one in held for key in one.lots)),
+                blocking=self._find_blocking(),
             )
+
+    def _find_blocking(self) -> tuple[Blocking, ...]:
+        found = []
+        for index, lane in sorted(self._core.blocking().items()):
+            head = lane.head
+            if head is not None:
+                found.append(Blocking(index, head.offset, head.key_text))
+        return tuple(found)
 
     def __enter__(self) -> Self:
         self.start()
@@ -259,23 +321,53 @@ class Consumer:
 
     def _talk_until_over(self) -> None:
         while True:
+            answers = self._take_answers()
             with self._talk:
                 self._is_dirty = False
                 now_s = self._clock.monotonic()
-                while self._answers:
-                    command, answer = self._answers.popleft()
+                for command, answer in answers:
                     self._note(command, answer)
                     self._core.answered(command, answer, now_s)
                 if self._is_killed or self._core.is_stopped or self._core.error is not None:
                     break
                 commands = self._core.poll(now_s)
-                ready = self._core.ready_count(now_s)
-                if ready:
-                    self._work.notify(ready)
+                self._workers.wake(self._core.wanted_workers)
+                self._note_state()
                 if not commands and not self._answers and not self._is_dirty:
                     self._talk.wait(self._core.next_due_s(now_s) - now_s)
             for command in commands:
                 self._node.submit(command, partial(self._reply, command))
+
+    def _take_answers(self) -> list[tuple[Command, Answer | Opened | InturnError]]:
+        """Opening what was pulled takes its time: it is done without the lock."""
+        answers: list[tuple[Command, Answer | Opened | InturnError]] = []
+        while self._answers:
+            command, answer = self._answers.popleft()
+            if isinstance(answer, Pulled) and isinstance(command, Pull):
+                answers.append((command, opened(answer, self.subject, command.partition)))
+            else:
+                answers.append((command, answer))
+        return answers
+
+    def _note_state(self) -> None:
+        """Tell of what stands still, once."""
+        for error in self._core.damage:
+            _log.error("consumer.partition_damaged", group=self.group, consumer=self.name, error=str(error))
+        self._core.damage.clear()
+        blocking = self._find_blocking()
+        for one in blocking:
+            if one not in self._blocking:
+                _log.warning(
+                    "consumer.paused_by_key",
+                    subject=self.subject,
+                    group=self.group,
+                    consumer=self.name,
+                    partition=one.partition,
+                    key=one.key,
+                    offset=one.offset,
+                    span=self._settings.flow.span,
+                )
+        self._blocking = blocking
 
     def _reply(self, command: Command, answer: Answer | InturnError) -> None:
         self._answers.append((command, answer))
@@ -286,7 +378,7 @@ class Consumer:
         self._is_dirty = True
         self._talk.notify()
 
-    def _note(self, command: Command, answer: Answer | InturnError) -> None:
+    def _note(self, command: Command, answer: Answer | Opened | InturnError) -> None:
         if isinstance(answer, InturnError) and not answer.retriable and self._core.awaits(command):
             partition = getattr(command, "partition", None)
             _log.warning(
@@ -305,28 +397,29 @@ class Consumer:
         self._kill_own()
         self._is_over.set()
 
-    # The threads that run handlers
+    # The workers, with the lock held
 
-    def _handle(self) -> None:
-        while True:
-            with self._work:
-                run = None if self._is_killed else self._core.take(self._clock.monotonic())
-                while run is None:
-                    if self._is_killed:
-                        return
-                    self._work.wait()
-                    run = None if self._is_killed else self._core.take(self._clock.monotonic())
-                self._wake()  # from now on there is something to commit
-            try:
-                self._worker.work(run)
-            except BaseException as error:
-                _log.exception("consumer.worker_failed", group=self.group, consumer=self.name)
-                run.settle(of_exception(error, self._settings))
-            if run.error is not None:
-                _log.error("consumer.partition_damaged", group=self.group, consumer=self.name, error=str(run.error))
-            with self._lock:
-                self._core.finish(run, self._clock.monotonic())
-                self._wake()
+    def _turn(self, run: Run | None) -> Run | None:
+        now_s = self._clock.monotonic()
+        core = self._core
+        if run is not None:
+            core.finish(run, now_s)
+        next_run = None if self._is_killed else core.take(now_s)
+        wanted = core.wanted_workers
+        if wanted:
+            self._workers.wake(wanted)
+        if core.wants_poll and not self._is_dirty:
+            self._wake()
+        return next_run
+
+
+def _fit(settings: ConsumerSettings, order: Order) -> ConsumerSettings:
+    """Settings that this order can keep."""
+    if order is Order.NONE:
+        return replace(settings, strategy=Strategy.BEST_EFFORT)  # there is nothing to wait for in place
+    if order is not Order.KEY and settings.on_exhausted is OnExhausted.PARK:
+        raise InvalidInput("ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key'")
+    return settings
 
 
 def _unique_name() -> str:
@@ -338,8 +431,8 @@ def check_handler(handler: object) -> None:
     if not callable(handler):
         raise InvalidInput(f"the handler is {handler!r}; give a function of (message, context)")
     name = getattr(handler, "__qualname__", repr(handler))
-    if inspect.iscoroutinefunction(handler):
-        raise InvalidInput(f"handler {name} is `async def`; this version runs plain functions only")
+    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+        raise InvalidInput(f"handler {name} has a `yield` in it, so calling it does nothing; use `return`")
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
@@ -348,3 +441,7 @@ def check_handler(handler: object) -> None:
         signature.bind(None, None)
     except TypeError as error:
         raise InvalidInput(f"handler {name}{signature} cannot be called with (message, context): {error}") from None
+
+
+def is_async(handler: Handler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

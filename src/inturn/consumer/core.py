@@ -1,4 +1,4 @@
-"""The consumer without I/O: which commands to send, and which partition to handle next.
+"""The consumer without I/O: which commands to send, and what the answers change. What runs is up to `Handling`.
 
     assigned ─ Acquire ─► ASKING ─ granted ─► ACTIVE ─ taken away ─► DRAINING ─ nothing runs ─► RELEASING ─► gone
                                                 │
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inturn.consumer.context import Context
-from inturn.consumer.held import NEVER, Chunk, HeldPartition, Pending, Stage
+from inturn.consumer.handling import Handling
+from inturn.consumer.held import NEVER, HeldPartition, Pending, Stage
+from inturn.consumer.lane import Lane
 from inturn.consumer.moving import moved_batch, past_attempts
+from inturn.consumer.opening import Opened
 from inturn.consumer.run import Run
 from inturn.consumer.statistics import Statistics
 from inturn.model.commands import (
@@ -27,14 +29,16 @@ from inturn.model.commands import (
     Done,
     Granted,
     Heartbeat,
+    KeyRequest,
     Leave,
-    Progress,
+    LotContent,
+    Move,
     Pull,
     Pulled,
+    ReadLot,
     Release,
     Renew,
     Renewed,
-    Retry,
 )
 from inturn.model.errors import (
     Closed,
@@ -42,19 +46,19 @@ from inturn.model.errors import (
     InturnError,
     InvalidInput,
     LeaseHeld,
+    LogDamaged,
     NotFound,
     StaleEpoch,
 )
-from inturn.model.names import retry_subject
 from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
 
 RETRY_S = 0.2  # after an error that says nothing about when to try again
 DAMAGE_RETRY_S = 5.0
-RUN_COUNT = 2000  # messages that a worker takes at once; the lock is paid once for them
+PAUSED_RETRY_S = 1.0  # how often it is looked at whether a paused partition may be pulled again, at the least
 
 
 class ConsumerCore:
-    """Called by one thread at a time, but for the `Run`s it gives out. Time comes in as `now_s` (monotonic)."""
+    """Called by one thread at a time, but for the runs it gives out. Time comes in as `now_s` (monotonic)."""
 
     def __init__(
         self,
@@ -76,34 +80,40 @@ class ConsumerCore:
         self.error: InturnError | None = None  # set: it cannot go on, and why
         self.is_stopped = False
         self.held: dict[int, HeldPartition] = {}
+        self.handling = Handling(group, subject if retries_of is None else retries_of, order, settings)
+        self.damage: list[LogDamaged] = []  # found in what was pulled; for the log
+        # Something happened that `poll` should not learn of only when it is due.
+        self.wants_poll = False
         self._delays_s = () if retries_of is None else settings.retry.levels_s
-        self._retry_subject = retry_subject(group, subject if retries_of is None else retries_of)
         self._order = order
         self._start = start
         self._settings = settings
         self._lease = lease
         self._assigned: frozenset[int] = frozenset()
         self._generation = 0
+        self._requests: tuple[KeyRequest, ...] = ()
         self._asks = 0
         self._is_stopping = False
         self._pending: dict[type[Command], Pending] = {}  # commands that are not about one partition
         self._retry_at_s: dict[type[Command], float] = {}
         self._renewed_at_s = float("-inf")
         self._committed_at_s = float("-inf")
-        self._turn = 0
 
     # What to send
 
     def poll(self, now_s: float) -> list[Command]:
         """The commands to send now. Give every answer to `answered`."""
+        self.wants_poll = False
         if self.is_stopped:
             return []
         self._forget_overdue(now_s)
+        self.handling.look_around(now_s)
         commands: list[Command] = []
         for held in list(self.held.values()):
             self._poll_partition(held, commands, now_s)
         for index in self._assigned - self.held.keys():
-            self.held[index] = HeldPartition(index, self._delays_s[index] if self._delays_s else 0.0)
+            delay_s = self._delays_s[index] if self._delays_s else 0.0
+            self.held[index] = HeldPartition(index, self.subject, self.group, self.member, delay_s)
             self._poll_partition(self.held[index], commands, now_s)
         self._poll_membership(commands, now_s)
         self._poll_renew(commands, now_s)
@@ -119,23 +129,26 @@ class ConsumerCore:
         """No handler is started any more; nothing is committed or released."""
         for held in self.held.values():
             held.deadline_s = NEVER
+            held.lanes = {}
 
     def next_due_s(self, now_s: float) -> float:
         """When `poll` has something to do at the latest, if nothing else happens before."""
-        due = [now_s + self._settings.heartbeat_s]
+        due = [now_s + self._settings.heartbeat_s, self.handling.next_due_s()]
         if Renew not in self._pending and _holding(self.held.values()):
             due.append(self._renewed_at_s + self._lease.renew_s)
         due += [pending.until_s for pending in self._pending.values()]
         due += [at_s for at_s in self._retry_at_s.values() if at_s > now_s]
         for held in self.held.values():
             due += [pending.until_s for pending in held.pending.values()]
-            due += [at_s for at_s in (held.retry_at_s, held.suspended_until_s, held.lease_ends_s) if at_s > now_s]
-            if held.chunks and held.chunks[0].due_s > now_s:
-                due.append(held.chunks[0].due_s)
+            due += [at_s for at_s in (held.retry_at_s, held.lease_ends_s) if at_s > now_s]
+            if held.delayed:
+                due.append(held.delayed[0][0])
+            if held.is_paused:
+                due.append(now_s + PAUSED_RETRY_S)
             if held.stage in _HOLDING and Commit not in self._pending:
-                if self._done_offset(held) > held.committed:
-                    due.append(self._committed_at_s + self._settings.commit_interval_s)
-                elif held.run is not None:
+                if held.news or held.has_progress:
+                    due.append(self._commit_due_s(held))
+                elif held.waiting_count:
                     due.append(now_s + self._settings.commit_interval_s)  # it may have done something by then
         return max(min(due), now_s)
 
@@ -158,29 +171,44 @@ class ConsumerCore:
     def _poll_partition(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
         is_wanted = held.index in self._assigned
         if held.stage in (Stage.ACTIVE, Stage.RELEASING, Stage.DRAINING) and now_s >= held.lease_ends_s:
-            held.give_up(Stage.LOST)
+            self.handling.drop(held, Stage.LOST)
         if held.stage is Stage.ACTIVE and not (is_wanted and self._is_pulled_enough(held, now_s)):
-            held.give_up(Stage.DRAINING)
+            self.handling.drop(held, Stage.DRAINING)
         match held.stage:
             case Stage.ASKING if is_wanted:
                 self._ask(held, commands, now_s)
             case Stage.ASKING if self._is_stopping or Acquire not in held.pending:
                 del self.held[held.index]  # if it is granted all the same, Leave gives it back
             case Stage.ACTIVE:
+                self._poll_active(held, commands, now_s)
+            case Stage.DRAINING if held.moving or held.moving_now:
                 self._move(held, commands, now_s)
-                self._pull(held, commands, now_s)
-            case Stage.DRAINING if held.moving:
-                self._move(held, commands, now_s)
-            case Stage.DRAINING | Stage.RELEASING if held.run is None:
+            case Stage.DRAINING | Stage.RELEASING if not held.active:
                 self._release(held, commands, now_s)
-            case Stage.LOST if held.run is None:
+            case Stage.LOST if not held.active:
                 del self.held[held.index]
 
+    def _poll_active(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+        held.collect()
+        for lot in held.lots.values():
+            if lot.lane is not None:
+                self.handling.collect_lot(lot.lane)
+        while held.delayed and held.delayed[0][0] <= now_s:
+            self.handling.offer(held, held.delayed.popleft()[1])
+        if held.requests:
+            done = [request.id for request in held.requests if self.handling.act(held, request)]
+            held.requests = [request for request in held.requests if request.id not in done]
+            held.news.requests += done
+        self._move(held, commands, now_s)
+        self._read_lot(held, commands, now_s)
+        self._pull(held, commands, now_s)
+
     def _release(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
-        held.stage = Stage.RELEASING
+        if held.stage is Stage.DRAINING:
+            held.collect()
+            held.stage = Stage.RELEASING
         if self._may_send(Release, now_s, held):
-            release = Release(self.subject, self.group, held.index, self.member, held.epoch, held.done_offset)
-            self._send(commands, release, now_s, held)
+            self._send(commands, Release(self.subject, self.group, self.member, held.progress()), now_s, held)
 
     def _ask(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
         if not self._may_send(Acquire, now_s, held):
@@ -194,8 +222,10 @@ class ConsumerCore:
         return now_s - held.pulled_at_s < self._settings.idle_s_max
 
     def _pull(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
-        if self.is_paused(held):
+        held.is_paused = self._pauses(held, now_s)
+        if held.is_paused:
             held.pulled_at_s = now_s  # a withheld pull counts as a pull
+            self.handling.name_blocking(held)
             return
         if not self._may_send(Pull, now_s, held):
             return
@@ -211,32 +241,49 @@ class ConsumerCore:
         )
         self._send(commands, pull, now_s, held)
 
+    def _pauses(self, held: HeldPartition, now_s: float) -> bool:
+        """Whether flow control holds back the pulling of this partition. Its lease is renewed all the same."""
+        flow = self._settings.flow
+        if held.waiting_bytes >= flow.buffered_bytes:
+            return True
+        if self.handling.is_span_full(held):
+            return True
+        if held.waiting_count < flow.buffered_count:
+            return False
+        return held.waiting_count - self.handling.held_back_count(held, now_s) >= flow.buffered_count
+
     def _move(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
-        if not held.moving or not self._may_send(Retry, now_s, held):
+        if not (held.moving or held.moving_now) or not self._may_send(Move, now_s, held):
             return
         if held.moving_batch is None:
-            held.moving_batch = moved_batch(held.moving)
-        level = self._settings.retry.level(past_attempts(held.moving[0]) + 1)
-        retry = Retry(
+            first = held.moving[0]
+            place = first.to_subject, first.to_partition
+            held.moving_now = [one for one in held.moving if (one.to_subject, one.to_partition) == place]
+            held.moving = type(held.moving)(one for one in held.moving if one not in held.moving_now)
+            messages = [message for one in held.moving_now for message in one.messages]
+            held.moving_batch = moved_batch(messages, held.attempts)
+        to = held.moving_now[0]
+        move = Move(
             self.subject,
             self.group,
             held.index,
             self.member,
             held.epoch,
-            self._retry_subject,
-            level,
+            to.to_subject,
+            to.to_partition,
             held.moving_batch,
         )
-        self._send(commands, retry, now_s, held)
+        self._send(commands, move, now_s, held)
 
-    def is_paused(self, held: HeldPartition) -> bool:
-        """Whether flow control holds back the pulling of this partition. Its lease is renewed all the same."""
-        flow = self._settings.flow
-        return (
-            held.waiting_count + len(held.kept) >= flow.buffered_count
-            or held.waiting_bytes >= flow.buffered_bytes
-            or held.pull_offset - held.done_offset - held.gap_count >= flow.span
-        )
+    def _read_lot(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+        if not held.lots or not self._may_send(ReadLot, now_s, held):
+            return
+        lot = self.handling.lot_to_read(held)
+        if lot is not None:
+            lot.since_read = held.unstored(lot.key)
+            max_bytes = self._settings.pull_bytes
+            read = ReadLot(self.subject, self.group, held.index, self.member, held.epoch, lot.key, lot.after, max_bytes)
+            self._send(commands, read, now_s, held)
 
     def _poll_renew(self, commands: list[Command], now_s: float) -> None:
         held = tuple((one.index, one.epoch) for one in self.held.values() if one.stage in _HOLDING)
@@ -245,22 +292,19 @@ class ConsumerCore:
             self._send(commands, Renew(self.subject, self.group, self.member, held), now_s)
 
     def _poll_commit(self, commands: list[Command], now_s: float) -> None:
-        if now_s < self._committed_at_s + self._settings.commit_interval_s or not self._may_send(Commit, now_s):
+        if not self._may_send(Commit, now_s):
             return
-        progress = [
-            Progress(held.index, held.epoch, self._done_offset(held))
-            for held in self.held.values()
-            if held.stage in _HOLDING
-        ]
-        news = tuple(one for one in progress if one.offset > self.held[one.partition].committed)
-        if news:
-            self._committed_at_s = now_s
-            self._send(commands, Commit(self.subject, self.group, self.member, news), now_s)
+        holding = _holding(self.held.values())
+        if not any(held.has_progress and now_s >= self._commit_due_s(held) for held in holding):
+            return
+        progress = tuple(held.progress() for held in holding if held.has_progress)
+        self._committed_at_s = now_s
+        self._send(commands, Commit(self.subject, self.group, self.member, progress), now_s)
 
-    def _done_offset(self, held: HeldPartition) -> int:
-        """Counting what a run has done so far: a slow handler is not to hold back commits until it is over."""
-        safe = 0 if held.run is None else held.run.safe_count(self._settings.ack)
-        return held.done_offset if held.run is None or not safe else held.run.messages[safe - 1].offset + 1
+    def _commit_due_s(self, held: HeldPartition) -> float:
+        """At once where something waits for the answer: a next attempt, or somebody who asked for something."""
+        urgent = held.news.failed or held.news.lots or held.news.requests
+        return NEVER if urgent else self._committed_at_s + self._settings.commit_interval_s
 
     def _may_send(self, kind: type[Command], now_s: float, held: HeldPartition | None = None) -> bool:
         """One command of a kind is on its way at once, per partition; after an error it has to wait."""
@@ -289,11 +333,11 @@ class ConsumerCore:
         return waited is not None and waited.command is command and is_active
 
     def answered(self, command: Command, answer: object, now_s: float) -> None:
-        """Answers to commands that are no longer waited for change nothing."""
+        """Answers to commands that are no longer waited for change nothing. Give a Pulled as `opened`."""
         held = self.held.get(command.partition) if isinstance(command, _OF_PARTITION) else None
         pending = self._pending if held is None else held.pending
         waited = pending.get(type(command))
-        if isinstance(command, Retry) and isinstance(answer, Done) and held is not None:
+        if isinstance(command, Move) and isinstance(answer, Done) and held is not None:
             self._moved(held, command)  # however late: they are stored
             return
         if waited is None or waited.command is not command:
@@ -304,54 +348,97 @@ class ConsumerCore:
             return
         match answer:
             case Assignment():
-                self._generation = answer.generation
-                if not self._is_stopping:
-                    self._assigned = frozenset(answer.partitions)
+                self._assigned_to(answer)
             case Granted() if held is not None:
-                held.life_s = answer.life_s
-                held.granted(answer.epoch, answer.offset, self._deadline_s(held, waited.sent_at_s), now_s)
-            case Pulled() if held is not None and isinstance(command, Pull):
+                self._granted(held, answer, waited.sent_at_s, now_s)
+            case Opened() if held is not None and isinstance(command, Pull):
                 self._pulled(held, command, answer, waited.sent_at_s, now_s)
+            case Pulled():
+                raise TypeError("what was pulled is to be opened first")
             case Renewed() if isinstance(command, Renew):
                 self._renewed(command, answer.partitions, waited.sent_at_s)
             case Committed() if isinstance(command, Commit):
-                self._committed(command, answer.partitions)
+                self._committed(command, answer.partitions, now_s)
+            case LotContent() if held is not None and isinstance(command, ReadLot):
+                self._lot_read(held, command, answer)
             case Done() if isinstance(command, Release) and held is not None:
                 del self.held[held.index]
             case Done() if isinstance(command, Leave):
                 self.is_stopped = True
 
-    def _pulled(self, held: HeldPartition, command: Pull, answer: Pulled, sent_at_s: float, now_s: float) -> None:
+    def _assigned_to(self, answer: Assignment) -> None:
+        self._generation = answer.generation
+        self._requests = answer.requests
+        self.handling.keyless = answer.subject.keyless
+        if not self._is_stopping:
+            self._assigned = frozenset(answer.partitions)
+        for held in self.held.values():
+            if held.stage is Stage.ACTIVE:
+                self._note_requests(held)
+
+    def _note_requests(self, held: HeldPartition) -> None:
+        for request in self._requests:
+            if request.partition == held.index and request.id > held.request_mark:
+                held.requests.append(request)
+                held.request_mark = request.id
+
+    def _granted(self, held: HeldPartition, answer: Granted, sent_at_s: float, now_s: float) -> None:
+        held.life_s = answer.life_s
+        held.granted(answer, self._deadline_s(held, sent_at_s), now_s)
+        self._note_requests(held)
+        if held.lots and self._order is not Order.KEY:
+            self.error = GroupConflict(
+                self.group,
+                f"{len(held.lots)} of its keys are parked in partition {held.index}, which order={self._order.value!r} "
+                "knows nothing of; consume with order='key', or resume them first: `inturn key list`",
+            )
+
+    def _pulled(self, held: HeldPartition, command: Pull, answer: Opened, sent_at_s: float, now_s: float) -> None:
         if held.stage is not Stage.ACTIVE or held.epoch != command.epoch or held.pull_offset != command.offset:
             return
         held.pulled_at_s = now_s
         if not held.is_damaged:
             held.error = None
-        held.end_offset = answer.end_offset
+        pulled = answer.pulled
+        held.end_offset = pulled.end_offset
         held.renewed(self._deadline_s(held, sent_at_s))
-        for batch in answer.batches:
-            # Both times are the node's: no clocks are compared.
-            age_s = (answer.now_ms - batch.header.stored_at_ms) / 1000
-            held.add(batch, now_s + held.delay_s - age_s if held.is_delayed else NEVER)
-        held.skip_to(answer.next_offset)
-        held.skip_gap()
+        for batch, messages in zip(pulled.batches, answer.messages, strict=False):
+            header = batch.header
+            held.skip_to(header.base_offset)
+            messages = held.begin(messages[held.pull_offset - header.base_offset :])
+            held.pull_offset = max(held.pull_offset, header.next_offset)
+            held.error, held.is_damaged = None, False
+            if held.is_delayed:
+                # Both times are the node's: no clocks are compared.
+                age_s = (pulled.now_ms - header.stored_at_ms) / 1000
+                for message in messages:
+                    held.attempts.setdefault(message.offset, past_attempts(message))
+                held.delayed.append((now_s + held.delay_s - age_s, messages))
+            else:
+                self.handling.offer(held, messages)
+        if answer.damage is not None:
+            # It is pulled again, in case it was only damaged on its way.
+            held.error, held.is_damaged = answer.damage, True
+            held.retry_at_s = now_s + DAMAGE_RETRY_S
+            self.damage.append(answer.damage)
+            return
+        held.skip_to(pulled.next_offset)
 
     def _deadline_s(self, held: HeldPartition, asked_at_s: float) -> float:
         """Until when handlers may be started: counted from before the lease was asked for, or its renewal."""
         return asked_at_s + held.life_s - self._lease.margin_s
 
-    def _moved(self, held: HeldPartition, command: Retry) -> None:
-        """They are safe in the retry subject: the partition goes on behind them."""
-        if held.stage in _HOLDING and held.moving and held.moving_batch is command.batch:
-            held.pending.pop(Retry, None)
-            held.moving_batch = None
-            held.run_offset = held.moving[-1].offset + 1
-            if held.kept:
-                held.kept += held.moving  # manual: done with the next commit, like those before
-            else:
-                held.done_offset = held.run_offset
-            held.moving = []
-            held.skip_gap()
+    def _moved(self, held: HeldPartition, command: Move) -> None:
+        if held.stage in _HOLDING and held.moving_now and held.moving_batch is command.batch:
+            held.pending.pop(Move, None)
+            self.handling.moved(held)
+
+    def _lot_read(self, held: HeldPartition, command: ReadLot, answer: LotContent) -> None:
+        lot = held.lots.get(command.key)
+        if held.stage is not Stage.ACTIVE or held.epoch != command.epoch or lot is None:
+            return
+        if lot.after == command.after and lot.since_read is not None:
+            self.handling.lot_read(held, lot, answer)
 
     def _renewed(self, command: Renew, alive: tuple[int, ...], sent_at_s: float) -> None:
         for index, epoch in command.held:
@@ -361,17 +448,19 @@ class ConsumerCore:
             if index in alive:
                 held.renewed(self._deadline_s(held, sent_at_s))
             else:
-                held.give_up(Stage.LOST)
+                self.handling.drop(held, Stage.LOST)
 
-    def _committed(self, command: Commit, taken: tuple[int, ...]) -> None:
+    def _committed(self, command: Commit, taken: tuple[int, ...], now_s: float) -> None:
         for progress in command.progress:
             held = self.held.get(progress.partition)
             if held is None or held.epoch != progress.epoch or held.stage not in _HOLDING:
                 continue
             if progress.partition in taken:
-                held.committed = max(held.committed, progress.offset)
+                sent = held.stored(progress.number)
+                if sent is not None:
+                    self.handling.stored(held, sent, now_s)
             else:
-                held.give_up(Stage.LOST)
+                self.handling.drop(held, Stage.LOST)
 
     def _failed(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
         if held is None:
@@ -387,7 +476,7 @@ class ConsumerCore:
             if held.stage is Stage.RELEASING:
                 del self.held[held.index]
             elif held.stage in _HOLDING:
-                held.give_up(Stage.LOST)
+                self.handling.drop(held, Stage.LOST)
         else:
             held.error = error
             held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
@@ -395,95 +484,38 @@ class ConsumerCore:
     # Handling
 
     def take(self, now_s: float) -> Run | None:
-        """A partition whose turn it is. Whoever takes it calls `finish` at the end, in any case."""
-        ready = self._ready(now_s)
-        if not ready:
-            return None
-        # Partitions take turns, counted from the one that ran last.
-        held = min(ready, key=lambda one: (one.index <= self._turn, one.index))
-        self._turn = held.index
-        chunks: list[Chunk] = []
-        count = 0
-        while held.chunks and count < RUN_COUNT and held.chunks[0].due_s <= now_s:
-            chunks.append(held.chunks.popleft())
-            count += chunks[-1].count
-        context = Context(self.subject, self.group, held.index, self.member, held.epoch)
-        settings = self._settings
-        held.run = Run(
-            held, chunks, context, now_s, now_s + settings.run_s_max, settings.batch, settings.handler_timeout_s
-        )
-        return held.run
-
-    def ready_count(self, now_s: float) -> int:
-        return len(self._ready(now_s))
+        """Work for one worker. Whoever takes it calls `finish` at the end, in any case."""
+        return self.handling.take(now_s)
 
     def finish(self, run: Run, now_s: float) -> None:
-        """The run is over: note what is done, put the rest back."""
-        held = run.held
-        held.run = None
-        run.end(now_s)
+        """The run is over: note what is done, and what becomes of its lanes."""
+        self.handling.finish(run, now_s)
         self.statistics.add(run, now_s)
-        if held.stage is Stage.LOST:
-            return
-        self._settle(held, run)
-        if run.error is not None or run.done:
-            held.error, held.is_damaged = run.error, run.error is not None
-        if run.is_move:
-            held.moving = run.failed
-        if held.stage is Stage.ACTIVE:
-            self._put_back(held, run, now_s)
-            held.skip_gap()
+        self.wants_poll = self.wants_poll or self.handling.is_urgent
+        self.handling.is_urgent = False
 
-    def _ready(self, now_s: float) -> list[HeldPartition]:
-        return [held for held in self.held.values() if held.is_ready(now_s)]
-
-    def _settle(self, held: HeldPartition, run: Run) -> None:
-        """Move the done offset; keep what was handled but not committed."""
-        safe = run.safe_count(self._settings.ack)
-        if safe:
-            held.done_offset = run.messages[safe - 1].offset + 1
-            held.kept.clear()
-        held.kept += run.messages[safe : run.done]
-        if run.done:
-            held.run_offset = run.messages[run.done - 1].offset + 1
-
-    def _put_back(self, held: HeldPartition, run: Run, now_s: float) -> None:
-        rest = run.messages[run.done :]
-        taken_count = sum(chunk.count for chunk in run.chunks)
-        taken_bytes = sum(chunk.size_bytes for chunk in run.chunks)
-        repeated = run.failed
-        if run.is_move:
-            repeated = []
-            rest = rest[len(held.moving) :]
-        if run.is_rollback:
-            repeated = held.kept + repeated
-            rest = held.kept + rest
-            held.kept = []
-        held.waiting_count += len(rest) - taken_count
-        rest_bytes = taken_bytes * len(rest) // max(taken_count, 1)
-        held.waiting_bytes += rest_bytes - taken_bytes
-        if rest:
-            held.chunks.appendleft(Chunk(rest, len(rest), rest_bytes))
-            held.run_offset = rest[0].offset
-        if run.error is not None:
-            # What follows the damage is pulled again, in case it was only damaged on its way.
-            held.chunks = type(held.chunks)([held.chunks[0]] if rest else [])
-            held.waiting_count, held.waiting_bytes = len(rest), rest_bytes
-            held.pull_offset = max(run.error.offset, held.run_offset)
-            held.pending.pop(Pull, None)
-            held.retry_at_s = now_s + DAMAGE_RETRY_S
-        if run.suspend_s is not None:
-            held.suspended_until_s = now_s + run.suspend_s
-        held.attempts = {at: count for at, count in held.attempts.items() if at >= held.done_offset}
-        for message in repeated:
-            held.attempts[message.offset] = held.attempts.get(message.offset, 1) + 1
+    @property
+    def wanted_workers(self) -> int:
+        return self.handling.scheduler.wanted_workers
 
     def lags(self) -> dict[int, int]:
         """How many messages of each held partition are not done yet, as far as known."""
-        return {held.index: max(0, held.end_offset - held.done_offset) for held in _holding(self.held.values())}
+        return {
+            held.index: max(0, held.end_offset - held.pull_offset) + held.waiting_count
+            for held in _holding(self.held.values())
+        }
+
+    def blocking(self) -> dict[int, Lane]:
+        """By partition that is paused because its span is full: the lane that it waits for."""
+        found = {}
+        for held in _holding(self.held.values()):
+            lane = self.handling.blocking(held) if held.is_paused and self.handling.is_span_full(held) else None
+            if lane is not None:
+                found[held.index] = lane
+        return found
 
 
-_OF_PARTITION = Acquire | Pull | Retry | Release
+_OF_PARTITION = Acquire | Pull | Move | ReadLot | Release
 _HOLDING = frozenset((Stage.ACTIVE, Stage.DRAINING))
 
 

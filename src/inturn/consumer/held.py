@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inturn.consumer.run import Run
-from inturn.model.batch import Batch, StoredBatch
-from inturn.model.commands import Command
+from inturn.consumer.context import Context
+from inturn.consumer.lane import Lane, LaneKey
+from inturn.consumer.lot import HeldLot
+from inturn.consumer.news import LotNews, News
+from inturn.consumer.tracker import CommitTracker
+from inturn.model.batch import Batch
+from inturn.model.commands import Command, Granted, KeyRequest, ParkedMessage, Progress
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
+from inturn.model.settings import LotState
 
 NEVER = float("-inf")
 
@@ -24,16 +30,6 @@ class Stage(enum.Enum):
 
 
 @dataclass(slots=True)
-class Chunk:
-    """Pulled messages, decoded by whoever handles them."""
-
-    content: StoredBatch | list[Message]
-    count: int
-    size_bytes: int
-    due_s: float = NEVER  # not to be handled before
-
-
-@dataclass(slots=True)
 class Pending:
     """A command on its way, and until when its answer is waited for."""
 
@@ -42,9 +38,46 @@ class Pending:
     until_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A lane that waits, and for as long as it does for this very reason: until then."""
+
+    lane: Lane
+    number: int
+    until_s: float = NEVER
+
+    @property
+    def is_over(self) -> bool:
+        return self.lane.waits != self.number
+
+
+@dataclass(slots=True)
+class Moving:
+    """Messages on their way to a retry or dead-letter subject. Their lane waits until they are safe there."""
+
+    waiting: Waiting
+    messages: Sequence[Message]
+    to_subject: str
+    to_partition: int
+
+
+@dataclass(slots=True)
+class SentNews:
+    """A commit on its way: what it says, and the lanes that may not go on before it is stored."""
+
+    number: int
+    offset: int
+    version: int  # of the tracker
+    news: News
+    unsure: list[Waiting]
+
+
 @dataclass(slots=True, eq=False)
 class HeldPartition:
     index: int
+    subject: str = ""
+    group: str = ""
+    member: str = ""
     delay_s: float = 0.0  # a retry subject: how long its messages wait before they are handled
     stage: Stage = Stage.ASKING
     epoch: int = 0
@@ -52,33 +85,52 @@ class HeldPartition:
     lease_ends_s: float = NEVER
     # No handler is started at or after this: the end of the lease, or NEVER once the partition is being given up.
     deadline_s: float = NEVER
-    chunks: deque[Chunk] = field(default_factory=deque)
-    waiting_count: int = 0
+    lanes: dict[LaneKey, Lane] = field(default_factory=dict)
+    lots: dict[bytes, HeldLot] = field(default_factory=dict)
+    delayed: deque[tuple[float, list[Message]]] = field(default_factory=deque)  # not to be handled before
+    active: int = 0  # lanes that runs have
+    inbox: list[Message] = field(default_factory=list)  # finished, as workers note it, without a lock
+    tracker: CommitTracker = field(default_factory=CommitTracker)
+    waiting_count: int = 0  # pulled and not finished
     waiting_bytes: int = 0
-    kept: list[Message] = field(default_factory=list)  # manual: handled, not committed
-    moving: list[Message] = field(default_factory=list)  # best effort: on their way to the retry subject
+    moving: deque[Moving] = field(default_factory=deque)
+    moving_now: list[Moving] = field(default_factory=list)  # in `moving_batch`
     moving_batch: Batch | None = None
     pull_offset: int = 0  # the next to be pulled
-    run_offset: int = 0  # the next to be handled
-    done_offset: int = 0  # everything below is done
-    committed: int = 0
     end_offset: int = 0
-    attempts: dict[int, int] = field(default_factory=dict)  # of messages that are repeated, by offset
-    suspended_until_s: float = NEVER
-    run: Run | None = None
+    attempts: dict[int, int] = field(default_factory=dict)  # how often a message failed, by offset
+    recorded: dict[int, bytes | None] = field(default_factory=dict)  # failures that the node knows, or will: their keys
+    exhausted: set[int] = field(default_factory=set)  # offsets that are not tried again by themselves
+    news: News = field(default_factory=News)
+    unsure: list[Waiting] = field(default_factory=list)  # their failures are not stored yet
+    sent: SentNews | None = None
+    commit_number: int = 0
+    committed: int = 0
+    committed_version: int = 0
+    requests: list[KeyRequest] = field(default_factory=list)  # to act upon
+    request_mark: int = 0
     pending: dict[type[Command], Pending] = field(default_factory=dict)
     pulled_at_s: float = 0.0
     retry_at_s: float = NEVER  # after an error
     error: InturnError | None = None
     is_damaged: bool = False  # the error is about what was pulled, and a pull does not mend it
+    is_paused: bool = False
     missing: int = 0  # offsets that were gone before they could be pulled
-    gap_count: int = 0  # of those, the ones that are not behind us yet
+    gaps: deque[tuple[int, int]] = field(default_factory=deque)  # those of them that are above the lowest unfinished
 
-    def granted(self, epoch: int, offset: int, deadline_s: float, now_s: float) -> None:
+    def granted(self, answer: Granted, deadline_s: float, now_s: float) -> None:
         self.stage = Stage.ACTIVE
-        self.epoch = epoch
+        self.epoch = answer.epoch
+        self.life_s = answer.life_s
         self.deadline_s = self.lease_ends_s = deadline_s
-        self.pull_offset = self.run_offset = self.done_offset = self.committed = self.end_offset = offset
+        self.tracker = CommitTracker(answer.offset, answer.finished)
+        self.pull_offset = self.committed = self.end_offset = answer.offset
+        self.attempts = {one.offset: one.attempts for one in answer.failures}
+        self.recorded = {one.offset: one.key for one in answer.failures}
+        self.exhausted = {one.offset for one in answer.failures if one.is_exhausted}
+        self.lots = {lot.key: HeldLot(lot.key, LotState(lot.state)) for lot in answer.lots}
+        self.requests = list(answer.requests)
+        self.request_mark = answer.request_mark
         self.pulled_at_s = now_s
 
     def renewed(self, deadline_s: float) -> None:
@@ -86,44 +138,123 @@ class HeldPartition:
         if self.stage is Stage.ACTIVE:
             self.deadline_s = self.lease_ends_s
 
-    def give_up(self, stage: Stage) -> None:
-        """Start nothing any more; what waits is left to the successor."""
-        self.stage = stage
-        self.deadline_s = NEVER
-        self.chunks.clear()
-        self.retry_at_s = NEVER
-        if stage is Stage.LOST:
-            self.moving, self.moving_batch = [], None
-        self.waiting_count = self.waiting_bytes = 0
+    def context(self) -> Context:
+        return Context(self.subject, self.group, self.index, self.member, self.epoch)
 
     @property
     def is_delayed(self) -> bool:
         return self.delay_s > 0
 
-    def add(self, batch: StoredBatch, due_s: float = NEVER) -> None:
-        header = batch.header
-        self.skip_to(header.base_offset)
-        count = header.next_offset - max(header.base_offset, self.pull_offset)
-        if count > 0:
-            self.chunks.append(Chunk(batch, count, header.payload_bytes, due_s))
-            self.waiting_count += count
-            self.waiting_bytes += header.payload_bytes
-            self.pull_offset = header.next_offset
+    # What is pulled
 
-    def is_ready(self, now_s: float) -> bool:
-        if self.run is not None or not self.chunks or self.moving:
-            return False
-        return self.suspended_until_s <= now_s < self.deadline_s and self.chunks[0].due_s <= now_s
+    def begin(self, messages: list[Message]) -> list[Message]:
+        """Count messages that were pulled; returns those that are not finished already."""
+        last = self.tracker.last
+        if messages and messages[0].offset <= last:
+            tracker = self.tracker
+            messages = [message for message in messages if message.offset > last or message.offset not in tracker]
+        self.waiting_count += len(messages)
+        self.waiting_bytes += sum([len(message.body) for message in messages])
+        return messages
 
     def skip_to(self, offset: int) -> None:
         """Nothing is stored between the last pull and this offset."""
         if offset > self.pull_offset:
             self.missing += offset - self.pull_offset
-            self.gap_count += offset - self.pull_offset
+            self.gaps.append((self.pull_offset, offset))
+            for gone in [one for one in self.attempts if self.pull_offset <= one < offset and one not in self.tracker]:
+                self.settle(gone)  # it failed, and then the log lost it
+            self.tracker.skip(self.pull_offset, offset)
             self.pull_offset = offset
 
-    def skip_gap(self) -> None:
-        """When everything before a gap at the end of the log is done, so is the gap."""
-        if self.stage is Stage.ACTIVE and not (self.run or self.chunks or self.kept or self.moving):
-            self.done_offset = self.run_offset = self.pull_offset
-            self.gap_count = 0
+    # What is finished
+
+    def collect(self) -> None:
+        """Take over what workers have noted."""
+        count = len(self.inbox)
+        if count:
+            messages = self.inbox[:count]
+            del self.inbox[:count]
+            self.finish(messages)
+
+    def pass_by(self, messages: Sequence[Message]) -> None:
+        """These are not waited for any more: finished, or parked."""
+        self.tracker.add([message.offset for message in messages])
+        self.waiting_count -= len(messages)
+        self.waiting_bytes -= sum([len(message.body) for message in messages])
+
+    def finish(self, messages: Sequence[Message]) -> None:
+        self.pass_by(messages)
+        if self.attempts:
+            for message in messages:
+                self.settle(message.offset)
+
+    def settle(self, offset: int) -> None:
+        """A message that may have failed before is over."""
+        if self.attempts.pop(offset, None) is not None and offset in self.recorded:
+            del self.recorded[offset]
+            self.exhausted.discard(offset)
+            self.news.failed.pop(offset, None)
+            self.news.settled.append(offset)
+
+    @property
+    def span(self) -> int:
+        """Offsets with messages, from the lowest unfinished to the highest pulled."""
+        low = self.tracker.low
+        while self.gaps and self.gaps[0][1] <= low:
+            self.gaps.popleft()
+        return self.pull_offset - low - sum(stop - max(start, low) for start, stop in self.gaps)
+
+    # What is committed
+
+    @property
+    def has_progress(self) -> bool:
+        return self.tracker.version != self.committed_version or bool(self.news)
+
+    def progress(self) -> Progress:
+        """All that is to be stored; `stored` or `not_stored` tells what became of it."""
+        if self.sent is not None:
+            self.not_stored()
+        version = self.tracker.version
+        low, finished = self.tracker.snapshot()
+        self.commit_number += 1
+        self.sent = SentNews(self.commit_number, low, version, self.news, self.unsure)
+        news, self.news, self.unsure = self.news, News(), []
+        return Progress(
+            self.index,
+            self.epoch,
+            low,
+            self.commit_number,
+            finished,
+            tuple(news.failed.values()),
+            tuple(news.settled),
+            news.lot_changes(),
+            tuple(news.requests),
+        )
+
+    def stored(self, number: int) -> SentNews | None:
+        """The commit with this number was stored; returns what it said if it is the last one sent."""
+        sent = self.sent
+        if sent is None or sent.number != number:
+            return None
+        self.sent = None
+        self.committed = max(self.committed, sent.offset)
+        self.committed_version = sent.version
+        return sent
+
+    def not_stored(self) -> None:
+        if self.sent is not None:
+            self.news.put_before(self.sent.news)
+            self.unsure = self.sent.unsure + self.unsure
+            self.sent = None
+
+    def unstored(self, key: bytes) -> list[ParkedMessage]:
+        """Messages on their way to the tail of this lot."""
+        return [one for lot in self._lot_news(key) for one in lot.added]
+
+    def unstored_removals(self, key: bytes) -> bool:
+        return any(lot.removed for lot in self._lot_news(key))
+
+    def _lot_news(self, key: bytes) -> list[LotNews]:
+        every = [self.news] if self.sent is None else [self.sent.news, self.news]
+        return [news.lots[key] for news in every if key in news.lots]

@@ -1,15 +1,15 @@
-"""Messages that failed under best effort: what goes with them to the retry subject."""
+"""Messages that go to a retry or dead-letter subject, and what goes with them."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from inturn.model.batch import Batch, encode
 from inturn.model.message import Message, Outgoing
 from inturn.model.slot import slot_of
 
-# Properties of a message in a retry subject. Producers refuse names that begin with `%`, so these are ours alone.
+# Properties of such a message. Producers refuse names that begin with `%`, so these are ours alone.
 ATTEMPTS = "%attempts"  # how often it failed so far
 SUBJECT = "%subject"  # where it stood first
 PARTITION = "%partition"
@@ -21,13 +21,13 @@ def past_attempts(message: Message) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def moved_batch(messages: Sequence[Message]) -> Batch:
-    """The messages as they are stored in the retry subject."""
+def moved_batch(messages: Sequence[Message], attempts: Mapping[int, int]) -> Batch:
+    """The messages as they are stored in the retry or dead-letter subject; `attempts` by offset."""
     slots = array("H", [0 if message.key is None else slot_of(message.key) for message in messages])
-    return encode([_moved(message) for message in messages], slots)
+    return encode([_moved(message, attempts.get(message.offset, 1)) for message in messages], slots)
 
 
-def _moved(message: Message) -> Outgoing:
+def _moved(message: Message, attempts: int) -> Outgoing:
     origin = {SUBJECT: message.subject, PARTITION: str(message.partition), OFFSET: str(message.offset)}
-    properties = origin | message.properties | {ATTEMPTS: str(past_attempts(message) + 1)}
+    properties = origin | message.properties | {ATTEMPTS: str(attempts)}
     return Outgoing(message.body, message.key, message.born_at_ms, message.tags, properties, message.message_id)

@@ -24,7 +24,7 @@ class Next(enum.Enum):
 class Outcome:
     next: Next
     kind: ResultKind
-    wait_s: float = 0.0
+    wait_s: float = 0.0  # 0: as the number of failures says
     error: BaseException | None = None
 
 
@@ -63,4 +63,4 @@ def of_exception(error: BaseException, settings: ConsumerSettings) -> Outcome:
 def _failed(kind: ResultKind, error: BaseException, settings: ConsumerSettings) -> Outcome:
     if settings.strategy is Strategy.BEST_EFFORT:
         return Outcome(Next.MOVE, kind, 0.0, error)
-    return Outcome(Next.REPEAT, kind, settings.suspend_s, error)
+    return Outcome(Next.REPEAT, kind, 0.0, error)

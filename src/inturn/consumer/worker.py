@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
-from inturn.consumer.outcome import Outcome, of_exception, of_return
+from inturn.consumer.outcome import Next, Outcome, of_exception, of_return
 from inturn.consumer.run import Run
 from inturn.model.clock import Clock
 from inturn.model.logs import get_logger
@@ -30,57 +30,63 @@ class Worker:
         self._monotonic = clock.monotonic
         self._hooks = tuple(hooks)
         self._name = getattr(handler, "__qualname__", repr(handler))
-        self._is_plain = settings.ack == "auto" and settings.batch == 1 and not self._hooks
+        self._batch = settings.batch
+        self._is_batch = settings.batch > 1
+        self._is_plain = settings.ack == "auto" and not self._is_batch and not self._hooks
 
     def work(self, run: Run) -> None:
-        run.open()
         if self._is_plain:
             self._work_plain(run)
-        else:
-            self._work(run)
+            return
+        for given in run.calls(self._monotonic, self._batch):
+            self._before(given, run.context)
+            try:
+                returned = self._handler(given if self._is_batch else given[0], run.context)
+            except BaseException as error:
+                self._settle(run, given, of_exception(error, self._settings))
+            else:
+                self._settle(run, given, of_return(returned, run.context, self._settings, self._name))
 
     def _work_plain(self, run: Run) -> None:
-        """The same as `_work` for the usual case, with as little between two messages as possible."""
-        handler, monotonic, context = self._handler, self._monotonic, run.context
-        message = run.next(monotonic())
-        while message is not None:
+        """The same for the usual case, with as little between two messages as possible."""
+        handler = self._handler
+        for given in run.calls(self._monotonic):
             try:
-                returned = handler(message, context)
+                returned = handler(given[0], run.context)
             except BaseException as error:
-                outcome = of_exception(error, self._settings)
+                self._settle(run, given, of_exception(error, self._settings))
             else:
-                if returned is None and context.attempt == 1:
-                    message = run.next(monotonic())
-                    continue
-                outcome = of_return(returned, context, self._settings, self._name)
-            if not self._settle(run, [message], outcome):
-                return
-            message = run.next(monotonic())
+                if returned is not None:
+                    self._settle(run, given, of_return(returned, run.context, self._settings, self._name))
 
-    def _work(self, run: Run) -> None:
-        is_batch = self._settings.batch > 1
-        while True:
-            now_s = self._monotonic()
-            given = run.next_batch(now_s) if is_batch else run.next(now_s)
-            if given is None:
-                return
-            messages = given if isinstance(given, list) else [given]
-            self._before(messages, run.context)
+    async def work_async(self, run: Run) -> None:
+        """The same with a handler that is a coroutine function."""
+        is_plain, handler = self._is_plain, self._handler
+        for given in run.calls(self._monotonic, self._batch):
+            if not is_plain:
+                self._before(given, run.context)
             try:
-                outcome = of_return(self._handler(given, run.context), run.context, self._settings, self._name)
+                returned = await handler(given if self._is_batch else given[0], run.context)  # type: ignore[misc]
             except BaseException as error:
-                outcome = of_exception(error, self._settings)
-            if outcome.kind is ResultKind.SUCCESS and self._monotonic() - now_s > self._settings.handler_timeout_s:
-                outcome = replace(outcome, kind=ResultKind.TIMEOUT)
-            self._after(messages, run.context, outcome)
-            if not self._settle(run, messages, outcome):
-                return
+                self._settle(run, given, of_exception(error, self._settings))
+            else:
+                if returned is not None or not is_plain:
+                    self._settle(run, given, of_return(returned, run.context, self._settings, self._name))
 
-    def _settle(self, run: Run, messages: list[Message], outcome: Outcome) -> bool:
-        goes_on = run.settle(outcome)
+    def broke(self, run: Run, error: BaseException) -> None:
+        """A fault of ours, not of the handler: what was given out is repeated."""
+        _log.error("consumer.worker_failed", error=repr(error), exc_info=error)
+        if run.given and run.lane is not None:
+            run.settle(of_exception(error, self._settings))
+
+    def _settle(self, run: Run, messages: list[Message], outcome: Outcome) -> None:
         context = run.context
+        if outcome.kind is ResultKind.SUCCESS and self._monotonic() - run.asked_at_s > self._settings.handler_timeout_s:
+            outcome = replace(outcome, kind=ResultKind.TIMEOUT)
+        self._after(messages, context, outcome)
+        failed = outcome.next in (Next.REPEAT, Next.ROLLBACK, Next.MOVE)
         # At attempts 1, 2, 4, 8 …: a message that fails for ever is not to fill the log.
-        if not goes_on and context.attempt & (context.attempt - 1) == 0:
+        if failed and context.attempt & (context.attempt - 1) == 0:
             note = _log.info if outcome.kind is ResultKind.FAILED else _log.warning  # it asked for the repeat
             note(
                 "consumer.handler_failed",
@@ -92,12 +98,11 @@ class Worker:
                 group=context.group,
                 epoch=context.epoch,
                 attempt=context.attempt,
-                again_in_s=outcome.wait_s,
                 key=messages[0].key_text,
                 error=None if outcome.error is None else repr(outcome.error),
                 exc_info=outcome.error if outcome.kind is ResultKind.EXCEPTION else None,
             )
-        return goes_on
+        run.settle(outcome)  # the last thing: from here on its lane may go on elsewhere
 
     def _before(self, messages: list[Message], context: Context) -> None:
         for hook in self._hooks:

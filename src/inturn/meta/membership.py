@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from inturn.meta.assignment import assign_sticky
 from inturn.model.clock import Clock
-from inturn.model.commands import Assignment, Heartbeat
+from inturn.model.commands import Assignment, Heartbeat, KeyRequest
 from inturn.model.errors import GroupConflict
 from inturn.model.settings import LeaseSettings
 from inturn.model.subject import Subject
@@ -16,7 +16,8 @@ from inturn.state.members import Members
 
 @dataclass(slots=True)
 class _Roster:
-    """The living members of one group. `generation` rises with every change of the assignment."""
+    """The living members of one group. `generation` rises with every change of the assignment, and with whatever
+    else its members are to hear of at once."""
 
     group: GroupRecord
     order: str
@@ -52,9 +53,17 @@ class Membership:
             self._reassign(roster, subject.partition_count)
         return is_new
 
-    def answer(self, group: GroupRecord, subject: Subject, member: str) -> Assignment:
+    def answer(
+        self, group: GroupRecord, subject: Subject, member: str, requests: tuple[KeyRequest, ...] = ()
+    ) -> Assignment:
         roster = self._rosters[group.id]
-        return Assignment(roster.generation, roster.assignment.get(member, ()), subject, self._life_s)
+        return Assignment(roster.generation, roster.assignment.get(member, ()), subject, self._life_s, requests)
+
+    def announce(self, group: GroupRecord) -> None:
+        """There is something for all members to hear. The assignment stays as it is."""
+        roster = self._rosters.get(group.id)
+        if roster is not None:
+            roster.generation += 1
 
     def generation(self, group: GroupRecord) -> int:
         roster = self._rosters.get(group.id)

@@ -72,6 +72,18 @@ class Heartbeat(Command, frozen=True, gc=False):
     wait_s: float = 0.0
 
 
+class KeyRequest(msgspec.Struct, frozen=True, gc=False):
+    """Somebody asks the holder of a partition to park, resume or skip a key."""
+
+    id: int  # counts up within the node
+    partition: int
+    key: bytes
+    kind: str  # one of KeyAction
+    offset: int | None = None  # skip: which message; only if it is still the first of its key
+    by: str = ""
+    why: str = ""
+
+
 class Assignment(msgspec.Struct, frozen=True, gc=False):
     """Who should consume what. Advice: only a lease gives the right to."""
 
@@ -79,6 +91,7 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
     partitions: tuple[int, ...]
     subject: Subject
     authorised_s: float  # counted from before the heartbeat was sent; then the member stops by itself
+    requests: tuple[KeyRequest, ...] = ()  # all that wait in the group; whoever holds the partition acts on them
 
 
 class Leave(Command, frozen=True, gc=False):
@@ -111,10 +124,35 @@ class Acquire(Command, frozen=True, gc=False):
     wait_s: float = 0.0
 
 
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """A message that failed and waits to be repeated: what the next holder has to know of it."""
+
+    offset: int
+    key: bytes | None
+    attempts: int  # so far
+    error: str
+    waiting: int = 0  # messages behind it in its lane, as far as pulled
+    is_exhausted: bool = False  # not repeated any more until somebody resumes or skips its key
+
+
+class Lot(msgspec.Struct, frozen=True, gc=False):
+    """A key whose messages are parked."""
+
+    key: bytes
+    state: str  # one of LotState
+
+
 class Granted(msgspec.Struct, frozen=True, gc=False):
+    """The lease, and how far the holder before came."""
+
     epoch: int
     offset: int  # where to go on
     life_s: float  # counted from before the lease was asked for
+    finished: bytes = b""  # offsets above `offset` that are done all the same: a roaring bitmap, or nothing
+    failures: tuple[Failure, ...] = ()
+    lots: tuple[Lot, ...] = ()
+    requests: tuple[KeyRequest, ...] = ()  # that wait for this partition
+    request_mark: int = 0  # requests in an assignment count only above this
 
 
 class Renew(Command, frozen=True, gc=False):
@@ -152,16 +190,44 @@ class Pulled(msgspec.Struct, frozen=True, gc=False):
     now_ms: int = 0  # on the clock that `stored_at_ms` was taken from
 
 
+class ParkedMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message in the parking lot of its key, with all there is of it: the log may forget it meanwhile."""
+
+    partition: int
+    offset: int
+    content: bytes  # an Outgoing, as msgpack
+    position: int = 0  # counts up in the lot; given by the node
+
+
+class LotChange(msgspec.Struct, frozen=True, gc=False):
+    """What becomes of the parking lot of one key."""
+
+    key: bytes
+    state: str  # one of LotState, from now on
+    reason: str = ""
+    added: tuple[ParkedMessage, ...] = ()  # to its end; one that is there already stays where it is
+    removed: tuple[tuple[int, int], ...] = ()  # handled or skipped: (partition, offset)
+
+
 class Progress(msgspec.Struct, frozen=True, gc=False):
-    """How far a member is with a partition that it holds."""
+    """How far a member is with a partition that it holds. All of it is stored together, or nothing.
+
+    `number` counts up within an epoch: what comes late, after a higher one, changes nothing.
+    """
 
     partition: int
     epoch: int
-    offset: int
+    offset: int  # everything below is done
+    number: int = 0
+    finished: bytes = b""  # offsets above that are done, too: a roaring bitmap, or nothing
+    failed: tuple[Failure, ...] = ()  # since the last commit that was answered
+    settled: tuple[int, ...] = ()  # offsets that failed before and are over now
+    lots: tuple[LotChange, ...] = ()
+    requests: tuple[int, ...] = ()  # ids of those that were acted upon
 
 
 class Commit(Command, frozen=True, gc=False):
-    """Everything below these offsets is done. Partitions whose lease is not held with that epoch are refused."""
+    """Store progress. Partitions whose lease is not held with that epoch are refused."""
 
     subject: str
     group: str
@@ -180,10 +246,12 @@ class Release(Command, frozen=True, gc=False):
 
     subject: str
     group: str
-    partition: int
     member: str
-    epoch: int
-    offset: int
+    progress: Progress
+
+    @property
+    def partition(self) -> int:
+        return self.progress.partition
 
 
 class OpenRetry(Command, frozen=True, gc=False):
@@ -194,10 +262,17 @@ class OpenRetry(Command, frozen=True, gc=False):
     levels: int
 
 
-class Retry(Command, frozen=True, gc=False):
-    """Store messages that failed in the group's retry subject, under the lease of the partition they came from.
+class OpenDeadLetters(Command, frozen=True, gc=False):
+    """Make the group's dead-letter subject, with one partition, if it is not there. Answered with the Subject."""
 
-    Answered when they are durable: then the partition may go on. A repeated Retry stores them again.
+    subject: str
+    group: str
+
+
+class Move(Command, frozen=True, gc=False):
+    """Store messages that failed in the group's retry or dead-letter subject, under the lease of their partition.
+
+    Answered when they are durable: only then are they done where they came from. A repeated Move stores them again.
     """
 
     subject: str
@@ -205,9 +280,27 @@ class Retry(Command, frozen=True, gc=False):
     partition: int
     member: str
     epoch: int
-    retry_subject: str
-    level: int
+    to_subject: str
+    to_partition: int
     batch: Batch
+
+
+class ReadLot(Command, frozen=True, gc=False):
+    """Read the parking lot of a key, under the lease of the partition, behind a position."""
+
+    subject: str
+    group: str
+    partition: int
+    member: str
+    epoch: int
+    key: bytes
+    after: int
+    max_bytes: int
+
+
+class LotContent(msgspec.Struct, frozen=True, gc=False):
+    messages: tuple[ParkedMessage, ...]
+    is_end: bool  # nothing is behind the last of them
 
 
 class Read(Command, frozen=True, gc=False):
@@ -231,6 +324,7 @@ class CreateSubject(Command, frozen=True, gc=False):
     routing: str
     strategy: str
     limits: Limits
+    keyless: str = "independent"
 
 
 class FindSubject(Command, frozen=True, gc=False):
@@ -320,6 +414,86 @@ class ResetGroup(Command, frozen=True, gc=False):
     position: str
 
 
+class SteerKey(Command, frozen=True, gc=False):
+    """Ask the holder of a key's partition to park, resume or skip it. Answered with the KeyRequest, once it is durable.
+
+    `partition` is needed only where the route does not tell it. Refused with NotFound if there is nothing to resume
+    or to skip. `offset` makes a skip safe to repeat: it is refused unless that is the first message of the key.
+    """
+
+    subject: str
+    group: str
+    key: bytes
+    action: str  # one of KeyAction
+    by: str
+    why: str
+    partition: int | None = None
+    offset: int | None = None  # skip only
+
+
+class FindRequest(Command, frozen=True, gc=False):
+    """Whether a request was acted upon; held back until then, or until `wait_s` is over."""
+
+    subject: str
+    group: str
+    id: int
+    wait_s: float = 0.0
+
+
+class RequestState(msgspec.Struct, frozen=True, gc=False):
+    """What became of a request: `done_at_ms` is None while nobody has acted upon it."""
+
+    request: KeyRequest
+    asked_at_ms: int
+    done_at_ms: int | None
+
+
+class ListKeys(Command, frozen=True, gc=False):
+    """The keys of a group that do not go on by themselves, or that somebody asked something of."""
+
+    subject: str
+    group: str
+
+
+class KeyDescription(msgspec.Struct, frozen=True, gc=False):
+    """`offset` is that of its first message that is not over, `waiting` counts those behind it."""
+
+    key: bytes | None
+    partition: int
+    # "failing" (repeated by itself), "blocked" (attempts used up), one of LotState, or "requested" (nothing else yet)
+    state: str
+    offset: int | None
+    attempts: int
+    error: str
+    since_ms: int
+    waiting: int
+    reason: str = ""
+    requests: tuple[KeyRequest, ...] = ()  # not acted upon yet
+
+
+class KeyList(msgspec.Struct, frozen=True, gc=False):
+    keys: tuple[KeyDescription, ...]
+
+
+class DescribeKey(Command, frozen=True, gc=False):
+    """One key of a group, with what is parked of it, from `after` on. NotFound if nothing is the matter with it."""
+
+    subject: str
+    group: str
+    key: bytes
+    after: int = 0
+    max_bytes: int = 1 << 20
+
+
+class KeyDetails(msgspec.Struct, frozen=True, gc=False):
+    """A key with what is parked of it, and what was asked of it."""
+
+    description: KeyDescription
+    parked: tuple[ParkedMessage, ...]
+    parked_is_end: bool
+    history: tuple[RequestState, ...]  # who asked what, newest first
+
+
 Answer: TypeAlias = (
     ProducerOpened
     | Appended
@@ -335,6 +509,11 @@ Answer: TypeAlias = (
     | Offsets
     | GroupList
     | GroupDescription
+    | LotContent
+    | KeyRequest
+    | RequestState
+    | KeyList
+    | KeyDetails
 )
 Reply: TypeAlias = Callable[[Answer | InturnError], None]
 

@@ -30,3 +30,8 @@ def check_name(kind: str, name: object, *, reserved: bool = False) -> str:
 def retry_subject(group: str, subject: str) -> str:
     """Where messages wait that failed in this group under best effort; one partition per delay."""
     return f"%retry%{group}%{subject}"
+
+
+def dead_letter_subject(group: str, subject: str) -> str:
+    """Where messages go that this group has given up."""
+    return f"%dead%{group}%{subject}"

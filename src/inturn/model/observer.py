@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from inturn.model.commands import Progress
+
 
 class Observer(Protocol):
     """Called in the order of the decisions, under the node's lock: be quick, call nothing back."""
@@ -14,4 +16,6 @@ class Observer(Protocol):
         """`why` is "released", "expired", or "gone" for a consumer whose process ended."""
         ...
 
-    def committed(self, subject: str, group: str, partition: int, owner: str, epoch: int, offset: int) -> None: ...
+    def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
+        """Progress that was stored: what is done, what is parked, what came out of a parking lot."""
+        ...

@@ -43,9 +43,46 @@ class Strategy(enum.StrEnum):
 
 
 class Order(enum.StrEnum):
-    """What runs one after the other in a group: all messages of a partition."""
+    """What runs one after the other in a group: all messages of a partition, those of one key, or nothing."""
 
     PARTITION = "partition"
+    KEY = "key"
+    NONE = "none"
+
+
+class Keyless(enum.StrEnum):
+    """Under order by key: whether messages without a key are independent of each other, or wait in one lane."""
+
+    INDEPENDENT = "independent"
+    ONE_LANE = "one-lane"
+
+
+class OnExhausted(enum.StrEnum):
+    """What becomes of a message that failed `max_attempts` times.
+
+    BLOCK: it stays, and holds back its lane until somebody resumes or skips its key. DEAD_LETTER: it goes to the
+    group's dead-letter subject, and its lane goes on. PARK: it and all later messages of its key go to the parking lot.
+    """
+
+    BLOCK = "block"
+    DEAD_LETTER = "dead-letter"
+    PARK = "park"
+
+
+class LotState(enum.StrEnum):
+    """PARKED: nothing of the key runs. RESUMING: it runs from its head. FREE: the lot is empty and gone."""
+
+    PARKED = "parked"
+    RESUMING = "resuming"
+    FREE = "free"
+
+
+class KeyAction(enum.StrEnum):
+    """What somebody may ask of a key. SKIP drops its first message for this group, with a record of who and why."""
+
+    PARK = "park"
+    RESUME = "resume"
+    SKIP = "skip"
 
 
 # A log remembers so many batches of each producer: more on their way at once could not be recognised when sent again.
@@ -241,12 +278,15 @@ class ConsumerSettings:
     batch: int = 1  # above 1: the handler gets a list of up to so many messages
     ack: str = "auto"  # or "manual"
     strategy: Strategy = Strategy.STRICT
-    suspend_s: float = 1.0  # after an exception, or a suspend without a time
+    max_attempts: int | None = None  # None: a message is tried until it succeeds
+    on_exhausted: OnExhausted = OnExhausted.BLOCK  # with max_attempts
+    suspend_s: float = 1.0  # how long a lane waits after a rollback, or when manual acknowledgement did not come
+    backoff_min_s: float = 0.01  # how long it waits after the first exception; twice as long after each further one,
+    backoff_max_s: float = 30.0  # up to this
     commit_interval_s: float = 0.1
     pull_bytes: int = 1 * MIB
     pull_wait_s: float = 5.0
     heartbeat_s: float = 3.0
-    run_s_max: float = 60.0  # one partition keeps a worker for so long before it lets others on
     idle_s_max: float = 120.0  # a partition not pulled for so long is dropped and taken again
     handler_timeout_s: float = 900.0  # slower calls are reported as time-outs; they are not interrupted
     answer_timeout_s: float = 10.0  # a command without an answer is sent again after this
@@ -255,6 +295,9 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         _set_enum(self, "strategy", Strategy)
+        _set_enum(self, "on_exhausted", OnExhausted)
+        if self.max_attempts is not None:
+            _positive(self, "max_attempts")
         _positive(
             self,
             "concurrency",
@@ -264,7 +307,8 @@ class ConsumerSettings:
             "pull_bytes",
             "pull_wait_s",
             "heartbeat_s",
-            "run_s_max",
+            "backoff_min_s",
+            "backoff_max_s",
             "idle_s_max",
             "handler_timeout_s",
             "answer_timeout_s",
@@ -276,5 +320,10 @@ class ConsumerSettings:
             raise InvalidInput(f"ConsumerSettings.ack is {self.ack!r}; use 'auto' or 'manual'")
         if self.pull_bytes > PULL_BYTES_MAX:
             raise InvalidInput(f"ConsumerSettings.pull_bytes is {self.pull_bytes}; the limit is {PULL_BYTES_MAX}")
-        if not 0.01 <= self.suspend_s <= 30:
-            raise InvalidInput(f"ConsumerSettings.suspend_s is {self.suspend_s!r}; it must be 0.01 to 30 seconds")
+        for name in ("suspend_s", "backoff_min_s", "backoff_max_s"):
+            if not 0.01 <= getattr(self, name) <= 30:
+                raise InvalidInput(f"ConsumerSettings.{name} is {getattr(self, name)!r}; it must be 0.01 to 30 seconds")
+        if self.backoff_min_s > self.backoff_max_s:
+            raise InvalidInput(
+                f"ConsumerSettings.backoff_min_s {self.backoff_min_s:g} is above backoff_max_s {self.backoff_max_s:g}"
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inturn.model.route import Route
-from inturn.model.settings import Limits, Routing, Strategy
+from inturn.model.settings import Keyless, Limits, Routing, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class Subject:
     routing: Routing = Routing.SLOTS
     strategy: Strategy = Strategy.STRICT
     limits: Limits = Limits()
+    keyless: Keyless = Keyless.INDEPENDENT
 
     @property
     def partition_count(self) -> int:

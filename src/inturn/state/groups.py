@@ -98,7 +98,9 @@ class Groups:
                     "group_id": group_id,
                     "partition_id": partition_id,
                     "next_offset": offset,
+                    "finished": b"",
                     "epoch": 0,
+                    "commit_number": 0,
                     "updated_at_ms": now_ms,
                 }
                 for partition_id, offset in zip(partition_ids, start_offsets, strict=True)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import bindparam, insert, null, select, true, update
 
+from inturn.model.commands import Progress
+from inturn.model.errors import StaleEpoch
 from inturn.state.database import Database
-from inturn.state.offsets import Offsets
 from inturn.state.partition_ids import PartitionIds
+from inturn.state.progress import ProgressRows
 from inturn.state.schema import leases, partitions
 
 _ROW = (leases.c.group_id == bindparam("of_group"), leases.c.partition_id == bindparam("of_partition"))
@@ -71,7 +73,7 @@ class LeaseRows:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._partition_ids = PartitionIds(database)
-        self._offsets = Offsets(database)
+        self._progress = ProgressRows(database)
 
     def all(self) -> list[LeaseRow]:
         """Every lease ever granted, in its last state, by group and partition."""
@@ -99,11 +101,8 @@ class LeaseRows:
                 connection.execute(_GRANT_FIRST, {**values, "first_epoch": epoch})
             return epoch
 
-    def release(self, group_id: int, partition: int, epoch: int, offset: int | None, now_ms: int) -> bool:
-        """Commit the offset, if there is one, and clear the owner, both or neither.
-
-        False, and nothing is changed, if the lease is not held with this epoch any more.
-        """
+    def release(self, group_id: int, partition: int, epoch: int, now_ms: int) -> bool:
+        """Clear the owner. False, and nothing is changed, if the lease is not held with this epoch any more."""
         with self._database.transaction() as connection:
             values = {
                 "of_group": group_id,
@@ -111,11 +110,18 @@ class LeaseRows:
                 "by_epoch": epoch,
                 "now_ms": now_ms,
             }
-            if not connection.execute(_RELEASE, values).rowcount:
-                return False
-            if offset is not None:
-                self._offsets.commit(group_id, partition, offset, epoch, now_ms)
-            return True
+            return connection.execute(_RELEASE, values).rowcount > 0
+
+    def release_with(self, group_id: int, progress: Progress, now_ms: int) -> bool:
+        """Store the progress and clear the owner, both or neither; false if the progress was a late copy.
+
+        Raises StaleEpoch if the lease is not held with this epoch any more, and what `ProgressRows.store` does.
+        """
+        with self._database.transaction():
+            stored = self._progress.store(group_id, [progress], now_ms)
+            if not self.release(group_id, progress.partition, progress.epoch, now_ms):
+                raise StaleEpoch(f"with id {group_id}", str(progress.partition), progress.epoch, progress.epoch)
+            return bool(stored)
 
     def release_local(self, now_ms: int) -> list[LeaseRow]:
         """Release all leases whose owners lived in the process of the node, and return them as they were held.

@@ -1,18 +1,27 @@
-"""Committed offsets of groups: everything below is done."""
+"""Committed offsets of groups: everything below is done, and of what is above, the finished set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, exists, func, insert, null, select, update
+from pyroaring import BitMap64
+from sqlalchemy import Connection, and_, bindparam, case, exists, func, insert, null, or_, select, update
 
+from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput, StaleEpoch
+from inturn.model.logs import get_logger
+from inturn.state.bounds import check_bytes, check_number
 from inturn.state.database import Database
+from inturn.state.failures import Failures
+from inturn.state.key_requests import KeyRequests
+from inturn.state.lots import Lots
 from inturn.state.partition_ids import PartitionIds
-from inturn.state.schema import groups, leases, offsets, partitions
+from inturn.state.schema import failures, groups, leases, offsets, parked, partitions
 
-_OFFSET_MAX = 2**63 - 1
+FINISHED_BYTES_MAX = 1 << 20
+
+_log = get_logger("inturn.state")
 
 _ROW = (offsets.c.group_id == bindparam("of_group"), offsets.c.partition_id == bindparam("of_partition"))
 _SELECT_GROUP = (
@@ -21,30 +30,47 @@ _SELECT_GROUP = (
     .where(offsets.c.group_id == bindparam("of_group"))
     .order_by(partitions.c.position)
 )
-_SELECT_ONE = select(offsets.c.next_offset).where(*_ROW)
+_SELECT_ONE = select(offsets.c.next_offset, offsets.c.finished).where(*_ROW)
 _ADVANCE = (
     update(offsets)
     .where(
         *_ROW,
-        offsets.c.next_offset < bindparam("offset"),
+        or_(
+            offsets.c.epoch < bindparam("by_epoch"),
+            and_(offsets.c.epoch == bindparam("by_epoch"), offsets.c.commit_number < bindparam("number")),
+        ),
         ~exists().where(
             leases.c.group_id == bindparam("of_group"),
             leases.c.partition_id == bindparam("of_partition"),
             leases.c.epoch > bindparam("by_epoch"),
         ),
     )
-    .values(next_offset=bindparam("offset"), epoch=bindparam("by_epoch"), updated_at_ms=bindparam("now_ms"))
+    .values(
+        next_offset=case((offsets.c.next_offset < bindparam("to"), bindparam("to")), else_=offsets.c.next_offset),
+        finished=bindparam("above"),
+        epoch=bindparam("by_epoch"),
+        commit_number=bindparam("number"),
+        updated_at_ms=bindparam("now_ms"),
+    )
 )
 _SET = (
     update(offsets)
     .where(*_ROW)
-    .values(next_offset=bindparam("offset"), epoch=bindparam("by_epoch"), updated_at_ms=bindparam("now_ms"))
+    .values(
+        next_offset=bindparam("to"),
+        finished=bindparam("above"),
+        epoch=bindparam("by_epoch"),
+        commit_number=bindparam("number"),
+        updated_at_ms=bindparam("now_ms"),
+    )
 )
 _INSERT = insert(offsets).values(
     group_id=bindparam("of_group"),
     partition_id=bindparam("of_partition"),
-    next_offset=bindparam("offset"),
+    next_offset=bindparam("to"),
+    finished=bindparam("above"),
     epoch=bindparam("by_epoch"),
+    commit_number=bindparam("number"),
     updated_at_ms=bindparam("now_ms"),
 )
 _SELECT_LEASE_EPOCH = select(leases.c.epoch).where(
@@ -60,10 +86,16 @@ _RAISE_FLOOR = (
     .where(partitions.c.id == bindparam("of_partition"), partitions.c.offset_floor < bindparam("floor"))
     .values(offset_floor=bindparam("floor"))
 )
-_SELECT_FLOOR = select(partitions.c.id, partitions.c.offset_floor).where(
+_SELECT_ID = select(partitions.c.id).where(
     partitions.c.broker_group == bindparam("of_broker_group"), partitions.c.name == bindparam("of_name")
 )
+_SELECT_FLOOR = select(partitions.c.offset_floor).where(partitions.c.id == bindparam("of_partition"))
 _SELECT_HIGHEST = select(func.max(offsets.c.next_offset)).where(offsets.c.partition_id == bindparam("of_partition"))
+_SELECT_HIGHEST_PARKED = select(func.max(parked.c.offset)).where(parked.c.origin_id == bindparam("of_partition"))
+_SELECT_HIGHEST_FAILED = select(func.max(failures.c.offset)).where(failures.c.partition_id == bindparam("of_partition"))
+_SELECT_FINISHED = select(offsets.c.group_id, offsets.c.finished).where(
+    offsets.c.partition_id == bindparam("of_partition"), offsets.c.finished != bindparam("nothing")
+)
 _SELECT_NAMES = (
     select(groups.c.name.label("group"), partitions.c.broker_group, partitions.c.name.label("partition"))
     .join(partitions, partitions.c.subject_id == groups.c.subject_id)
@@ -72,19 +104,20 @@ _SELECT_NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetCommit:
-    """Everything below `offset` is done, says the holder of the lease with this epoch."""
+class CommittedPlace:
+    """Where a group is in a partition: all below `offset` is done, and of the rest, what `finished` has."""
 
-    group_id: int
-    partition: int
-    offset: int
-    epoch: int
+    offset: int = 0
+    finished: bytes = b""
 
 
 class Offsets:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._partition_ids = PartitionIds(database)
+        self._failures = Failures(database)
+        self._lots = Lots(database)
+        self._requests = KeyRequests(database)
 
     def committed(self, group_id: int) -> dict[int, int]:
         """The next offset to consume, by partition index. Empty for an unknown group."""
@@ -92,28 +125,34 @@ class Offsets:
             rows = connection.execute(_SELECT_GROUP, {"of_group": group_id})
             return {row.position: row.next_offset for row in rows}
 
-    def commit(self, group_id: int, partition: int, offset: int, epoch: int, now_ms: int) -> bool:
-        """Store the offset durably; true if it moved. A lower or equal one changes nothing: it never goes back.
-
-        Raises StaleEpoch if the lease was granted, or the group reset, with a higher epoch since. That is the last
-        line: whether the lease is still held is for the caller to know. Raises NotFound for an unknown partition.
-        """
-        check_offset(offset)
+    def place(self, group_id: int, partition: int) -> CommittedPlace:
+        """Raises NotFound for an unknown group or partition."""
         with self._database.transaction() as connection:
-            partition_id = self._partition_ids.one(connection, group_id, partition)
-            return _advance(connection, group_id, partition_id, offset, epoch, now_ms)
+            row = {"of_group": group_id, "of_partition": self._partition_ids.one(connection, group_id, partition)}
+            found = connection.execute(_SELECT_ONE, row).first()
+            return CommittedPlace() if found is None else CommittedPlace(*found)
 
-    def commit_many(self, commits: Iterable[OffsetCommit], now_ms: int) -> None:
-        """Like `commit` for each, in one transaction: if one raises, none is stored."""
-        with self._database.transaction():
-            for one in commits:
-                self.commit(one.group_id, one.partition, one.offset, one.epoch, now_ms)
+    def commit(self, group_id: int, progress: Progress, now_ms: int) -> bool:
+        """Store offset and finished set durably; false for a late copy, which changes nothing.
+
+        The offset never goes back. Late is what does not come with a higher number, of this epoch, than what is
+        stored. Raises StaleEpoch if the lease was granted, or the group reset, with a higher epoch since. That is the
+        last line: whether the lease is still held is for the caller to know. Raises NotFound for an unknown partition.
+        """
+        check_offset(progress.offset)
+        check_number("epoch", progress.epoch)
+        check_number("number", progress.number)
+        check_bytes("the finished set", progress.finished, FINISHED_BYTES_MAX)
+        with self._database.transaction() as connection:
+            partition_id = self._partition_ids.one(connection, group_id, progress.partition)
+            return _advance(connection, group_id, partition_id, progress, now_ms)
 
     def reset(self, group_id: int, new_offsets: Mapping[int, int], now_ms: int) -> None:
         """Put every partition of the group to a new offset, forwards or backwards, in one transaction.
 
-        Leases are ended and their epochs raised, so nobody who had one can commit over it. The caller makes sure
-        that none is live. Raises InvalidInput unless there is one offset for each partition.
+        What is finished, failed or parked is forgotten, and so are requests that nobody acted upon. Leases are ended
+        and their epochs raised, so nobody who had one can commit over it. The caller makes sure that none is live.
+        Raises InvalidInput unless there is one offset for each partition.
         """
         with self._database.transaction() as connection:
             partition_ids = self._partition_ids.of_group(connection, group_id)
@@ -125,40 +164,49 @@ class Offsets:
             connection.execute(_RAISE_EPOCHS, {"of_group": group_id, "now_ms": now_ms})
             for index, partition_id in enumerate(partition_ids):
                 check_offset(new_offsets[index])
+                # Before anything is forgotten: it was given out all the same.
+                floor = _highest(connection, partition_id)
+                connection.execute(_RAISE_FLOOR, {"of_partition": partition_id, "floor": floor})
                 _put(connection, group_id, partition_id, new_offsets[index], now_ms)
+            self._failures.clear(connection, group_id)
+            self._lots.clear(connection, group_id)
+            self._requests.clear(connection, group_id)
 
     def highest(self, partition_name: str, broker_group: str = "local") -> int:
-        """The highest next offset any group ever had in this partition; 0 if none. A log continues there or above.
+        """One past the highest offset that any group ever had to do with in this partition, or where it goes on if
+        that is higher; 0 if none. A log continues there or above.
 
         Resets do not lower it: what was consumed once was given out, so its offset must not be used again.
         """
         with self._database.transaction() as connection:
-            row = connection.execute(
-                _SELECT_FLOOR, {"of_broker_group": broker_group, "of_name": partition_name}
-            ).first()
-            if row is None:
-                return 0
-            highest: int | None = connection.execute(_SELECT_HIGHEST, {"of_partition": row.id}).scalar()
-            floor: int = row.offset_floor
-            return max(floor, highest or 0)
+            partition_id = connection.execute(
+                _SELECT_ID, {"of_broker_group": broker_group, "of_name": partition_name}
+            ).scalar()
+            return 0 if partition_id is None else _highest(connection, partition_id)
 
 
 def check_offset(offset: object) -> None:
     """Raise InvalidInput unless it is a whole number that a log can reach."""
-    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= _OFFSET_MAX:
-        raise InvalidInput(f"offset {offset!r}: it must be a whole number from 0 to {_OFFSET_MAX}")
+    check_number("offset", offset)
 
 
-def _advance(connection: Connection, group_id: int, partition_id: int, offset: int, epoch: int, now_ms: int) -> bool:
+def _advance(connection: Connection, group_id: int, partition_id: int, progress: Progress, now_ms: int) -> bool:
     row = {"of_group": group_id, "of_partition": partition_id}
-    values = {**row, "offset": offset, "by_epoch": epoch, "now_ms": now_ms}
+    values = {
+        **row,
+        "to": progress.offset,
+        "above": progress.finished,
+        "by_epoch": progress.epoch,
+        "number": progress.number,
+        "now_ms": now_ms,
+    }
     if connection.execute(_ADVANCE, values).rowcount:
         return True
     current = connection.execute(_SELECT_LEASE_EPOCH, row).scalar()
-    if current is not None and current > epoch:
+    if current is not None and current > progress.epoch:
         names = connection.execute(_SELECT_NAMES, row).one()
-        raise StaleEpoch(names.group, f"{names.broker_group}/{names.partition}", epoch, current)
-    if connection.execute(_SELECT_ONE, row).scalar() is not None:
+        raise StaleEpoch(names.group, f"{names.broker_group}/{names.partition}", progress.epoch, current)
+    if connection.execute(_SELECT_ONE, row).first() is not None:
         return False
     connection.execute(_INSERT, values)
     return True
@@ -167,10 +215,32 @@ def _advance(connection: Connection, group_id: int, partition_id: int, offset: i
 def _put(connection: Connection, group_id: int, partition_id: int, offset: int, now_ms: int) -> None:
     row = {"of_group": group_id, "of_partition": partition_id}
     epoch = connection.execute(_SELECT_LEASE_EPOCH, row).scalar() or 0
-    before = connection.execute(_SELECT_ONE, row).scalar()
-    values = {**row, "offset": offset, "by_epoch": epoch, "now_ms": now_ms}
-    if before is None:
+    values = {**row, "to": offset, "above": b"", "by_epoch": epoch, "number": 0, "now_ms": now_ms}
+    if not connection.execute(_SET, values).rowcount:
         connection.execute(_INSERT, values)
-        return
-    connection.execute(_RAISE_FLOOR, {"of_partition": partition_id, "floor": before})
-    connection.execute(_SET, values)
+
+
+def _highest(connection: Connection, partition_id: int) -> int:
+    """See `Offsets.highest`. Failed ones count, too: another message there would inherit their attempts."""
+    row = {"of_partition": partition_id}
+    floor: int = connection.execute(_SELECT_FLOOR, row).scalar_one()
+    next_offset: int | None = connection.execute(_SELECT_HIGHEST, row).scalar()
+    used = [
+        connection.execute(_SELECT_HIGHEST_PARKED, row).scalar(),
+        connection.execute(_SELECT_HIGHEST_FAILED, row).scalar(),
+        *(
+            _highest_finished(group_id, partition_id, finished)
+            for group_id, finished in connection.execute(_SELECT_FINISHED, {**row, "nothing": b""})
+        ),
+    ]
+    return max(floor, next_offset or 0, *(offset + 1 for offset in used if offset is not None))
+
+
+def _highest_finished(group_id: int, partition_id: int, finished: bytes) -> int | None:
+    try:
+        bitmap = BitMap64.deserialize(finished)
+    except ValueError as error:
+        # The group cannot go on there and needs a reset, for which the folder must open.
+        _log.error("finished_set_unreadable", group_id=group_id, partition_id=partition_id, error=str(error))
+        return None
+    return bitmap.max() if bitmap else None

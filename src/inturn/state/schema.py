@@ -20,6 +20,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -45,6 +46,9 @@ MIGRATIONS: Sequence[Migration] = ()
 
 metadata = MetaData()
 
+# Counted by the database, for things that come and go. Only its INTEGER counts by itself in SQLite; it has 64 bits.
+_COUNTED = BigInteger().with_variant(Integer(), "sqlite")
+
 schema_version = Table(
     "schema_version",
     metadata,
@@ -58,6 +62,7 @@ subjects = Table(
     Column("name", String, nullable=False, unique=True),
     Column("routing", String, nullable=False),
     Column("strategy", String, nullable=False),
+    Column("keyless", String, nullable=False),
     Column("body_bytes_max", BigInteger, nullable=False),
     Column("key_bytes_max", BigInteger, nullable=False),
     Column("properties_bytes_max", BigInteger, nullable=False),
@@ -106,7 +111,9 @@ offsets = Table(
     Column("group_id", ForeignKey("groups.id"), primary_key=True),
     Column("partition_id", ForeignKey("partitions.id"), primary_key=True),
     Column("next_offset", BigInteger, nullable=False),
+    Column("finished", LargeBinary, nullable=False, default=b""),  # a roaring bitmap of what is done above, or nothing
     Column("epoch", BigInteger, nullable=False),
+    Column("commit_number", BigInteger, nullable=False, default=0),  # the highest taken with that epoch
     Column("updated_at_ms", BigInteger, nullable=False),
     Index("offsets_by_partition", "partition_id", "next_offset"),
 )
@@ -121,6 +128,65 @@ leases = Table(
     Column("ask", BigInteger, nullable=False),  # which of the owner's asks was granted
     Column("local", Boolean, nullable=False),
     Column("changed_at_ms", BigInteger, nullable=False),  # granted, or released if there is no owner
+)
+
+failures = Table(
+    "failures",
+    metadata,
+    Column("group_id", ForeignKey("groups.id"), primary_key=True),
+    Column("partition_id", ForeignKey("partitions.id"), primary_key=True),
+    Column("offset", BigInteger, primary_key=True, autoincrement=False),
+    Column("key", LargeBinary),
+    Column("attempts", BigInteger, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("waiting", BigInteger, nullable=False),
+    Column("is_exhausted", Boolean, nullable=False),
+    Column("first_at_ms", BigInteger, nullable=False),
+    Column("last_at_ms", BigInteger, nullable=False),
+)
+
+lots = Table(
+    "lots",
+    metadata,
+    Column("group_id", ForeignKey("groups.id"), primary_key=True),
+    Column("partition_id", ForeignKey("partitions.id"), primary_key=True),  # the holder of its lease runs the lot
+    Column("key", LargeBinary, primary_key=True),
+    Column("state", String, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("since_ms", BigInteger, nullable=False),
+)
+
+parked = Table(
+    "parked",
+    metadata,
+    Column("position", _COUNTED, primary_key=True),
+    Column("group_id", ForeignKey("groups.id"), nullable=False),
+    Column("partition_id", ForeignKey("partitions.id"), nullable=False),  # of the lot
+    Column("key", LargeBinary, nullable=False),
+    Column("origin_id", ForeignKey("partitions.id"), nullable=False),  # the partition that the message was read from
+    Column("offset", BigInteger, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    UniqueConstraint("group_id", "origin_id", "offset"),
+    Index("parked_by_lot", "group_id", "partition_id", "key", "position"),
+    # Positions are marks that readers keep ("behind this one"), so they are never given twice either.
+    sqlite_autoincrement=True,
+)
+
+key_requests = Table(
+    "key_requests",
+    metadata,
+    Column("id", _COUNTED, primary_key=True),
+    Column("group_id", ForeignKey("groups.id"), nullable=False),
+    Column("partition_id", ForeignKey("partitions.id"), nullable=False),
+    Column("key", LargeBinary, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("offset", BigInteger),
+    Column("by", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("asked_at_ms", BigInteger, nullable=False),
+    Column("done_at_ms", BigInteger),  # null: waits. The row stays when it is done: who asked what, and why
+    Index("key_requests_by_key", "group_id", "key", "id"),
+    sqlite_autoincrement=True,
 )
 
 members = Table(

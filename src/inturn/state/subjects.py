@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, String, bindparam, cast, insert, literal
 from inturn.model.errors import AlreadyExists, InvalidInput, NotFound
 from inturn.model.names import check_name
 from inturn.model.route import PARTITION_COUNT_MAX, Partition, Route
-from inturn.model.settings import Limits, Routing, Strategy, one_of
+from inturn.model.settings import Keyless, Limits, Routing, Strategy, one_of
 from inturn.model.slot import SlotRange, even_ranges
 from inturn.model.subject import Subject
 from inturn.state.cache import Cache
@@ -62,6 +62,7 @@ class Subjects:
         now_ms: int,
         broker_group: str = LOCAL_BROKER_GROUP,
         *,
+        keyless: Keyless = Keyless.INDEPENDENT,
         reserved: bool = False,
     ) -> Subject:
         """Create the subject with its partitions and its first route, in one transaction. `reserved`: one of ours.
@@ -83,6 +84,7 @@ class Subjects:
             one_of(Routing, "routing", routing),
             one_of(Strategy, "strategy", strategy),
             _checked_limits(limits),
+            one_of(Keyless, "keyless", keyless),
         )
         with self._database.transaction() as connection:
             existing = self.find(name)
@@ -158,6 +160,7 @@ def _difference(existing: Subject, wanted: Subject) -> str:
         ("routing", existing.routing, wanted.routing),
         ("strategy", existing.strategy, wanted.strategy),
         ("limits", existing.limits, wanted.limits),
+        ("keyless", existing.keyless, wanted.keyless),
         ("broker group", existing.route.partitions[0].broker_group, wanted.route.partitions[0].broker_group),
     ]
     return ", ".join(f"{what} {there} (not {asked})" for what, there, asked in pairs if there != asked)
@@ -170,6 +173,7 @@ def _insert(connection: Connection, subject: Subject, now_ms: int) -> None:
             "name": subject.name,
             "routing": subject.routing.value,
             "strategy": subject.strategy.value,
+            "keyless": subject.keyless.value,
             "body_bytes_max": subject.limits.body_bytes,
             "key_bytes_max": subject.limits.key_bytes,
             "properties_bytes_max": subject.limits.properties_bytes,
@@ -207,4 +211,4 @@ def _route(connection: Connection, name: str, subject_id: int) -> Route:
 
 def _subject(row: Row[Any], route: Route) -> Subject:
     limits = Limits(row.body_bytes_max, row.key_bytes_max, row.properties_bytes_max)
-    return Subject(row.name, route, Routing(row.routing), Strategy(row.strategy), limits)
+    return Subject(row.name, route, Routing(row.routing), Strategy(row.strategy), limits, Keyless(row.keyless))

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inturn.testing.checker import OrderViolated, Verdict, Violation, ViolationKind, check
+    from inturn.testing.checker import check
     from inturn.testing.clock import FakeClock
     from inturn.testing.history import (
         Committed,
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
         HandlerEnd,
         HandlerStart,
         History,
+        KeyResumed,
+        KeySkipped,
         LeaseEnded,
         LeaseGranted,
         OffsetsReset,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from inturn.testing.recorder import Recorder
     from inturn.testing.sim_disk import SimCrash, SimDisk
     from inturn.testing.simulation import Report, simulate
+    from inturn.testing.verdict import OrderViolated, Verdict, Violation, ViolationKind
 
 __all__ = [
     "Committed",
@@ -36,6 +39,8 @@ __all__ = [
     "HandlerEnd",
     "HandlerStart",
     "History",
+    "KeyResumed",
+    "KeySkipped",
     "LeaseEnded",
     "LeaseGranted",
     "OffsetsReset",
@@ -54,11 +59,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("OrderViolated", "Verdict", "Violation", "ViolationKind", "check"), "checker"),
+    "check": "checker",
     "FakeClock": "clock",
     "Recorder": "recorder",
     **dict.fromkeys(("SimCrash", "SimDisk"), "sim_disk"),
     **dict.fromkeys(("Report", "simulate"), "simulation"),
+    **dict.fromkeys(("OrderViolated", "Verdict", "Violation", "ViolationKind"), "verdict"),
 }
 
 

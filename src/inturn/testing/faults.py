@@ -47,6 +47,14 @@ def consumer_cut_off(sim: Simulation) -> None:
     sim.world.after(sim.world.spread(0.5, 3 * LEASE_LIFE_S), lambda: setattr(consumer, "is_cut", False))
 
 
+def consumer_resize(sim: Simulation) -> None:
+    """A consumer gets more workers or fewer, and some time later as many as before."""
+    consumer = sim.pick_consumer()
+    before = consumer.concurrency
+    consumer.resize(sim.world.rng.choice([count for count in (1, 2, 4, 8) if count != before]))
+    sim.world.after(sim.world.spread(0.3, 3.0), lambda: consumer.resize(before))
+
+
 def slow_handler(sim: Simulation) -> None:
     """A handler outlives the lease of its consumer, which is cut off meanwhile."""
     consumer = sim.pick_consumer()
@@ -157,6 +165,7 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
         consumer_join,
         consumer_freeze,
         consumer_cut_off,
+        consumer_resize,
         slow_handler,
         node_power_loss,
         node_kill,

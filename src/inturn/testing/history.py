@@ -35,7 +35,10 @@ class SendAcknowledged(_Event, frozen=True, gc=False):
 
 
 class HandlerStart(_Event, frozen=True, gc=False):
-    """A handler begins with a message. A handler of batches is recorded as one run per message, one after the other."""
+    """A handler begins with a message. A handler of batches is recorded as one run per message, one after the other.
+
+    `attempt` is the number that the handler was told: None if that is not to be judged.
+    """
 
     subject: str
     group: str
@@ -45,6 +48,7 @@ class HandlerStart(_Event, frozen=True, gc=False):
     consumer: str
     epoch: int
     message_id: str | None = None
+    attempt: int | None = None
 
 
 class HandlerEnd(_Event, frozen=True, gc=False):
@@ -66,7 +70,11 @@ class HandlerEnd(_Event, frozen=True, gc=False):
 
 
 class Committed(_Event, frozen=True, gc=False):
-    """A commit that was accepted: everything below `offset` is done."""
+    """A commit that was accepted: everything below `offset` is done, and `finished` above, but for parked messages.
+
+    `parked` went into the parking lot with this commit, `unparked` came out of it, finished or skipped: each as
+    (partition, offset), because a lot follows its key to another partition.
+    """
 
     subject: str
     group: str
@@ -74,6 +82,9 @@ class Committed(_Event, frozen=True, gc=False):
     owner: str
     epoch: int
     offset: int
+    finished: tuple[int, ...] = ()  # offsets at or above `offset`
+    parked: tuple[tuple[int, int], ...] = ()
+    unparked: tuple[tuple[int, int], ...] = ()
 
 
 class LeaseGranted(_Event, frozen=True, gc=False):
@@ -104,6 +115,25 @@ class OffsetsReset(_Event, frozen=True, gc=False):
     offsets: dict[int, int]
 
 
+class KeySkipped(_Event, frozen=True, gc=False):
+    """Somebody gave this message up for the group: a named weakening, from here on it counts as finished."""
+
+    subject: str
+    group: str
+    partition: int
+    offset: int
+    key: bytes | None
+
+
+class KeyResumed(_Event, frozen=True, gc=False):
+    """The attempts of this key's messages are counted anew. To be recorded before the first start that it allows."""
+
+    subject: str
+    group: str
+    partition: int
+    key: bytes | None
+
+
 class ConsumerCrashed(_Event, frozen=True, gc=False):
     """The handlers that this consumer was running ended here, without success. Later ends of theirs do not count."""
 
@@ -122,6 +152,8 @@ Event: TypeAlias = (
     | LeaseGranted
     | LeaseEnded
     | OffsetsReset
+    | KeySkipped
+    | KeyResumed
     | ConsumerCrashed
     | ProcessRestarted
 )

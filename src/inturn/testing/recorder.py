@@ -6,7 +6,10 @@ import threading
 from collections.abc import Mapping
 from typing import cast
 
+from pyroaring import BitMap64
+
 from inturn.model.clock import Clock
+from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput
 from inturn.testing.history import (
     HANDLER_RESULTS,
@@ -18,6 +21,8 @@ from inturn.testing.history import (
     HandlerResult,
     HandlerStart,
     History,
+    KeyResumed,
+    KeySkipped,
     LeaseEnd,
     LeaseEnded,
     LeaseGranted,
@@ -61,10 +66,13 @@ class Recorder:
         consumer: str,
         epoch: int,
         message_id: str | None = None,
+        *,
+        attempt: int | None = None,
     ) -> None:
         with self._lock:
             at_s = self._clock.monotonic()
-            self._add(HandlerStart(subject, group, partition, offset, key, consumer, epoch, message_id, at_s=at_s))
+            what = (subject, group, partition, offset, key)
+            self._add(HandlerStart(*what, consumer, epoch, message_id, attempt, at_s=at_s))
 
     def ended(
         self,
@@ -99,6 +107,14 @@ class Recorder:
         with self._lock:
             self._add(OffsetsReset(subject, group, dict(offsets), at_s=self._clock.monotonic()))
 
+    def key_skipped(self, subject: str, group: str, partition: int, offset: int, key: bytes | None) -> None:
+        with self._lock:
+            self._add(KeySkipped(subject, group, partition, offset, key, at_s=self._clock.monotonic()))
+
+    def key_resumed(self, subject: str, group: str, partition: int, key: bytes | None) -> None:
+        with self._lock:
+            self._add(KeyResumed(subject, group, partition, key, at_s=self._clock.monotonic()))
+
     # What a node tells its observer.
 
     def lease_granted(self, subject: str, group: str, partition: int, owner: str, epoch: int) -> None:
@@ -112,9 +128,14 @@ class Recorder:
         with self._lock:
             self._add(LeaseEnded(subject, group, partition, owner, epoch, known, at_s=self._clock.monotonic()))
 
-    def committed(self, subject: str, group: str, partition: int, owner: str, epoch: int, offset: int) -> None:
+    def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
+        finished = tuple(BitMap64.deserialize(progress.finished)) if progress.finished else ()
+        parked = tuple((one.partition, one.offset) for lot in progress.lots for one in lot.added)
+        unparked = tuple(place for lot in progress.lots for place in lot.removed)
+        who = (subject, group, progress.partition, owner, progress.epoch)
         with self._lock:
-            self._add(Committed(subject, group, partition, owner, epoch, offset, at_s=self._clock.monotonic()))
+            at_s = self._clock.monotonic()
+            self._add(Committed(*who, progress.offset, finished, parked, unparked, at_s=at_s))
 
     def _add(self, event: Event) -> None:
         self.history.record(event)

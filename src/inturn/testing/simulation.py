@@ -10,21 +10,56 @@ once more: what was acknowledged must still be there.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
+from inturn.consumer.moving import OFFSET, PARTITION
 from inturn.model.batch import StoredBatch, decode, is_intact
-from inturn.model.commands import DescribeGroup, GroupDescription
-from inturn.model.errors import LogDamaged, NotFound
+from inturn.model.commands import (
+    DescribeGroup,
+    FindSubject,
+    GroupDescription,
+    KeyDescription,
+    KeyList,
+    KeyRequest,
+    ListKeys,
+    OpenDeadLetters,
+    SteerKey,
+)
+from inturn.model.errors import InturnError, LogDamaged, NotFound
 from inturn.model.message import Message, Origin
+from inturn.model.names import dead_letter_subject
 from inturn.model.request import ask
-from inturn.model.settings import ConsumerSettings, FlowControl, Flush, LeaseSettings, LogSettings, ProducerSettings
+from inturn.model.settings import (
+    ConsumerSettings,
+    FlowControl,
+    Flush,
+    KeyAction,
+    LeaseSettings,
+    LogSettings,
+    LotState,
+    OnExhausted,
+    Order,
+    ProducerSettings,
+)
+from inturn.model.subject import Subject
 from inturn.testing.checker import Verdict, check
 from inturn.testing.faults import FAULTS, LEASE_LIFE_S
-from inturn.testing.history import ConsumerCrashed, HandlerEnd, HandlerStart, History, LeaseEnded, SendAcknowledged
-from inturn.testing.recorder import Recorder
-from inturn.testing.sim_consumer import SimConsumer
+from inturn.testing.history import (
+    Committed,
+    ConsumerCrashed,
+    HandlerEnd,
+    HandlerStart,
+    History,
+    KeySkipped,
+    LeaseEnded,
+    SendAcknowledged,
+)
+from inturn.testing.sim_consumer import SimConsumer, SimRecorder
 from inturn.testing.sim_node import SimNetwork, SimNode
 from inturn.testing.sim_producer import SimProducer
 from inturn.testing.world import World
@@ -69,7 +104,7 @@ class Simulation:
         rng = world.rng
         self.coverage: Counter[str] = Counter()
         self.faults: list[str] = []
-        self.recorder = Recorder(world)
+        self.recorder = SimRecorder(world)
         # What lives in the node's process dies with it. Remote clients survive it, and their leases do.
         self._is_local = rng.random() < 0.4
         flush = Flush.ALWAYS if rng.random() < 0.65 else Flush.OS
@@ -88,20 +123,26 @@ class Simulation:
         self._producer_settings = ProducerSettings(
             batch_count=rng.choice((1, 3, 20)), in_flight=rng.choice((1, 2, 5)), answer_timeout_s=0.5, backoff_max_s=0.5
         )
+        self._order = rng.choice((Order.PARTITION, Order.KEY, Order.KEY))
+        # A rollback asked for by a message that is lost later would be left out of what is judged.
+        ack = rng.choice(("auto", "auto", "manual")) if self._promises_all else "auto"
         self._consumer_settings = ConsumerSettings(
             concurrency=rng.choice((1, 2, 4)),
-            # A rollback asked for by a message that is lost later would be left out of what is judged.
-            ack=rng.choice(("auto", "auto", "manual")) if self._promises_all else "auto",
+            ack=ack,
+            max_attempts=rng.choice((None, 1, 2, 3)),
+            on_exhausted=self._choose_on_exhausted(ack),
             suspend_s=0.05,
+            backoff_min_s=0.02,
+            backoff_max_s=0.2,
             commit_interval_s=0.2,
             pull_bytes=rng.choice((300, 2_000, 100_000)),
             pull_wait_s=0.7,
             heartbeat_s=0.7,
             answer_timeout_s=0.5,
-            flow=FlowControl(buffered_count=rng.choice((5, 40, 1000))),
+            flow=FlowControl(buffered_count=rng.choice((5, 40, 1000)), span=rng.choice((15, 100, 100_000))),
         )
         # With slow handlers there is always a backlog, so that whatever happens to a lease happens amid work.
-        self._handler_s_max = rng.choice((0.01, 0.01, 0.05))
+        self._handler_s_max = rng.choice((0.0005, 0.01, 0.01, 0.05))
         self._count_settings(log)
         self.node = SimNode(
             world,
@@ -116,7 +157,8 @@ class Simulation:
         )
         self.network = SimNetwork(world, self.node, self.coverage)
         self._subject = self.node.create_subject(SUBJECT, PARTITIONS)
-        self._keys = [f"order-{number}".encode() for number in range(KEYS)]
+        ask(self.node.node, OpenDeadLetters(SUBJECT, GROUP), Subject)
+        self._keys = [f"order-{number}".encode() for number in range(rng.choice((KEYS, KEYS, 5 * KEYS)))]
         self._names = 0
         self._is_healing = False
         self._damage: list[str] = []
@@ -129,6 +171,7 @@ class Simulation:
         self.add_producer(writer=WRITER)
         self._messages_left = MESSAGES
         world.after(0.1, self._produce)
+        world.after(0.5, self._steer)
         for _ in range(rng.randint(FAULTS_MIN, FAULTS_MIN + 4)):
             name = rng.choice(list(FAULTS))
             world.after(world.spread(0.5, TROUBLE_S), lambda name=name: self._inject(name))  # type: ignore[misc]
@@ -154,6 +197,7 @@ class Simulation:
             self._consumer_settings,
             self._lease,
             self._handler_s_max,
+            self._order,
         )
         consumer.is_calm = self._is_healing
         self.consumers.append(consumer)
@@ -226,6 +270,47 @@ class Simulation:
         if self._messages_left:
             self.world.after(self.world.spread(0.0, 0.08), self._produce)
 
+    def _choose_on_exhausted(self, ack: str) -> OnExhausted:
+        """Parking repeats what was handled but not committed, which the checker knows of rollbacks only."""
+        if ack == "manual":
+            return OnExhausted.BLOCK
+        choices = list(OnExhausted) if self._order is Order.KEY else [OnExhausted.BLOCK, OnExhausted.DEAD_LETTER]
+        return self.world.rng.choice(choices)
+
+    def _steer(self) -> None:
+        """Somebody looks after keys that stand still, and now and then parks one that does not."""
+        rng = self.world.rng
+        may_park = self._order is Order.KEY and self._consumer_settings.ack == "auto" and not self._is_healing
+        for one in self._troubled_keys():
+            if one.key is None:
+                continue
+            if self._is_healing or rng.random() < 0.3:
+                self._ask_of_key(KeyAction.RESUME, one.key)
+            elif rng.random() < 0.1:
+                self._ask_of_key(KeyAction.SKIP, one.key)
+            elif may_park and one.state == LotState.RESUMING and rng.random() < 0.3:
+                self._park(one.key)
+        if may_park and rng.random() < 0.4:
+            self._park(rng.choice(self._keys))
+        self.world.after(self.world.spread(0.1, 1.0), self._steer)
+
+    def _park(self, key: bytes) -> None:
+        """Sometimes it was a mistake, which is undone at once."""
+        self._ask_of_key(KeyAction.PARK, key)
+        if self.world.happens(0.3):
+            self._ask_of_key(KeyAction.RESUME, key)
+
+    def _troubled_keys(self) -> tuple[KeyDescription, ...]:
+        try:
+            return ask(self.node.node, ListKeys(SUBJECT, GROUP), KeyList).keys if self.node.is_up else ()
+        except InturnError:
+            return ()
+
+    def _ask_of_key(self, action: KeyAction, key: bytes) -> None:
+        with contextlib.suppress(InturnError):
+            ask(self.node.node, SteerKey(SUBJECT, GROUP, key, action, "simulated", "why not"), KeyRequest)
+            self.coverage[f"asked.{action.value}"] += 1
+
     def _name(self, kind: str) -> str:
         self._names += 1
         return f"{kind}-{self._names}"
@@ -248,11 +333,14 @@ class Simulation:
         stored = self._stored()
         history = self._judged_history(stored)
         ids = {(SUBJECT, *place): message.message_id for place, message in stored.items()}
-        verdict = check(history, subject=SUBJECT, group=GROUP, order="partition", stored=ids)
+        verdict = check(history, subject=SUBJECT, group=GROUP, order=self._order.value, stored=ids)
         problems += [f"{violation.kind}: {violation.message}" for violation in verdict.violations]
         problems += self._damage
         problems += _log_problems(stored)
         problems += _release_problems(history)
+        problems += self._dead_letter_problems(history)
+        if verdict.parked:
+            problems.append(f"still parked at the end: {verdict.parked}")
         problems += self.node.problems
         problems += [problem for consumer in self.consumers for problem in consumer.problems]
         self._count(verdict, history)
@@ -294,7 +382,9 @@ class Simulation:
         if self._messages_left or not self.node.is_up or not all(one.is_idle for one in self.producers):
             return False
         group = self._group()
-        return group is not None and all(partition.lag == 0 for partition in group.partitions)
+        if group is None or any(partition.lag for partition in group.partitions):
+            return False
+        return not self._troubled_keys()
 
     def _group(self) -> GroupDescription | None:
         try:
@@ -305,7 +395,8 @@ class Simulation:
     def _state(self) -> str:
         busy = [one.name for one in self.producers if not one.is_idle]
         alive = [one.name for one in self.consumers if not one.is_over]
-        return f"{self._messages_left} to send, busy {busy}, consumers {alive}, {self._group()}"
+        keys = self._troubled_keys()
+        return f"{self._messages_left} to send, busy {busy}, consumers {alive}, {self._group()}, {keys}"
 
     def _stored(self) -> dict[tuple[int, int], Message]:
         """Everything in the logs, by partition and offset."""
@@ -319,8 +410,25 @@ class Simulation:
                 self._damage.append(f"damaged: {error}")
         return stored
 
-    def _batches(self, index: int) -> Iterator[StoredBatch]:
-        log = self.node.node.broker.log(self._subject, index)
+    def _dead_letter_problems(self, history: History) -> list[str]:
+        """What was given up must be among the dead letters, unless it was handled after all or given up by somebody."""
+        ends = [event for event in history if isinstance(event, HandlerEnd)]
+        over = {(event.partition, event.offset) for event in ends if event.result == "success"}
+        over |= {(event.partition, event.offset) for event in history if isinstance(event, KeySkipped)}
+        moved = {(event.partition, event.offset) for event in ends if event.result == "moved"} - over
+        self.coverage["log.dead letter"] += len(moved)
+        if not moved or not self._promises_all:
+            return []
+        name = dead_letter_subject(GROUP, SUBJECT)
+        subject = ask(self.node.node, FindSubject(name), Subject)
+        found = set()
+        for batch in self._batches(0, subject):
+            for message in decode(batch, Origin(name, 0)):
+                found.add((int(message.properties[PARTITION]), int(message.properties[OFFSET])))
+        return [f"given up, but not among the dead letters: {place}" for place in sorted(moved - found)]
+
+    def _batches(self, index: int, subject: Subject | None = None) -> Iterator[StoredBatch]:
+        log = self.node.node.broker.log(subject or self._subject, index)
         offset = log.start_offset
         while batches := log.read(offset, 1_000_000):
             for batch in batches:
@@ -336,7 +444,11 @@ class Simulation:
             return history
         kept = History()
         for event in history:
-            if (
+            if isinstance(event, Committed):
+                parked = tuple(place for place in event.parked if place in stored)
+                unparked = tuple(place for place in event.unparked if place in stored)
+                kept.record(msgspec.structs.replace(event, parked=parked, unparked=unparked))
+            elif (
                 isinstance(event, SendAcknowledged | HandlerStart | HandlerEnd)
                 and (event.partition, event.offset) not in stored
             ):
@@ -349,6 +461,7 @@ class Simulation:
         clients = "local" if self._is_local else "remote"
         for name in (f"flush {log.flush.value}", f"clients {clients}", f"ack {self._consumer_settings.ack}"):
             self.coverage[f"setting.{name}"] += 1
+        self.coverage[f"setting.order {self._order.value}"] += 1
 
     def _count(self, verdict: Verdict, history: History) -> None:
         coverage = self.coverage
@@ -359,6 +472,7 @@ class Simulation:
             if path.endswith(".log"):
                 coverage["log.segment after a gap" if path.endswith("-gap.log") else "log.segment"] += 1
         coverage["verdict.duplicates"] += verdict.duplicates
+        coverage["verdict.skipped"] += verdict.skipped
         coverage["verdict.overlaps after lease loss"] += verdict.overlaps_after_lease_loss
 
 
@@ -382,21 +496,22 @@ def _log_problems(stored: dict[tuple[int, int], Message]) -> list[str]:
 def _release_problems(history: History) -> list[str]:
     """A lease may be lost while a handler runs, but must not be given back."""
     problems = []
-    running: dict[tuple[str, int, int], int] = {}  # by consumer, partition and epoch: the offset
+    running: dict[tuple[str, int, int], set[int]] = defaultdict(set)  # by consumer, partition and epoch: offsets
     for event in history:
         match event:
             case HandlerStart():
-                running[event.consumer, event.partition, event.epoch] = event.offset
+                running[event.consumer, event.partition, event.epoch].add(event.offset)
             case HandlerEnd():
-                running.pop((event.consumer, event.partition, event.epoch), None)
+                running[event.consumer, event.partition, event.epoch].discard(event.offset)
             case ConsumerCrashed():
-                running = {place: offset for place, offset in running.items() if place[0] != event.consumer}
+                for place in [place for place in running if place[0] == event.consumer]:
+                    del running[place]
             case LeaseEnded(why="released"):
-                offset = running.get((event.owner, event.partition, event.epoch))
-                if offset is not None:
+                offsets = running[event.owner, event.partition, event.epoch]
+                if offsets:
                     problems.append(
                         f"released too early: {event.owner}, partition {event.partition}, epoch {event.epoch} "
-                        f"was still running offset {offset}"
+                        f"was still running {sorted(offsets)}"
                     )
     return problems
 

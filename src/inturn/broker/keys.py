@@ -1,0 +1,217 @@
+"""Steering keys: what people ask of them (park, resume, skip), and what there is to see of them.
+
+A request is only kept here. Whoever holds the lease of the key's partition acts upon it, and says so with a commit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from inturn.broker.key_list import describe_keys
+from inturn.model.clock import Clock
+from inturn.model.commands import (
+    DescribeKey,
+    KeyDescription,
+    KeyDetails,
+    KeyList,
+    KeyRequest,
+    LotContent,
+    Progress,
+    RequestState,
+    SteerKey,
+)
+from inturn.model.errors import InvalidInput, LimitExceeded, NotFound
+from inturn.model.settings import PULL_BYTES_MAX, KeyAction, Routing, one_of
+from inturn.model.slot import slot_of
+from inturn.model.subject import Subject
+from inturn.state.bounds import check_number, check_text
+from inturn.state.failures import Failures
+from inturn.state.groups import GroupRecord
+from inturn.state.key_requests import BY_LENGTH_MAX, WHY_LENGTH_MAX, KeyRequests
+from inturn.state.lots import Lots
+
+HISTORY_COUNT_MAX = 50
+# All of them are in every answer to a heartbeat.
+WAITING_COUNT_MAX = 10_000
+
+
+class Keys:
+    """Requests that wait are kept in memory, too. Call it under the node's lock."""
+
+    def __init__(self, failures: Failures, lots: Lots, requests: KeyRequests, clock: Clock) -> None:
+        self._failures = failures
+        self._lots = lots
+        self._requests = requests
+        self._clock = clock
+        self._waiting: dict[int, dict[int, RequestState]] = defaultdict(dict)  # by group, by id, in order
+        self._marks = requests.marks()
+        for group_id, state in requests.waiting():
+            self._waiting[group_id][state.request.id] = state
+
+    # Requests
+
+    def waiting(self, group: GroupRecord, partition: int | None = None) -> tuple[KeyRequest, ...]:
+        """Those of the group that nobody acted upon yet, in the order they were asked; maybe of one partition only."""
+        requests = (state.request for state in self._waiting[group.id].values())
+        return tuple(one for one in requests if partition is None or one.partition == partition)
+
+    def mark(self, group: GroupRecord) -> int:
+        """The highest id of any request of the group so far; 0 if there is none."""
+        return self._marks.get(group.id, 0)
+
+    def steer(self, subject: Subject, group: GroupRecord, command: SteerKey) -> tuple[KeyRequest, bool]:
+        """The request, durable, and whether it is new: one that says the same and waits is not asked twice."""
+        kind = one_of(KeyAction, "action", command.action)
+        check_key(subject, command.key)
+        check_text("by", command.by, BY_LENGTH_MAX)
+        check_text("why", command.why, WHY_LENGTH_MAX)
+        partition = _partition(subject, command.key, command.partition)
+        offset = None
+        if kind is KeyAction.SKIP:
+            offset = self._head_offset(group, partition, command.key)
+            _check_head(command, offset)
+        elif kind is KeyAction.RESUME:
+            self._check_resumable(group, partition, command.key)
+        request = KeyRequest(0, partition, command.key, kind.value, offset, command.by, command.why)
+        waiting = self._waiting[group.id]
+        for state in waiting.values():
+            if _asks_the_same(state.request, request):
+                return state.request, False
+        if len(waiting) >= WAITING_COUNT_MAX:
+            raise InvalidInput(
+                f"{len(waiting)} requests wait in group {group.name!r}, which is the limit; "
+                "start its consumers, they act upon them"
+            )
+        now_ms = self._clock.time_ms()
+        request = self._requests.add(group.id, request, now_ms)
+        waiting[request.id] = RequestState(request, now_ms, None)
+        self._marks[group.id] = request.id
+        return request, True
+
+    def is_waiting(self, group: GroupRecord, request_id: int) -> bool:
+        return request_id in self._waiting[group.id]
+
+    def find(self, group: GroupRecord, request_id: int) -> RequestState:
+        state = self._waiting[group.id].get(request_id)
+        if state is None:
+            check_number("request id", request_id)
+            state = self._requests.find(group.id, request_id)
+        if state is None:
+            raise NotFound(
+                "key request",
+                str(request_id),
+                "check its id and group; a reset of the group takes back those that wait",
+            )
+        return state
+
+    def acted_upon(self, group: GroupRecord, stored: Iterable[Progress]) -> None:
+        """After progress was stored: what it says to be done does not wait any more."""
+        for progress in stored:
+            for request_id in progress.requests:
+                state = self._waiting[group.id].get(request_id)
+                if state is not None and state.request.partition == progress.partition:
+                    del self._waiting[group.id][request_id]
+
+    def forget(self, group: GroupRecord) -> list[int]:
+        """After a reset: nothing waits any more. Returns the ids of what did."""
+        return list(self._waiting.pop(group.id, {}))
+
+    # Looking
+
+    def list_keys(self, group: GroupRecord) -> KeyList:
+        return KeyList(tuple(self._described(group)))
+
+    def describe(self, subject: Subject, group: GroupRecord, command: DescribeKey) -> KeyDetails:
+        """The one that lasts longest, if keys choose no partition and several have it."""
+        check_key(subject, command.key)
+        found = next((one for one in self._described(group) if one.key == command.key), None)
+        if found is None:
+            raise NotFound(
+                "key with trouble", _readable(command.key), f"nothing of it failed or is parked in group {group.name!r}"
+            )
+        content = self.read_lot(group, found.partition, command.key, command.after, command.max_bytes)
+        history = self._requests.history(group.id, found.partition, command.key, HISTORY_COUNT_MAX)
+        return KeyDetails(found, content.messages, content.is_end, history)
+
+    def read_lot(self, group: GroupRecord, partition: int, key: bytes, after: int, max_bytes: int) -> LotContent:
+        if not 0 < max_bytes <= PULL_BYTES_MAX:
+            raise InvalidInput(f"max_bytes {max_bytes}: it must be 1 to {PULL_BYTES_MAX}")
+        return self._lots.read(group.id, partition, key, after, max_bytes)
+
+    def _described(self, group: GroupRecord) -> Iterable[KeyDescription]:
+        requests = self._waiting[group.id].values()
+        return describe_keys(self._failures.of_group(group.id), self._lots.of_group(group.id), requests)
+
+    def _head_offset(self, group: GroupRecord, partition: int, key: bytes) -> int:
+        parked = self._lots.head_offset(group.id, partition, key)
+        if parked is not None:
+            return parked
+        failures = self._failures.of_key(group.id, partition, key)
+        if not failures:
+            raise NotFound(
+                "message to skip of key",
+                _readable(key),
+                f"nothing of it failed or is parked in group {group.name!r}; see which keys do: ListKeys",
+            )
+        return failures[0].offset
+
+    def _check_resumable(self, group: GroupRecord, partition: int, key: bytes) -> None:
+        if self._lots.is_there(group.id, partition, key):
+            return
+        if any(failure.is_exhausted for failure in self._failures.of_key(group.id, partition, key)):
+            return
+        parks = (one for one in self.waiting(group, partition) if one.kind == KeyAction.PARK)
+        if any(one.key == key for one in parks):
+            return
+        raise NotFound(
+            "parked or blocked key",
+            _readable(key),
+            f"group {group.name!r} handles it, or repeats it by itself; see which keys wait for somebody: ListKeys",
+        )
+
+
+def check_key(subject: Subject, key: object) -> None:
+    """Raise InvalidInput unless a message of the subject could have this key."""
+    if not isinstance(key, bytes) or not key:
+        raise InvalidInput(f"key {key!r}: it must be one or more bytes; messages without a key cannot be steered")
+    if len(key) > subject.limits.key_bytes:
+        raise LimitExceeded("key", len(key), subject.limits.key_bytes, "Limits.key_bytes")
+
+
+def _partition(subject: Subject, key: bytes, given: int | None) -> int:
+    """Where the messages of the key are."""
+    if given is not None and not 0 <= given < subject.partition_count:
+        raise NotFound(
+            "partition", f"{subject.name}/{given}", f"the subject has partitions 0 to {subject.partition_count - 1}"
+        )
+    if subject.routing is not Routing.SLOTS:
+        if given is None:
+            raise InvalidInput(
+                f"partition is missing: in subject {subject.name!r} the sender chooses it, the key does not tell it"
+            )
+        return given
+    routed = subject.route.by_slot[slot_of(key)]
+    if given is not None and given != routed:
+        raise InvalidInput(
+            f"partition {given}: key {_readable(key)!r} of subject {subject.name!r} belongs to partition {routed}; "
+            "leave the partition out"
+        )
+    return routed
+
+
+def _check_head(command: SteerKey, head_offset: int) -> None:
+    """Raise InvalidInput if another message than the first of the key is meant: it may be gone already."""
+    if command.offset is not None and command.offset != head_offset:
+        raise InvalidInput(
+            f"offset {command.offset!r}: the first message of key {_readable(command.key)!r} in group "
+            f"{command.group!r} is at offset {head_offset}, and only that can be skipped; look at it first: DescribeKey"
+        )
+
+
+def _asks_the_same(one: KeyRequest, other: KeyRequest) -> bool:
+    return (one.partition, one.key, one.kind, one.offset) == (other.partition, other.key, other.kind, other.offset)
+
+
+def _readable(key: bytes) -> str:
+    return key.decode(errors="backslashreplace")

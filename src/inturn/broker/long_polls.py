@@ -1,0 +1,131 @@
+"""Commands that are held back until there is something to say, or their time is over."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from inturn.model.clock import Clock
+from inturn.model.commands import Answer, Command, Reply
+from inturn.model.errors import InturnError
+from inturn.model.timers import Timer, Timers
+
+WAIT_S_MAX = 60.0
+
+
+class Try(enum.Enum):
+    """The first try is the client speaking, and renews; later ones are ours, and must not."""
+
+    FIRST = enum.auto()
+    AGAIN = enum.auto()
+    LAST = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A command that is held back, what to wake it for, and when to answer it at the latest."""
+
+    command: Command
+    reply: Reply
+    key: Hashable
+    expiry: Timer | None = None
+
+
+_Replies = list[tuple[Reply, Answer | InturnError]]
+
+
+class LongPolls:
+    """`answer` is asked again at every wake: None is nothing to say yet, which the last try must not be.
+
+    `on_held` is told of a command whenever it is held back, also when it is so again. Both are called under the lock,
+    replies outside of it. Call everything but `wake` and `close` under the lock.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        clock: Clock,
+        timers: Timers,
+        answer: Callable[[Command, Try], Answer | None],
+        on_held: Callable[[Command, Hashable], None],
+    ) -> None:
+        self.lock = lock
+        self._clock = clock
+        self._timers = timers
+        self._answer = answer
+        self._on_held = on_held
+        self._held: dict[Hashable, list[_Held]] = defaultdict(list)
+
+    def hold(self, command: Command, reply: Reply, key: Hashable, wait_s: float) -> None:
+        """Until `key` is woken and there is an answer, or so long."""
+        held = _Held(command, reply, key)
+        at_s = self._clock.monotonic() + min(wait_s, WAIT_S_MAX)
+        held.expiry = self._timers.at(at_s, partial(self._expire, held))
+        self._held[key].append(held)
+        self._on_held(command, key)
+
+    def wake(self, key: Hashable) -> None:
+        """Try again to answer what waits for this."""
+        with self.lock:
+            replies = self._retry(self._held.pop(key, ()))
+        for reply, answer in replies:
+            reply(answer)
+
+    def wake_later(self, key: Hashable) -> None:
+        """Wake after this command: its own reply and the lock come first."""
+        if self._held.get(key):  # whoever comes later sees for itself what is new
+            self._timers.at(self._clock.monotonic(), partial(self.wake, key))
+
+    def dismiss(self, is_gone: Callable[[Command], bool], error: Callable[[Command], InturnError]) -> None:
+        """Hold back nothing of these any more; each is answered with its error."""
+        for waiting in self._held.values():
+            gone = [one for one in waiting if is_gone(one.command)]
+            waiting[:] = [one for one in waiting if one not in gone]
+            for one in gone:
+                if one.expiry is not None:
+                    one.expiry.cancel()
+                self._timers.at(self._clock.monotonic(), partial(one.reply, error(one.command)))
+
+    def close(self, error: Callable[[], InturnError]) -> None:
+        """Answer everything that is held back with an error."""
+        with self.lock:
+            held = [one for waiting in self._held.values() for one in waiting]
+            self._held.clear()
+        for one in held:
+            one.reply(error())
+
+    def _retry(self, waiting: Sequence[_Held]) -> _Replies:
+        replies: _Replies = []
+        for held in waiting:
+            answer: Answer | InturnError | None
+            try:
+                answer = self._answer(held.command, Try.AGAIN)
+            except InturnError as error:
+                answer = error
+            if answer is None:
+                self._held[held.key].append(held)
+                self._on_held(held.command, held.key)
+                continue
+            if held.expiry is not None:
+                held.expiry.cancel()
+            replies.append((held.reply, answer))
+        return replies
+
+    def _expire(self, held: _Held) -> None:
+        with self.lock:
+            waiting = self._held.get(held.key, [])
+            if held not in waiting:
+                return
+            waiting.remove(held)
+            answer: Answer | InturnError
+            try:
+                last = self._answer(held.command, Try.LAST)
+                assert last is not None
+                answer = last
+            except InturnError as error:
+                answer = error
+        held.reply(answer)

@@ -1,0 +1,477 @@
+"""From pulled messages to lanes, and from the end of a handler to what happens next. No I/O.
+
+What stands still stands still alone: a message that fails suspends its lane, one that is moved holds its lane until it
+is safe, a parked key leaves the partition altogether. Everything else goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+
+from inturn.consumer.held import NEVER, HeldPartition, Moving, SentNews, Stage, Waiting
+from inturn.consumer.lane import Lane, LaneKey
+from inturn.consumer.lot import HeldLot, parked, unparked
+from inturn.consumer.outcome import Next, Outcome
+from inturn.consumer.run import Run
+from inturn.consumer.scheduler import Scheduler
+from inturn.model.commands import Failure, KeyRequest, LotContent
+from inturn.model.message import Message
+from inturn.model.names import dead_letter_subject, retry_subject
+from inturn.model.settings import ConsumerSettings, KeyAction, Keyless, LotState, OnExhausted, Order
+
+STUCK_S = 1.0  # a handler that runs for longer is not waited for when it is counted what waits
+ERROR_LENGTH_MAX = 500
+
+
+class Handling:
+    def __init__(self, group: str, origin: str, order: Order, settings: ConsumerSettings) -> None:
+        """`origin` is the subject that messages first came from, also for a consumer of its retry subject."""
+        self.scheduler = Scheduler()
+        self.keyless = Keyless.INDEPENDENT
+        self.is_urgent = False  # something came up that commands are to be sent for
+        self._order = order
+        self._settings = settings
+        self._retry_subject = retry_subject(group, origin)
+        self._dead_letter_subject = dead_letter_subject(group, origin)
+        self._suspended: list[tuple[float, int, Waiting]] = []  # a heap by time
+        self._numbers = itertools.count(1)
+
+    # Messages come
+
+    def offer(self, held: HeldPartition, messages: list[Message]) -> None:
+        """Put messages into their lanes; those of parked keys behind what is parked."""
+        lanes, ready = held.lanes, self.scheduler.ready
+        is_plain = not held.lots and not held.exhausted
+        for key, some in self._by_lane(messages).items():
+            lane = lanes.get(key)
+            if lane is None and is_plain:
+                lane = lanes[key] = Lane(held, key, some, held.inbox)
+                ready(lane)
+                continue
+            lot = held.lots.get(key) if isinstance(key, bytes) else None
+            if lot is not None and lot.takes_to_tail:
+                self._add_to_lot(held, lot, some)
+                continue
+            if lane is None:
+                lane = lanes[key] = Lane(held, key, [], held.inbox)
+            lane.messages += some
+            if lane.run is None and not lane.waits:
+                self._go_on(lane)
+
+    def _by_lane(self, messages: list[Message]) -> dict[LaneKey, list[Message]]:
+        lanes: dict[LaneKey, list[Message]] = {}
+        if self._order is Order.PARTITION:
+            lanes[None] = messages
+        elif self._order is Order.NONE:
+            lanes = {message.offset: [message] for message in messages}
+        else:
+            is_alone = self.keyless is Keyless.INDEPENDENT
+            get = lanes.get
+            for message in messages:
+                key: LaneKey = message.key
+                if key is None and is_alone:
+                    key = message.offset
+                some = get(key)
+                if some is None:
+                    lanes[key] = [message]
+                else:
+                    some.append(message)
+        return lanes
+
+    # Workers come and go
+
+    def take(self, now_s: float) -> Run | None:
+        self._settle(self.scheduler.take_back(now_s), now_s)
+        self._wake(now_s)
+        run = self.scheduler.take(now_s)
+        if run is not None:
+            run.slow_s = self._settings.handler_timeout_s
+        return run
+
+    def finish(self, run: Run, now_s: float) -> None:
+        self._settle(self.scheduler.end(run, now_s), now_s)
+
+    def look_around(self, now_s: float) -> None:
+        """Lanes that a run is done with, or a slow one has not begun, go on without it; so do those that waited."""
+        self._settle(self.scheduler.take_back(now_s), now_s)
+        self._wake(now_s)
+
+    def next_due_s(self) -> float:
+        suspended_until_s = self._suspended[0][0] if self._suspended else float("inf")
+        return min(suspended_until_s, self.scheduler.next_overdue_s())
+
+    def drop(self, held: HeldPartition, stage: Stage) -> None:
+        """Start nothing of this partition any more; what waits is left to its next holder."""
+        held.stage = stage
+        held.deadline_s = float("-inf")
+        held.retry_at_s = float("-inf")
+        for lane in held.lanes.values():
+            lane.waits = 0
+            self.scheduler.unready(lane)
+            self.scheduler.withdraw(lane)
+        held.lanes = {}
+        held.delayed.clear()
+        held.unsure = []
+        if stage is Stage.LOST:
+            held.moving.clear()
+            held.moving_now, held.moving_batch = [], None
+
+    def _settle(self, lanes: Iterable[Lane], now_s: float) -> None:
+        """These lanes are in no run any more."""
+        before: HeldPartition | None = None
+        for lane in lanes:
+            held = lane.held
+            if held is not before:
+                self._look_at(before)
+                held.collect()
+                before = held
+            if held.stage is Stage.LOST:
+                continue
+            if lane.at == len(lane.messages) and held.stage is Stage.ACTIVE and lane.is_plain:
+                held.lanes.pop(lane.key, None)  # the usual case, and there may be as many as messages
+                continue
+            if lane.lot is not None:
+                self.collect_lot(lane)
+            outcome = lane.outcome
+            if outcome is not None:
+                failed, lane.outcome, lane.failed = lane.failed, None, ()
+                self._failed(lane, outcome, failed, now_s)
+            else:
+                self._go_on(lane)
+        self._look_at(before)
+
+    def _look_at(self, held: HeldPartition | None) -> None:
+        if held is None or self.is_urgent:
+            return
+        if held.stage is not Stage.ACTIVE:
+            self.is_urgent = not held.active
+        else:
+            has_news = held.moving or held.news or held.requests or (held.lots and self.lot_to_read(held))
+            self.is_urgent = bool(has_news) or (held.is_paused and self._may_resume(held))
+
+    def _may_resume(self, held: HeldPartition) -> bool:
+        """Enough has become free to pull again. Of the span only what the last commit said is known, which will do."""
+        flow = self._settings.flow
+        return (
+            2 * held.waiting_count < flow.buffered_count
+            and 2 * held.waiting_bytes < flow.buffered_bytes
+            and held.pull_offset - held.tracker.known_low < flow.span
+        )
+
+    def _go_on(self, lane: Lane) -> None:
+        """Nothing of this lane runs, and nothing holds it back: ready, or gone."""
+        held = lane.held
+        if held.stage is not Stage.ACTIVE:
+            return
+        lane.waits = 0
+        if lane.parks:
+            self._park(lane, "asked for")
+            return
+        if lane.lot is not None and lane.lot.is_read and not lane.lot.rows:
+            self._free(lane, lane.lot)
+        if lane.at < len(lane.messages):
+            lane.forget_handled()
+            if held.exhausted and lane.messages[0].offset in held.exhausted:
+                self._wait(lane)
+            else:
+                self.scheduler.ready(lane)
+        elif not lane.kept and lane.lot is None:
+            held.lanes.pop(lane.key, None)
+        else:
+            lane.forget_handled()
+
+    def _wake(self, now_s: float) -> None:
+        while self._suspended and self._suspended[0][0] <= now_s:
+            _, _, waiting = heapq.heappop(self._suspended)
+            if not waiting.is_over:
+                self._go_on(waiting.lane)
+
+    def _wait(self, lane: Lane, until_s: float = NEVER) -> Waiting:
+        lane.waits = next(self._numbers)
+        return Waiting(lane, lane.waits, until_s)
+
+    # Failures
+
+    def _failed(self, lane: Lane, outcome: Outcome, failed: Sequence[Message], now_s: float) -> None:
+        held, settings = lane.held, self._settings
+        repeated = failed
+        if outcome.next is Next.ROLLBACK:
+            repeated = [*lane.kept, *failed]
+            lane.kept = ()
+        for message in repeated:
+            held.attempts[message.offset] = held.attempts.get(message.offset, 0) + 1
+        attempts = held.attempts[failed[0].offset]
+        if settings.max_attempts is not None and attempts >= settings.max_attempts:
+            self._exhausted(lane, outcome, failed, repeated, now_s)
+        elif outcome.next is Next.MOVE:
+            held.moving.append(Moving(self._wait(lane), failed, self._retry_subject, settings.retry.level(attempts)))
+        else:
+            lane.put_back(repeated)
+            wait_s = outcome.wait_s or _back_off_s(settings, attempts)
+            self._record(lane, repeated, outcome)
+            held.unsure.append(self._wait(lane, now_s + wait_s))
+
+    def _exhausted(
+        self, lane: Lane, outcome: Outcome, failed: Sequence[Message], repeated: Sequence[Message], now_s: float
+    ) -> None:
+        held, on_exhausted = lane.held, self._settings.on_exhausted
+        if on_exhausted is OnExhausted.PARK and not isinstance(lane.key, bytes):
+            on_exhausted = OnExhausted.DEAD_LETTER  # nothing has to wait behind a message without a key
+        if on_exhausted is OnExhausted.DEAD_LETTER:
+            lane.put_back(repeated[: len(repeated) - len(failed)])  # a rollback repeats what was before it
+            held.moving.append(Moving(self._wait(lane), failed, self._dead_letter_subject, 0))
+            return
+        lane.put_back(repeated)
+        is_blocked = on_exhausted is OnExhausted.BLOCK
+        self._record(lane, repeated, outcome)
+        if is_blocked:
+            held.exhausted.add(failed[0].offset)
+            self._record(lane, failed[:1], outcome, is_exhausted=True)
+            held.unsure.append(self._wait(lane))
+        else:
+            self._park(lane, f"failed {held.attempts[failed[0].offset]} times")
+
+    def _record(self, lane: Lane, failed: Sequence[Message], outcome: Outcome, *, is_exhausted: bool = False) -> None:
+        """The attempt is to be stored before the next one."""
+        held = lane.held
+        error = outcome.kind.value if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
+        for message in failed:
+            held.recorded[message.offset] = message.key
+            held.news.failed[message.offset] = Failure(
+                message.offset,
+                message.key,
+                held.attempts[message.offset],
+                error[:ERROR_LENGTH_MAX],
+                max(0, lane.waiting - 1),
+                is_exhausted,
+            )
+
+    def stored(self, held: HeldPartition, sent: SentNews, now_s: float) -> None:
+        """The attempts that this commit told of are durable."""
+        for waiting in sent.unsure:
+            if waiting.until_s > now_s:
+                heapq.heappush(self._suspended, (waiting.until_s, waiting.number, waiting))
+            elif not waiting.is_over:
+                self._go_on(waiting.lane)
+
+    def moved(self, held: HeldPartition) -> None:
+        """What was on its way to another subject is safe there."""
+        done, held.moving_now, held.moving_batch = held.moving_now, [], None
+        for moving in done:
+            lane = moving.waiting.lane
+            if lane.lot is not None:
+                lane.inbox += moving.messages
+                self.collect_lot(lane)
+            elif lane.kept:
+                lane.kept = [*lane.kept, *moving.messages]  # manual: done with the next commit, like those before
+            else:
+                held.finish(moving.messages)
+            if not moving.waiting.is_over:
+                self._go_on(lane)
+
+    # Parking
+
+    def _park(self, lane: Lane, reason: str) -> None:
+        """All of the lane goes to the lot of its key, and the lane is gone."""
+        held, key = lane.held, lane.key
+        assert isinstance(key, bytes)
+        messages = [*lane.kept, *lane.messages[lane.at :]]
+        rows = lane.lot.rows if lane.lot is not None else set()
+        lot = held.lots.setdefault(key, HeldLot(key, LotState.PARKED))
+        lot.state = LotState.PARKED
+        lot.begin_again()
+        held.news.lot(key, LotState.PARKED, reason)
+        self._add_to_lot(held, lot, [one for one in messages if (one.partition, one.offset) not in rows])
+        lane.waits = 0
+        self.scheduler.unready(lane)
+        held.lanes.pop(key, None)
+
+    def _add_to_lot(self, held: HeldPartition, lot: HeldLot, messages: list[Message]) -> None:
+        if messages:
+            added = [parked(message) for message in messages]
+            held.news.lot(lot.key, lot.state).added += added
+            if lot.since_read is not None:
+                lot.since_read += added
+            held.pass_by(messages)
+
+    def collect_lot(self, lane: Lane) -> None:
+        """Take over what workers have noted of messages that came from a lot."""
+        lot, held = lane.lot, lane.held
+        if lot is None:
+            return
+        count = len(lane.inbox)
+        messages = lane.inbox[:count]
+        del lane.inbox[:count]
+        for message in messages:
+            place = message.partition, message.offset
+            if place in lot.rows:
+                lot.rows.discard(place)
+                held.news.lot(lot.key, lot.state).removed.append(place)
+                held.settle(message.offset)
+            else:
+                held.finish([message])
+
+    def _free(self, lane: Lane, lot: HeldLot) -> None:
+        """The lot is empty: with the commit that says so, the key is an ordinary one again."""
+        held = lane.held
+        held.news.lot(lot.key, LotState.FREE)
+        del held.lots[lot.key]
+        lane.lot, lane.inbox = None, held.inbox
+
+    def lot_to_read(self, held: HeldPartition) -> HeldLot | None:
+        """A lot that is being resumed and has nothing to run at hand."""
+        for lot in held.lots.values():
+            is_wanted = lot.state is LotState.RESUMING and not lot.is_read and not (lot.lane and lot.lane.waiting)
+            # From the head on only when all that was removed is gone: it must not be read again.
+            if is_wanted and (lot.after or not held.unstored_removals(lot.key)):
+                return lot
+        return None
+
+    def lot_read(self, held: HeldPartition, lot: HeldLot, content: LotContent) -> None:
+        """Some of the lot was read, in its order; at its end, what came to its tail meanwhile is part of it, too."""
+        since, lot.since_read = lot.since_read or [], None
+        if lot.state is not LotState.RESUMING:
+            return
+        read = list(content.messages)
+        places = {(one.partition, one.offset) for one in read}
+        if content.is_end:
+            known = places | lot.read_early
+            read += [one for one in since if (one.partition, one.offset) not in known]
+        lot.read_early = (lot.read_early | places) & {(one.partition, one.offset) for one in held.unstored(lot.key)}
+        if content.messages:
+            lot.after = content.messages[-1].position
+        lot.is_read = content.is_end
+        lot.rows.update((one.partition, one.offset) for one in read)
+        lane = lot.lane
+        if lane is None:
+            lane = lot.lane = held.lanes[lot.key] = Lane(held, lot.key, [], [], lot=lot)
+        messages = [unparked(one, held.subject) for one in read]
+        lane.messages += messages
+        if lane.run is None and not lane.waits:
+            self._go_on(lane)
+
+    def _renew(self, held: HeldPartition, key: bytes) -> None:
+        """Somebody resumed the key: its attempts count from the beginning."""
+        for offset in [offset for offset, one in held.recorded.items() if one == key and held.attempts.get(offset)]:
+            held.attempts[offset] = 0
+            held.exhausted.discard(offset)
+            held.news.failed[offset] = Failure(offset, key, 0, "resumed")
+
+    # What people ask for
+
+    def act(self, held: HeldPartition, request: KeyRequest) -> bool:
+        """Do what was asked for; False if it has to wait for a handler that runs."""
+        lot = held.lots.get(request.key)
+        lane = self._lane_of(held, request.key)
+        if lane is not None and lane.run is not None and self.scheduler.withdraw(lane):
+            self._go_on(lane)
+        match request.kind:
+            case KeyAction.PARK:
+                return self._act_park(held, lot, lane, request)
+            case KeyAction.RESUME:
+                return self._act_resume(held, lot, lane, request.key)
+            case KeyAction.SKIP:
+                return self._act_skip(held, lot, lane, request.offset)
+        return True  # from a newer version: nothing we could do
+
+    def _lane_of(self, held: HeldPartition, key: bytes) -> Lane | None:
+        if self._order is not Order.PARTITION:
+            return held.lanes.get(key)
+        lane = held.lanes.get(None)
+        return lane if lane is not None and lane.waiting and lane.messages[lane.at].key == key else None
+
+    def _act_park(self, held: HeldPartition, lot: HeldLot | None, lane: Lane | None, request: KeyRequest) -> bool:
+        if self._order is not Order.KEY or (lot is not None and lot.state is LotState.PARKED):
+            return True
+        if lane is None:
+            lot = held.lots.setdefault(request.key, HeldLot(request.key, LotState.PARKED))
+            lot.state = LotState.PARKED
+            lot.begin_again()
+            held.news.lot(request.key, LotState.PARKED, request.why)
+            return True
+        lane.parks = True
+        if lane.run is not None or self._is_moving(held, lane):
+            return False
+        self._park(lane, request.why or "asked for")
+        return True
+
+    def _is_moving(self, held: HeldPartition, lane: Lane) -> bool:
+        return any(one.waiting.lane is lane for one in (*held.moving, *held.moving_now))
+
+    def _act_resume(self, held: HeldPartition, lot: HeldLot | None, lane: Lane | None, key: bytes) -> bool:
+        is_blocked = lane is not None and lane.waiting and lane.messages[lane.at].offset in held.exhausted
+        self._renew(held, key)
+        if lot is not None and lot.state is LotState.PARKED:
+            lot.state = LotState.RESUMING
+            held.news.lot(key, LotState.RESUMING)
+        if lane is not None and is_blocked and lane.run is None:
+            self._go_on(lane)
+        return True
+
+    def _act_skip(self, held: HeldPartition, lot: HeldLot | None, lane: Lane | None, offset: int | None) -> bool:
+        if offset is None:
+            return True
+        if lane is not None and lane.run is not None:
+            return False
+        if lot is not None and lot.since_read is not None:
+            return False  # what is being read may be the message
+        if lane is not None and lane.waiting and (message := lane.messages[lane.at]).offset == offset:
+            if not self._is_moving(held, lane):
+                self._drop_head(lane, message)
+        elif offset in held.tracker:  # over; or parked, if there is a lot
+            if lot is not None:
+                held.news.lot(lot.key, lot.state).removed.append((held.index, offset))
+            held.settle(offset)
+        elif offset >= held.pull_offset:
+            held.tracker.add([offset])  # it will not be offered when it is pulled
+            held.settle(offset)
+        else:
+            return False  # something is before it, which it failed with
+        return True
+
+    def _drop_head(self, lane: Lane, message: Message) -> None:
+        lane.at += 1
+        self.scheduler.unready(lane)
+        if lane.lot is not None:
+            lane.inbox.append(message)
+            self.collect_lot(lane)
+        else:
+            lane.held.finish([message])
+        self._go_on(lane)
+
+    # Views
+
+    def held_back_count(self, held: HeldPartition, now_s: float) -> int:
+        """Messages behind one that fails or does not come to an end: they must not keep others from being pulled."""
+        stuck = 0
+        for lane in held.lanes.values():
+            run = lane.run
+            if lane.waits or (run is not None and run.lane is lane and now_s - run.asked_at_s > STUCK_S):
+                stuck += lane.waiting
+        return stuck
+
+    def is_span_full(self, held: HeldPartition) -> bool:
+        span = self._settings.flow.span
+        return held.pull_offset - held.tracker.known_low >= span and held.span >= span
+
+    def name_blocking(self, held: HeldPartition) -> None:
+        """Who looks at the keys of the group is to find the one that all wait for, also if it has not failed."""
+        lane = self.blocking(held) if self.is_span_full(held) else None
+        head = None if lane is None else lane.head
+        if lane is not None and head is not None and not lane.waits and head.offset not in held.recorded:
+            attempts = held.attempts.setdefault(head.offset, 0)
+            held.recorded[head.offset] = head.key
+            error = f"not over yet, and {self._settings.flow.span} offsets wait for it"
+            held.news.failed[head.offset] = Failure(head.offset, head.key, attempts, error, lane.waiting)
+
+    def blocking(self, held: HeldPartition) -> Lane | None:
+        """The lane with the lowest message that is not finished: what keeps the span from moving on."""
+        heads = [(head.offset, lane) for lane in held.lanes.values() if (head := lane.head) is not None]
+        return min(heads, key=lambda one: one[0])[1] if heads else None
+
+
+def _back_off_s(settings: ConsumerSettings, attempts: int) -> float:
+    """Twice as long after every failure."""
+    return min(settings.backoff_max_s, settings.backoff_min_s * 2.0 ** min(attempts - 1, 30))

@@ -1,0 +1,70 @@
+"""A lane: messages that run one after the other. A key of a partition, a partition as a whole, or a single message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from inturn.consumer.outcome import Outcome
+from inturn.model.message import Message
+
+if TYPE_CHECKING:
+    from inturn.consumer.held import HeldPartition
+    from inturn.consumer.lot import HeldLot
+    from inturn.consumer.run import Run
+
+LaneKey: TypeAlias = bytes | int | None  # a key; the offset of a message on its own; None: the whole partition
+
+
+class Lane(msgspec.Struct, eq=False, gc=False):
+    """While a run has it, its worker moves `at`, and writes `kept`, `failed` and `outcome`, without a lock.
+
+    A lane is ready (`bucket` is not -1), in a run, waiting, or empty; never two of them at once. There may be as many
+    as messages, so they are kept from the garbage collector: whoever drops a partition takes its lanes apart.
+    """
+
+    held: HeldPartition
+    key: LaneKey
+    messages: list[Message]
+    inbox: list[Message]  # where the worker notes what is finished
+    at: int = 0  # the next of `messages` to be handled
+    bucket: int = -1
+    run: Run | None = None
+    waits: int = 0  # suspended, blocked, or behind a message that is being moved; another number each time
+    parks: bool = False  # nothing is started any more: it is to be parked as soon as nothing of it runs
+    kept: Sequence[Message] = ()  # manual acknowledgement: handled, not committed
+    failed: Sequence[Message] = ()  # given to the handler, and not over
+    outcome: Outcome | None = None  # why the run stopped here; None: no failure
+    lot: HeldLot | None = None  # its messages come from a parking lot
+
+    @property
+    def waiting(self) -> int:
+        return len(self.messages) - self.at
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing is the matter with it."""
+        return self.outcome is None and not self.kept and self.lot is None and not self.parks
+
+    @property
+    def head(self) -> Message | None:
+        """The first message that is not over."""
+        for messages in (self.kept, self.failed):
+            if messages:
+                return messages[0]
+        run = self.run
+        if run is not None and run.lane is self and run.given:
+            return run.given[0]
+        return self.messages[self.at] if self.waiting else None
+
+    def forget_handled(self) -> None:
+        if self.at:
+            del self.messages[: self.at]
+            self.at = 0
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """They are the next again."""
+        self.messages[: self.at] = messages
+        self.at = 0

@@ -1,0 +1,130 @@
+"""Workers as tasks of one event loop in a thread of its own, for handlers that are `async def`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from inturn.consumer.run import Run
+from inturn.consumer.threads import Turn
+from inturn.consumer.worker import Worker
+from inturn.model.clock import Clock
+
+new_event_loop: Callable[[], asyncio.AbstractEventLoop]
+try:
+    import uvloop
+except ImportError:  # not on every platform
+    new_event_loop = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
+
+YIELD_S = 0.002  # handlers that never wait let others on after this
+
+
+class WorkerLoop:
+    """See `Workers`. Tasks take the same lock as threads would, and hold it as shortly."""
+
+    def __init__(self, name: str, count: int, lock: threading.Lock, turn: Turn, worker: Worker, clock: Clock) -> None:
+        self.count = count
+        self._lock = lock
+        self._turn = turn
+        self._worker = worker
+        self._monotonic = clock.monotonic
+        self._thread = threading.Thread(target=self._run, name=f"inturn-loop-{name}", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._changed: asyncio.Event | None = None
+        self._asked = 0  # how many are to be woken, as the loop will see
+        self._is_ended = False
+        self._yielded_at_s = float("-inf")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def resize(self, count: int) -> None:
+        self.count = count
+        self._tell()
+
+    def end(self) -> None:
+        self._is_ended = True
+        self._tell()
+
+    def wake(self, wanted: int) -> None:
+        if self._loop is None or not wanted or not self._waiting:
+            return
+        if threading.current_thread() is self._thread:
+            self._wake(wanted)
+        elif not self._asked:
+            self._asked = wanted
+            self._loop.call_soon_threadsafe(self._wake_asked)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def has_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _tell(self) -> None:
+        if self._loop is not None and self._changed is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    def _wake_asked(self) -> None:
+        wanted, self._asked = self._asked, 0
+        self._wake(wanted)
+
+    def _wake(self, wanted: int) -> None:
+        while wanted and self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                wanted -= 1
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(self._keep_count())
+
+    async def _keep_count(self) -> None:
+        """As many tasks as there should be, until the end."""
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            self._changed = asyncio.Event()
+        while True:
+            self._changed.clear()
+            self._wake(len(self._waiting))  # those that are too many leave
+            if self._is_ended:
+                break
+            while len(self._tasks) < self.count:
+                task = self._loop.create_task(self._work())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            await self._changed.wait()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _work(self) -> None:
+        assert self._loop is not None
+        run: Run | None = None
+        while True:
+            with self._lock:
+                run = self._turn(run)
+            if run is None:
+                if self._is_ended or len(self._tasks) > self.count:
+                    task = asyncio.current_task()
+                    assert task is not None
+                    self._tasks.discard(task)
+                    return
+                waiter = self._loop.create_future()
+                self._waiting.append(waiter)
+                await waiter
+                continue
+            try:
+                await self._worker.work_async(run)
+            except BaseException as error:
+                self._worker.broke(run, error)
+            now_s = self._monotonic()
+            if now_s - self._yielded_at_s > YIELD_S:
+                await asyncio.sleep(0)
+                self._yielded_at_s = self._monotonic()

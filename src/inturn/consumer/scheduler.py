@@ -1,0 +1,169 @@
+"""Which lane runs next. No I/O, no threads: called by one thread at a time.
+
+A worker that has nothing to do takes the ready lane with the most messages waiting: of all orders this comes closest
+to the bound, max(total work / workers, longest lane). Lanes stand in buckets by length; within a bucket the one that
+became ready first is first. Every AGEING-th take serves the buckets in turn instead, so that a short lane is never
+left behind by long ones: it waits for at most AGEING × (number of buckets) × (lanes before it in its bucket) takes.
+
+Where handlers are quick, a worker takes several messages at once, of one lane or of several, so that the lock is paid
+once for about CHUNK_S of work. What it has not begun after OVERDUE_S is taken back for others that have nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from inturn.consumer.lane import Lane
+from inturn.consumer.run import Run
+
+CHUNK_S = 0.002
+CHUNK_MAX = 4096
+MIN_HANDLING_S = 1e-7
+OVERDUE_S = 0.02  # well above the time for which threads make each other wait
+AGEING = 8
+_SLOWER, _QUICKER = 1.25, 0.9  # how much one run changes `_handling_s` at most: it may just have had to wait
+_BUCKETS = 8 * 62
+_ALL = (1 << _BUCKETS) - 1
+
+
+class Scheduler:
+    def __init__(self) -> None:
+        self._buckets: list[deque[Lane]] = [deque() for _ in range(_BUCKETS)]
+        self._filled = 0  # a bit for each bucket that may hold a lane
+        self._takes = 0
+        self._turn = _BUCKETS  # the bucket that ageing served last
+        self._handling_s = CHUNK_S  # how long one message takes, smoothed
+        self.ready_count = 0
+        self.runs: set[Run] = set()
+
+    def ready(self, lane: Lane) -> None:
+        """The lane has messages and nothing of it runs; or it is ready already, and has more messages now."""
+        count = len(lane.messages) - lane.at
+        # Exact up to 15, above that within an eighth.
+        bucket = count if count < 16 else ((length := count.bit_length()) - 3 << 3) + (count >> length - 4 & 7)
+        if lane.bucket != bucket:
+            self.ready_count += lane.bucket < 0
+            lane.bucket = bucket  # an entry in another bucket is void now
+            self._buckets[bucket].append(lane)
+            self._filled |= 1 << bucket
+
+    def unready(self, lane: Lane) -> None:
+        self.ready_count -= lane.bucket >= 0
+        lane.bucket = -1
+
+    @property
+    def chunk(self) -> int:
+        """How many messages a worker takes at once."""
+        return max(1, min(CHUNK_MAX, int(CHUNK_S / self._handling_s)))
+
+    @property
+    def wanted_workers(self) -> int:
+        """How many more workers would find enough to do."""
+        return -(-self.ready_count // self.chunk)
+
+    def take(self, now_s: float) -> Run | None:
+        """Work for one worker. Whoever gets it gives it to `end` when it is over."""
+        if not self.ready_count:
+            return None
+        chunk = left = self.chunk
+        lanes: deque[Lane] = deque()
+        run = Run(lanes, now_s, now_s + 2 * CHUNK_S, chunk)
+        below = self._below()
+        while left > 0:
+            filled = self._filled & below
+            if not filled:
+                if below == _ALL or lanes:
+                    break
+                below = _ALL
+                continue
+            bucket = filled.bit_length() - 1
+            queue = self._buckets[bucket]
+            while queue:
+                lane = queue.popleft()
+                if lane.bucket == bucket:
+                    lane.bucket = -1
+                    lane.run = run
+                    lane.held.active += 1
+                    lanes.append(lane)
+                    left -= len(lane.messages) - lane.at
+                    if left <= 0:
+                        break
+            else:
+                self._filled ^= 1 << bucket
+        if not lanes:
+            return None
+        self.ready_count -= len(lanes)
+        self.runs.add(run)
+        return run
+
+    def _below(self) -> int:
+        """The buckets to take from, from the highest down: all of them, or with every AGEING-th take those below the
+        one that was served by ageing before."""
+        self._takes += 1
+        if self._takes % AGEING:
+            return _ALL
+        filled = self._filled & ((1 << self._turn) - 1) or self._filled
+        self._turn = max(0, filled.bit_length() - 1)
+        return (1 << self._turn + 1) - 1
+
+    def end(self, run: Run, now_s: float) -> list[Lane]:
+        """The lanes that this run had, each of them free again."""
+        self.runs.discard(run)
+        if run.handled:
+            each_s = (now_s - run.started_at_s) / run.handled
+            low_s, high_s = _QUICKER * self._handling_s, _SLOWER * self._handling_s
+            self._handling_s = min(max(each_s, low_s, MIN_HANDLING_S), high_s)
+        return self._over(run) + self._untouched(run, len(run.todo))
+
+    def take_back(self, now_s: float) -> list[Lane]:
+        """Lanes of runs that are still busy: those they are done with; and, if nothing else is ready, half of those
+        that a slow one has not begun."""
+        lanes: list[Lane] = []
+        for run in self.runs:
+            if run.over:
+                lanes += self._over(run)
+        if not self.ready_count and not lanes:
+            for run in self.runs:
+                if run.todo and now_s >= run.started_at_s + OVERDUE_S:
+                    lanes += self._untouched(run, (len(run.todo) + 1) // 2)
+        return lanes
+
+    def withdraw(self, lane: Lane) -> bool:
+        """Take one lane back that its run has not begun; False if it has."""
+        run = lane.run
+        if run is None:
+            return False
+        try:
+            run.todo.remove(lane)
+        except (ValueError, IndexError):  # the worker was quicker, or took another one just now
+            return False
+        self._free(lane)
+        return True
+
+    def next_overdue_s(self) -> float:
+        """When `take_back` has something to take from a slow run."""
+        return min((run.started_at_s for run in self.runs if run.todo), default=float("inf")) + OVERDUE_S
+
+    def _over(self, run: Run) -> list[Lane]:
+        lanes = []
+        over = run.over
+        while over:
+            lane = over.popleft()
+            lane.run = None
+            lane.held.active -= 1
+            lanes.append(lane)
+        return lanes
+
+    def _untouched(self, run: Run, count: int) -> list[Lane]:
+        lanes = []
+        for _ in range(count):
+            try:
+                lanes.append(run.todo.pop())  # its worker takes from the other end
+            except IndexError:
+                break
+            self._free(lanes[-1])
+        return lanes
+
+    def _free(self, lane: Lane) -> None:
+        lane.run = None
+        lane.held.active -= 1

@@ -1,0 +1,122 @@
+"""Workers as threads, for handlers that are plain functions."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from inturn.consumer.run import Run
+from inturn.consumer.worker import Worker
+
+# Called with the lock held: the last run is over, which is the next? None: nothing to do.
+Turn: TypeAlias = Callable[[Run | None], Run | None]
+
+
+class Workers(Protocol):
+    """Those who run handlers: `count` of them, which may change. `resize`, `wake`, `end`: with the lock held."""
+
+    count: int
+
+    def start(self) -> None: ...
+
+    def resize(self, count: int) -> None: ...
+
+    def wake(self, wanted: int) -> None:
+        """There is work for so many more."""
+        ...
+
+    def end(self) -> None:
+        """Each of them leaves when its run is over."""
+        ...
+
+    def join(self) -> None: ...
+
+    def has_current_thread(self) -> bool: ...
+
+
+SATURATED_SHARE = 0.85
+WINDOW_S = 0.02
+
+
+class WorkerThreads:
+    """While the process uses all of a core already, no more threads than cores are woken: quick handlers that only
+    compute would take turns at the interpreter, which costs more than it brings."""
+
+    def __init__(self, name: str, count: int, lock: threading.Lock, turn: Turn, worker: Worker) -> None:
+        self.count = count
+        self._name = name
+        self._lock = lock
+        self._work = threading.Condition(lock)
+        self._turn = turn
+        self._worker = worker
+        self._threads: set[threading.Thread] = set()
+        self._waiting = 0
+        self._woken = 0  # of those that wait: they will look for work soon
+        self._is_ended = False
+        self._cores = os.cpu_count() or 1
+        self._is_saturated = False
+        self._looked_at_s = time.monotonic()
+        self._cpu_s = time.process_time()
+
+    def start(self) -> None:
+        with self._lock:
+            self.resize(self.count)
+
+    def resize(self, count: int) -> None:
+        self.count = count
+        while len(self._threads) < count and not self._is_ended:
+            thread = threading.Thread(
+                target=self._run, name=f"inturn-worker-{self._name}-{len(self._threads)}", daemon=True
+            )
+            self._threads.add(thread)
+            thread.start()
+        self._work.notify_all()
+
+    def wake(self, wanted: int) -> None:
+        more = min(wanted, self._waiting) - self._woken
+        if more > 0 and self._saturated():
+            more = min(more, self._cores - (len(self._threads) - self._waiting) - self._woken)
+        if more > 0:
+            self._woken += more
+            self._work.notify(more)
+
+    def _saturated(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._looked_at_s >= WINDOW_S:
+            cpu_s = time.process_time()
+            self._is_saturated = cpu_s - self._cpu_s > SATURATED_SHARE * (now_s - self._looked_at_s)
+            self._looked_at_s, self._cpu_s = now_s, cpu_s
+        return self._is_saturated
+
+    def end(self) -> None:
+        self._is_ended = True
+        self._work.notify_all()
+
+    def join(self) -> None:
+        for thread in list(self._threads):
+            thread.join()
+
+    def has_current_thread(self) -> bool:
+        return threading.current_thread() in self._threads
+
+    def _run(self) -> None:
+        run: Run | None = None
+        while True:
+            with self._work:
+                run = self._turn(run)
+                while run is None:
+                    if self._is_ended or len(self._threads) > self.count:
+                        self._threads.discard(threading.current_thread())
+                        return
+                    self._waiting += 1
+                    self._work.wait()
+                    self._waiting -= 1
+                    self._woken = max(0, self._woken - 1)
+                    run = self._turn(None)
+            try:
+                self._worker.work(run)
+            except BaseException as error:
+                self._worker.broke(run, error)

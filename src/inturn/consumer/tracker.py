@@ -1,0 +1,86 @@
+"""Commit tracking: how far one partition is done when its messages finish in any order.
+
+`low` is the lowest offset that is not finished; `finished` holds those above it that are. Both are committed together,
+so a successor repeats only what was not finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyroaring import BitMap64
+
+
+class CommitTracker:
+    """Offsets that nothing is stored at count as finished, once `skip` has told of them."""
+
+    __slots__ = ("_finished", "_low", "version")
+
+    def __init__(self, low: int = 0, finished: bytes = b"") -> None:
+        self._low = low
+        self._finished = BitMap64.deserialize(finished) if finished else BitMap64()
+        if self._finished and self._finished.min() < low:
+            self._finished.remove_range(0, low)
+        self.version = 0  # rises with every change
+
+    def add(self, offsets: Iterable[int]) -> None:
+        """These are finished. Any of them may be known already."""
+        self._finished.update(offsets)
+        self.version += 1
+
+    def skip(self, start: int, stop: int) -> None:
+        """Nothing is stored from `start` up to `stop`."""
+        if start < stop:
+            self._finished.add_range(start, stop)
+            self.version += 1
+
+    @property
+    def low(self) -> int:
+        finished, low = self._finished, self._low
+        if not finished:
+            return low
+        if finished.min() < low:  # told twice
+            finished.remove_range(0, low)
+        if low not in finished:
+            return low
+        # Gallop to an end of the stretch of finished ones, then halve.
+        step = 1
+        while finished.contains_range(low, low + 2 * step):
+            step *= 2
+        first, last = low + step, low + 2 * step  # everything below `first` is finished, below `last` is not
+        while last - first > 1:
+            middle = (first + last) // 2
+            if finished.contains_range(low, middle):
+                first = middle
+            else:
+                last = middle
+        finished.remove_range(low, first)
+        self._low = first
+        return first
+
+    @property
+    def known_low(self) -> int:
+        """`low` as it was when last asked for: never too high, and free of charge."""
+        return self._low
+
+    def __contains__(self, offset: int) -> bool:
+        return offset < self._low or offset in self._finished
+
+    @property
+    def last(self) -> int:
+        """The highest that is finished; what is above it was never seen."""
+        return self._finished.max() if self._finished else self._low - 1
+
+    @property
+    def count_above(self) -> int:
+        """How many are finished above `low`."""
+        _ = self.low  # forgets what is below
+        return len(self._finished)
+
+    def snapshot(self) -> tuple[int, bytes]:
+        """`low` and what is finished above, as bytes: empty if nothing is."""
+        low = self.low
+        if not self._finished:
+            return low, b""
+        self._finished.run_optimize()
+        return low, self._finished.serialize()

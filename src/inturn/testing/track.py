@@ -1,0 +1,197 @@
+"""What the order checker remembers while it reads a history: of a partition's log, and of one group on it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+import msgspec
+
+from inturn.testing.history import Event, HandlerStart, SendAcknowledged
+from inturn.testing.verdict import STR_OFFSETS_MAX
+
+LaneKey: TypeAlias = bytes | int | None
+Identity: TypeAlias = SendAcknowledged | HandlerStart
+
+
+class Log:
+    """What one partition holds, as far as it is known: acknowledged, in `stored`, or seen by a handler."""
+
+    __slots__ = ("acknowledged", "by_key", "messages", "offsets", "seen", "stored")
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[int, int] = {}  # offset → index of the first such event
+        self.seen: dict[int, int] = {}  # the same of handler starts
+        self.stored: set[int] = set()
+        self.messages: dict[int, Identity] = {}
+        self.offsets: list[int] = []
+        self.by_key: dict[bytes, list[int]] = {}
+
+    def settle(self, events: list[Event], by_key: bool, has_stored: bool) -> None:
+        """All was learnt: put it in order."""
+        for offset, index in self.seen.items():
+            event = events[index]
+            if offset not in self.messages and (not has_stored or offset in self.stored):
+                assert type(event) is HandlerStart
+                self.messages[offset] = event
+        self.offsets = sorted(self.messages.keys() | self.stored)
+        if by_key:
+            for offset in self.offsets:
+                message = self.messages.get(offset)
+                if message is not None and message.key is not None:
+                    self.by_key.setdefault(message.key, []).append(offset)
+
+    def holds(self, offset: int) -> bool:
+        return offset in self.messages or offset in self.stored
+
+    def where(self, offsets: Sequence[int]) -> tuple[int, ...]:
+        """Indexes of the events from which these messages are known, of the first few of them."""
+        found = (self.acknowledged.get(offset, self.seen.get(offset)) for offset in offsets[:STR_OFFSETS_MAX])
+        return tuple(index for index in found if index is not None)
+
+
+class Lane:
+    """`position` is how far, in `offsets`, all messages are finished or parked."""
+
+    __slots__ = ("leftovers", "offsets", "open", "position")
+
+    def __init__(self, offsets: list[int], position: int) -> None:
+        self.offsets = offsets
+        self.position = position
+        self.open: Run | None = None  # the latest one; those before it have been judged
+        self.leftovers = 0  # runs of lost leases that are still open
+
+
+class Run(msgspec.Struct):
+    index: int
+    offset: int
+    key: bytes | None
+    epoch: int
+    consumer: str
+    attempt: int | None
+    lane: Lane
+    result: str = ""
+    leftover: bool = False
+
+    def close(self, result: str) -> None:
+        self.result = result
+        if self.lane.open is self:
+            self.lane.open = None
+        if self.leftover:
+            self.lane.leftovers -= 1
+
+
+class Lease(msgspec.Struct):
+    index: int
+    owner: str
+    epoch: int
+    ended_index: int | None = None
+
+
+class Track:
+    """One group on one partition."""
+
+    __slots__ = (
+        *("subject", "group", "partition", "log", "lanes", "open", "last", "finished", "finished_by", "ever_finished"),
+        *("floor", "committed", "commit_index", "claimed", "position", "lease", "grants", "epoch_max"),
+        *("parked", "ever_parked", "lots", "skipped", "ever_skipped", "attempts"),
+    )
+
+    def __init__(self, subject: str, group: str, partition: int, log: Log) -> None:
+        self.subject, self.group, self.partition, self.log = subject, group, partition, log
+        self.lanes: dict[LaneKey, Lane] = {}
+        self.open: dict[str, dict[tuple[int, int], Run]] = {}  # by consumer; by offset and epoch
+        self.last: dict[int, dict[LaneKey, Run]] = {}  # by epoch, the last run of each lane
+        self.finished: dict[int, int] = {}  # offset → index of its first finish since the last reset; also skips
+        self.finished_by: dict[int, Run] = {}  # offset → the finishing run of the highest epoch since then
+        self.ever_finished: set[int] = set()
+        self.floor = 0  # the last reset went here
+        self.committed = 0
+        self.commit_index: int | None = None
+        self.claimed: dict[int, int] = {}  # offset → index of the commit that first said it is done, out of turn
+        self.position = 0  # in log.offsets: how far commits have been judged
+        self.lease: Lease | None = None
+        self.grants: dict[int, int] = {}  # epoch → index
+        self.epoch_max = -1
+        self.parked: set[int] = set()  # in a parking lot, finished there or not
+        self.ever_parked: set[int] = set()  # since the last reset
+        self.lots: dict[bytes, list[int]] = {}  # by key, a heap of parked offsets; some may be over already
+        self.skipped: set[int] = set()  # given up since the last reset
+        self.ever_skipped: set[int] = set()
+        self.attempts: dict[bytes | None, dict[int, Run]] = {}  # by key and offset, the last run of its highest attempt
+
+    def __str__(self) -> str:
+        return f"subject {self.subject!r}, group {self.group!r}, partition {self.partition}"
+
+    def lane(self, key: LaneKey, by_key: bool) -> Lane:
+        lane = self.lanes.get(key)
+        if lane is None:
+            offsets = self.log.offsets
+            if by_key:
+                offsets = self.log.by_key.get(key, []) if isinstance(key, bytes) else []
+            lane = self.lanes[key] = Lane(offsets, bisect_left(offsets, self.floor))
+        return lane
+
+    def finishes(self, offsets: Sequence[int]) -> tuple[int, ...]:
+        """Indexes of the first ends that finished these messages, of the first few of them."""
+        return tuple(self.finished[offset] for offset in offsets[:STR_OFFSETS_MAX] if offset in self.finished)
+
+    def is_done(self, offset: int) -> bool:
+        """Whether a commit said so."""
+        return (offset < self.committed or offset in self.claimed) and offset not in self.parked
+
+    def finish(self, run: Run, index: int) -> None:
+        offset = run.offset
+        self.ever_finished.add(offset)
+        self.finished.setdefault(offset, index)
+        before = self.finished_by.get(offset)
+        if before is None or before.epoch <= run.epoch:
+            self.finished_by[offset] = run
+
+    def skip(self, offset: int, index: int) -> None:
+        self.finished.setdefault(offset, index)
+        self.skipped.add(offset)
+        self.ever_skipped.add(offset)
+
+    def park(self, offset: int, epoch: int) -> None:
+        """A message that is done does not come back this way. That an older epoch finished it does not count any more:
+        whoever parked it did not know, and will run it again.
+        """
+        if offset in self.parked or self.is_done(offset):
+            return
+        finisher = self.finished_by.get(offset)
+        if finisher is not None and finisher.epoch < epoch and offset not in self.skipped:
+            del self.finished[offset], self.finished_by[offset]
+        self.parked.add(offset)
+        self.ever_parked.add(offset)
+        message = self.log.messages.get(offset)
+        if message is not None and message.key is not None:
+            heappush(self.lots.setdefault(message.key, []), offset)
+
+    def unpark(self, offset: int, index: int) -> None:
+        self.parked.discard(offset)
+        self.claimed.setdefault(offset, index)
+
+    def overtaken(self, key: bytes, offset: int) -> list[int]:
+        """Parked messages of a key below `offset` that are not finished; each of them is told once."""
+        lot = self.lots.get(key)
+        overtaken = []
+        while lot and lot[0] < offset:
+            parked = heappop(lot)
+            if parked in self.parked and parked not in self.finished:
+                overtaken.append(parked)
+        return overtaken
+
+    def waiting_in_lots(self) -> int:
+        return sum(1 for offset in self.parked if offset not in self.finished)
+
+    def reset(self, offset: int) -> None:
+        self.floor = self.committed = offset
+        self.commit_index = None
+        self.finished, self.finished_by, self.last, self.claimed = {}, {}, {}, {}
+        self.parked, self.ever_parked, self.lots, self.skipped, self.attempts = set(), set(), {}, set(), {}
+        self.position = bisect_left(self.log.offsets, offset)
+        for lane in self.lanes.values():
+            lane.position = bisect_left(lane.offsets, offset)

@@ -1,0 +1,140 @@
+"""What the order checker found: kinds of violations, their evidence, and the verdict."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inturn.model.errors import InturnError
+from inturn.testing.history import Event
+
+STR_OFFSETS_MAX = 8
+_STR_VIOLATIONS_MAX = 20
+
+
+class ViolationKind(enum.StrEnum):
+    LOST = "lost"
+    """Acknowledged, but never finished by this group, nor parked, nor skipped by name; or acknowledged, but not in
+    the log."""
+    UNEXPECTED = "unexpected"
+    """A handler got a message that is not the one stored there: an offset used twice, or out of nowhere."""
+    OUT_OF_ORDER = "out of order"
+    """A start at or below the last start of its lane and epoch."""
+    REPEATED = "repeated"
+    """A message was started although a commit had said that it is done."""
+    OVERLAP = "overlap"
+    """Two handlers ran in one lane at once, and not because the first was left over from a lost lease."""
+    STALE_START = "stale start"
+    """A handler started in an epoch when a higher one had been granted, or in one that was never granted."""
+    SKIPPED = "skipped"
+    """A start although an earlier message of the lane was not finished, or its last try in this epoch failed, or an
+    earlier message of the key was in the parking lot."""
+    ATTEMPT_LOST = "attempt lost"
+    """A message was started with an attempt below one before, or with that of a try that had failed in this epoch."""
+    PREMATURE_COMMIT = "premature commit"
+    """A commit past a message, or a claim that it is finished, that nobody had finished, parked or skipped; or only a
+    handler that the committer cannot know of: one of another epoch, which ended after the committer's lease was
+    granted. Also one that was taken out of the parking lot so."""
+    STALE_COMMIT = "stale commit"
+    """A commit was accepted from somebody who did not hold the lease at that time."""
+    TWO_OWNERS = "two owners"
+    """A lease was granted while the one before had not ended."""
+    EPOCH_NOT_RAISED = "epoch not raised"
+    """A lease was granted with an epoch that is not above all earlier ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """An event and its place in the history."""
+
+    index: int
+    event: Event
+
+    def __str__(self) -> str:
+        return f"#{self.index} {self.event}"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """`group` is None where the log itself is at fault. `evidence` is in the order of the history."""
+
+    kind: ViolationKind
+    message: str
+    subject: str
+    group: str | None
+    partition: int
+    offsets: tuple[int, ...]
+    evidence: tuple[Evidence, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind.upper()}: {self.message}", *(f"    {item}" for item in self.evidence)]
+        return "\n".join(lines)
+
+
+class OrderViolated(InturnError, AssertionError):
+    """Raised by `Verdict.raise_if_bad`; the message is the verdict's text."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        super().__init__(str(verdict))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the checker found. The counts are those of the chosen subject and group; look at them too: an empty
+    history breaks no order.
+
+    `finished` counts handler runs that ended in "success" or "moved", `duplicates` those among them that finished a
+    message which this group had finished before. `overlaps_after_lease_loss` counts pairs of runs. `parked` counts
+    messages that were in a parking lot at the end and wait there, `skipped` those that were given up by name.
+    """
+
+    violations: list[Violation]
+    sent: int
+    started: int
+    finished: int
+    duplicates: int
+    lease_grants: int
+    commits: int
+    overlaps_after_lease_loss: int
+    parked: int = 0
+    skipped: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+    def raise_if_bad(self) -> None:
+        """Raise `OrderViolated` unless the order was kept."""
+        if self.violations:
+            raise OrderViolated(self)
+
+    def kinds(self) -> set[ViolationKind]:
+        return {violation.kind for violation in self.violations}
+
+    def __str__(self) -> str:
+        counts = (
+            f"{self.sent} sent, {self.started} started, {self.finished} finished "
+            f"({_count(self.duplicates, 'duplicate')}), {_count(self.lease_grants, 'lease grant')}, "
+            f"{_count(self.commits, 'commit')}, {_count(self.overlaps_after_lease_loss, 'overlap')} after lease loss"
+        )
+        counts += f", {self.parked} parked" if self.parked else ""
+        counts += f", {self.skipped} skipped by name" if self.skipped else ""
+        if self.ok:
+            return f"order kept: {counts}"
+        shown = [str(violation) for violation in self.violations[:_STR_VIOLATIONS_MAX]]
+        more = len(self.violations) - len(shown)
+        tail = [f"... and {_count(more, 'more violation')}"] if more else []
+        return "\n".join([f"order broken, {_count(len(self.violations), 'violation')}: {counts}", *shown, *tail])
+
+
+def name_offsets(every: Sequence[int]) -> str:
+    """The first few of them, for a message."""
+    shown = ", ".join(map(str, every[:STR_OFFSETS_MAX]))
+    more = f" and {len(every) - STR_OFFSETS_MAX} more" if len(every) > STR_OFFSETS_MAX else ""
+    return f"offset{'s' if len(every) != 1 else ''} {shown}{more}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,69 @@
+"""What people see of keys: failures, parking lots and requests of one key are one entry."""
+
+from __future__ import annotations
+
+from inturn.broker.key_list import describe_keys
+from inturn.model.commands import Failure, KeyDescription, KeyRequest, RequestState
+from inturn.state.failures import FailureRow
+from inturn.state.lots import LotRow
+
+
+def failed(
+    offset: int, key: bytes | None = b"k", since_ms: int = 10, partition: int = 0, exhausted: bool = False
+) -> FailureRow:
+    return FailureRow(partition, since_ms, Failure(offset, key, offset * 2, f"error {offset}", 4, exhausted))
+
+
+def asked(request_id: int, key: bytes = b"k", asked_at_ms: int = 10, partition: int = 0) -> RequestState:
+    return RequestState(KeyRequest(request_id, partition, key, "park"), asked_at_ms, None)
+
+
+def test_nothing_is_the_matter() -> None:
+    assert describe_keys([], [], []) == []
+
+
+def test_a_key_is_failing_until_its_attempts_are_used_up() -> None:
+    assert describe_keys([failed(3)], [], []) == [KeyDescription(b"k", 0, "failing", 3, 6, "error 3", 10, 4)]
+    assert describe_keys([failed(3, exhausted=True)], [], [])[0].state == "blocked"
+
+
+def test_of_a_key_that_failed_in_several_places_the_first_is_shown() -> None:
+    (one,) = describe_keys([failed(3, since_ms=20), failed(5, exhausted=True)], [], [])
+    assert (one.offset, one.since_ms, one.state) == (3, 20, "blocked")
+
+
+def test_failures_without_a_key_are_separate() -> None:
+    assert [one.offset for one in describe_keys([failed(3, None), failed(5, None)], [], [])] == [3, 5]
+
+
+def test_the_same_key_in_two_partitions_is_two_entries() -> None:
+    assert [one.partition for one in describe_keys([failed(3), failed(3, partition=1)], [], [])] == [0, 1]
+
+
+def test_a_parked_key_shows_its_head_and_what_is_known_of_its_failure() -> None:
+    lot = LotRow(0, b"k", "parked", "used up", 30, 3, 5)
+    assert describe_keys([failed(3), failed(9)], [lot], []) == [
+        KeyDescription(b"k", 0, "parked", 3, 6, "error 3", 30, 4, "used up")
+    ]
+    assert describe_keys([], [lot], []) == [KeyDescription(b"k", 0, "parked", 3, 0, "", 30, 4, "used up")]
+
+
+def test_a_lot_without_messages_has_nothing_waiting() -> None:
+    lot = LotRow(0, b"k", "resuming", "", 30, None, 0)
+    assert describe_keys([], [lot], []) == [KeyDescription(b"k", 0, "resuming", None, 0, "", 30, 0)]
+    (one,) = describe_keys([failed(3)], [lot], [])
+    assert (one.state, one.offset, one.error) == ("resuming", 3, "error 3")
+
+
+def test_requests_belong_to_their_key() -> None:
+    first, second, other = asked(1), asked(2), asked(3, b"other")
+    one, two = describe_keys([failed(3)], [], [first, second, other])
+    assert (one.state, one.requests) == ("failing", (first.request, second.request))
+    assert two == KeyDescription(b"other", 0, "requested", None, 0, "", 10, 0, "", (other.request,))
+
+
+def test_what_lasts_longest_comes_first() -> None:
+    lots = [LotRow(0, b"lot", "parked", "", 20, 1, 1)]
+    failures = [failed(3, b"new", 30), failed(4, b"old", 10), failed(5, None, 15)]
+    found = describe_keys(failures, lots, [asked(1, b"asked", 25)])
+    assert [one.key for one in found] == [b"old", None, b"lot", b"asked", b"new"]

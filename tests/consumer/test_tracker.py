@@ -1,0 +1,145 @@
+"""CommitTracker against a plain set (C7)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from inturn.consumer.tracker import CommitTracker
+
+SPAN = 100_000  # FlowControl.span
+# Far from 0, at a border of 2**16 and of 2**32, where a roaring bitmap changes from one container to the next.
+BASES = (0, 1, 2**16 - 5, 2**32 - 5, 2**40 - 5, 2**40, 2**53)
+
+
+class Trackers(RuleBasedStateMachine):
+    """What is finished comes in any order, and more than once; now and then a successor takes over."""
+
+    @initialize(base=st.sampled_from(BASES))
+    def begin(self, base: int) -> None:
+        self.base = base
+        self.tracker = CommitTracker(base)
+        self.finished: set[int] = set()  # from `base` on
+
+    @rule(places=st.lists(st.integers(0, 40), max_size=12))
+    def add(self, places: list[int]) -> None:
+        offsets = [self.base + place for place in places]
+        self.finished.update(offsets)
+        self.tracker.add(offsets)
+
+    @rule(start=st.integers(0, 300), count=st.integers(0, 200_000))
+    def skip(self, start: int, count: int) -> None:
+        self.finished.update(range(self.base + start, self.base + start + count))
+        self.tracker.skip(self.base + start, self.base + start + count)
+
+    @rule(places=st.lists(st.integers(0, 40), min_size=1, max_size=5))
+    def tell_what_is_known(self, places: list[int]) -> None:
+        low = self.low
+        known = [self.base + place for place in places if self.base + place < low]
+        self.tracker.add(known)
+
+    @rule()
+    def hand_over(self) -> None:
+        low, finished = self.tracker.snapshot()
+        assert low == self.low
+        assert bool(finished) == bool(self.above)
+        self.tracker = CommitTracker(low, finished)
+
+    @rule(behind=st.integers(0, 50))
+    def load_what_was_stored_with_a_lower_offset(self, behind: int) -> None:
+        """An offset that was moved by hand, say: what is below it does not count."""
+        low, finished = self.tracker.snapshot()
+        later = low + behind
+        self.finished |= set(range(self.base, later))
+        self.tracker = CommitTracker(later, finished)
+
+    @rule()
+    def every_change_is_a_new_version(self) -> None:
+        version = self.tracker.version
+        self.tracker.add([self.low])
+        self.finished.add(self.low)
+        assert self.tracker.version > version
+
+    @property
+    def low(self) -> int:
+        low = self.base
+        while low in self.finished:
+            low += 1
+        return low
+
+    @property
+    def above(self) -> set[int]:
+        low = self.low
+        return {offset for offset in self.finished if offset > low}
+
+    @invariant()
+    def answers_are_those_of_the_set(self) -> None:
+        if not hasattr(self, "tracker"):
+            return
+        low = self.low
+        assert self.tracker.known_low <= low
+        for place in (*range(-2, 42), 300, 200_299, 200_300):
+            offset = self.base + place
+            if offset >= 0:
+                assert (offset in self.tracker) == (offset < self.base or offset in self.finished)
+        assert self.tracker.low == low
+        assert self.tracker.known_low == low
+        assert self.tracker.count_above == len(self.above)
+        assert self.tracker.last == max(self.above, default=low - 1)
+
+
+TestTrackers = Trackers.TestCase
+TestTrackers.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_the_highest_finished_one_is_known_although_an_old_one_was_told_again() -> None:
+    """`last` decides whether what is pulled is looked up at all, so it must never be too low."""
+    tracker = CommitTracker(0)
+    tracker.add(range(10))
+    assert tracker.low == 10
+    tracker.add([3])
+    assert tracker.last == 9
+
+
+def test_low_passes_a_long_stretch_at_once() -> None:
+    tracker = CommitTracker(2**40)
+    tracker.add(range(2**40 + 1, 2**40 + 10 * SPAN))
+    assert tracker.low == 2**40
+    assert tracker.count_above == 10 * SPAN - 1
+    tracker.add([2**40])
+    assert tracker.low == 2**40 + 10 * SPAN
+    assert tracker.snapshot() == (2**40 + 10 * SPAN, b"")
+
+
+@pytest.mark.parametrize("base", [0, 2**16 - 7, 2**40 - 50_000])
+@pytest.mark.parametrize("share", [0.001, 0.03, 0.5, 0.97, 0.999])
+def test_a_full_span_takes_a_few_pages_however_it_is_finished(base: int, share: float) -> None:
+    """The bound: a roaring container of 2**16 offsets takes 8 KiB at most, and a span of 100 000 touches up to three;
+    with their headers less than 25 KiB in every commit. That is the worst case of offsets finished at random; a share
+    of 0.1 % is 0.3 KiB.
+    """
+    numbers = random.Random(1)
+    tracker = CommitTracker(base)
+    finished = [base + place for place in range(1, SPAN) if numbers.random() < share]
+    numbers.shuffle(finished)
+    tracker.add(finished)
+    low, stored = tracker.snapshot()
+    assert low == base
+    assert len(stored) < 25 * 1024
+    if share in (0.001, 0.999):
+        assert len(stored) < 1024
+    successor = CommitTracker(low, stored)
+    assert successor.count_above == len(finished)
+    assert all(offset in successor for offset in finished)
+    assert successor.snapshot() == (low, stored)
+
+
+def test_a_stuck_message_with_everything_after_it_finished_takes_bytes_only() -> None:
+    """The usual case: runs are stored as runs."""
+    tracker = CommitTracker(2**40)
+    tracker.add(range(2**40 + 1, 2**40 + SPAN))
+    assert len(tracker.snapshot()[1]) < 100
