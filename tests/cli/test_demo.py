@@ -208,3 +208,14 @@ def test_a_second_act_that_does_not_end_in_time_fails(cli: Cli, monkeypatch: pyt
     assert "✔ order kept" in ran.out
     assert "✘ order broken, or not everything done" in ran.out
     assert "inturn --help" not in ran.out
+
+
+def test_a_consumer_that_stops_by_itself_ends_the_demo_at_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def committed(board: KeyBoard, *_: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(KeyBoard, "committed", committed)
+    ran = cli("demo", "--quick", "--json")
+    assert ran.code == 1
+    assert ran.out == ""
+    assert "broken on purpose" in ran.err

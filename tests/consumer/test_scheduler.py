@@ -525,7 +525,7 @@ def zipf(numbers: random.Random, exponent: float, keys: int, count: int) -> list
 
 @pytest.mark.parametrize("kind", [*(f"{n} keys" for n in (2, 5, 16, 17, 20, 33, 100, 1000)), "zipf", "zipf 0.7"])
 def test_the_work_takes_hardly_longer_than_its_bound(kind: str) -> None:
-    """10 000 messages of 1 to 5 ms, 16 workers: at most 1.02 × max(total / workers, longest lane)."""
+    """10 000 messages of 0 to 5 ms, 16 workers: at most 1.02 × max(total / workers, longest lane)."""
     numbers = random.Random(7)
     match kind:
         case "zipf":
@@ -536,7 +536,7 @@ def test_the_work_takes_hardly_longer_than_its_bound(kind: str) -> None:
             keys = [numbers.randrange(int(kind.split()[0])) for _ in range(10_000)]
     lanes: dict[int, list[float]] = {}
     for key in keys:
-        lanes.setdefault(key, []).append(numbers.uniform(0.001, 0.005))
+        lanes.setdefault(key, []).append(numbers.uniform(0.0, 0.005))
     sums = [sum(durations) for durations in lanes.values()]
     bound_s = max(sum(sums) / 16, max(sums))
     assert makespan_s(lanes, 16) <= 1.02 * bound_s

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from inturn import Connection, Consumer, Context, KeyDescription, Message, suspend
+from inturn import Connection, Consumer, Context, InturnError, KeyDescription, Message, suspend
 from inturn.errors import GroupConflict, InvalidInput, NotFound
 from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, Witness, committed, eventually, of_key, quick, send
 
@@ -265,6 +265,9 @@ def test_c11_only_keys_in_trouble_can_be_resumed_or_skipped(line: Connection) ->
         for wrong in (None, 5, "", b"", "\udc80"):
             with pytest.raises(InvalidInput, match="key"):
                 line.park_key("line", "g", wrong)  # type: ignore[arg-type]
+        for more in ({"by": 5}, {"why": 5}, {"by": "x" * 2000}, {"partition": "x"}, {"partition": True}):
+            with pytest.raises(InturnError):
+                line.park_key("line", "g", "good", **more)  # type: ignore[arg-type]
         for wrong_s in (-1, float("nan"), "x", True):
             with pytest.raises(InvalidInput, match="wait_s"):
                 line.park_key("line", "g", "good", wait_s=wrong_s)  # type: ignore[arg-type]

@@ -432,6 +432,11 @@ def test_c11_a_resume_is_not_half_done_when_its_consumer_is_killed(
         assert second.attempts == [1, 2]
 
 
+def place(mq: Connection) -> tuple[str, int | None, int] | None:
+    found = one_key(mq)
+    return None if found is None else (found.state, found.offset, found.waiting)
+
+
 def test_c11_a_failing_lot_is_parked_again_with_its_rest_in_order(bed: Bed) -> None:
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
@@ -446,13 +451,8 @@ def test_c11_a_failing_lot_is_parked_again_with_its_rest_in_order(bed: Bed) -> N
     seen = Seen(witness.watch(handle))
     with mq.consumer("line", "g", seen, order="key", settings=parking()):
         for body in (b"0", b"3"):
-            eventually(
-                lambda offset=int(body): (
-                    (found := one_key(mq)) is not None
-                    and (found.state, found.offset, found.waiting) == ("parked", offset, 5 - offset)
-                ),
-                "it is parked",
-            )
+            offset = int(body)
+            eventually(lambda at=offset: place(mq) == ("parked", at, 5 - at), "it is parked")  # type: ignore[misc]
             broken.discard(body)
             witness.recorder.key_resumed("line", "g", 0, b"bad")
             assert mq.resume_key("line", "g", "bad").done_at_ms is not None

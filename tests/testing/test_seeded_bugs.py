@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from inturn.testing.seeded_bugs import BUGS, SEEDS_MAX, SeededBug, finding, seeds_to_find
+from inturn.consumer.run import Run
+from inturn.state.leases import LeaseRows
+from inturn.testing import seeded_bugs
+from inturn.testing.seeded_bugs import BUGS, SEEDS_MAX, BrokenBug, Patch, SeededBug, finding, seeds_to_find
 from inturn.testing.simulation import simulate
 
 
@@ -50,8 +53,29 @@ def test_a_history_says_the_same_before_and_after_a_bug() -> None:
     assert simulate(3).history == before
 
 
+@pytest.mark.parametrize(
+    ("replacement", "error"),
+    [
+        pytest.param(lambda: 1, "TypeError", id="another signature"),
+        pytest.param(lambda self, *rest: self.nonsense, "AttributeError", id="an attribute that is gone"),
+        pytest.param(lambda self, *rest: {}[rest], "KeyError", id="a key that is gone"),
+    ],
+)
+def test_a_bug_that_does_not_fit_the_product_is_an_error_and_no_find(replacement: object, error: str) -> None:
+    bug = SeededBug("misfit", "state", "It never fitted.", (Patch(LeaseRows, "grant", replacement),))
+    with pytest.raises(BrokenBug, match=f"misfit at seed 0 ended with {error}"):
+        seeds_to_find(bug)
+
+
+def test_an_edit_of_what_the_product_does_not_say_is_refused() -> None:
+    edited = seeded_bugs._edited(Run.calls, "now_s >= held.deadline_s", "False")
+    assert edited.__qualname__ != Run.calls.__qualname__
+    with pytest.raises(AssertionError, match=r"Run\.calls does not say 'nonsense' any more"):
+        seeded_bugs._edited(Run.calls, "nonsense", "False")
+
+
 def test_every_layer_has_bugs() -> None:
     layers = Counter(bug.layer for bug in BUGS.values())
     assert set(layers) == {"broker", "consumer", "log", "meta", "producer", "state"}
-    assert len(BUGS) >= 18
+    assert len(BUGS) >= 44 + 14
     assert all(bug.description.endswith(".") for bug in BUGS.values())

@@ -55,14 +55,14 @@ def consume(
     ] = None,
     order: Annotated[
         Order | None,
-        typer.Option(help="With --group: what stays in order, as all its members say.  [default: partition]"),
+        typer.Option(help="With --group: what stays in order, as all its members say; partition unless given."),
     ] = None,
     max_attempts: Annotated[
         int | None, typer.Option(help="With --group: give a message up after so many.", min=1, show_default=False)
     ] = None,
     on_exhausted: Annotated[
         OnExhausted | None,
-        typer.Option(help="With --max-attempts: what becomes of a message that is given up.  [default: block]"),
+        typer.Option(help="With --max-attempts: what becomes of a message that is given up; block unless given."),
     ] = None,
     data: Data = DEFAULT_DATA,
     json_output: Json = False,

@@ -82,7 +82,7 @@ def redrive(
     subject: Subject,
     group: Group,
     offsets: Annotated[
-        list[int] | None, typer.Argument(metavar="[OFFSET]...", help="As `list` shows them.", show_default=False)
+        list[int] | None, typer.Argument(metavar="OFFSET", help="As `list` shows them.", show_default=False)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All that were not driven again.")] = False,
     data: Data = DEFAULT_DATA,

@@ -7,6 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from inturn.consumer.consumer import Consumer
+
 LIMIT_S = 120.0  # on a machine where an act takes longer something is wrong
 POLL_S = 0.02
 
@@ -20,6 +22,7 @@ class Act(ABC):
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self._watched: list[Consumer] = []  # one that stops by itself ends the act
         self._stop = threading.Event()
         self._until_s = time.monotonic() + LIMIT_S
         self._thread = threading.Thread(target=self._run, name="inturn-demo", daemon=True)
@@ -55,6 +58,9 @@ class Act(ABC):
     def _wait(self, condition: Callable[[], bool], poll_s: float = POLL_S) -> None:
         while not condition():
             self._pause(poll_s)
+            for consumer in self._watched:
+                if consumer.error is not None:
+                    raise consumer.error
             if time.monotonic() > self._until_s:
                 raise Interrupted
 

@@ -67,6 +67,7 @@ class KeyStory(Act):
             hooks=[self._board],
             name=CONSUMER,
         )
+        self._watched.append(consumer)
         producer = connection.producer()
         with consumer:
             self._wait(lambda: self._board.is_begun)

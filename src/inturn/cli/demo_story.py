@@ -107,6 +107,7 @@ class Story(Act):
         self._board.joined(name)
         consumer = connection.consumer(SUBJECT, GROUP, self._handle, settings=settings, hooks=[self._board], name=name)
         self._consumers[name] = consumer
+        self._watched.append(consumer)
         consumer.start()
 
     def _handle(self, message: Message, context: Context) -> Suspend | None:

@@ -129,7 +129,7 @@ class ConsumerCore:
         """No handler is started any more; nothing is committed or released."""
         for held in self.held.values():
             held.deadline_s = NEVER
-            held.lanes = {}
+            held.forget_lanes()
 
     def next_due_s(self, now_s: float) -> float:
         """When `poll` has something to do at the latest, if nothing else happens before."""
@@ -146,7 +146,7 @@ class ConsumerCore:
             if held.is_paused:
                 due.append(now_s + PAUSED_RETRY_S)
             if held.stage in _HOLDING and Commit not in self._pending:
-                if held.news or held.has_progress:
+                if held.has_progress:
                     due.append(self._commit_due_s(held))
                 elif held.waiting_count:
                     due.append(now_s + self._settings.commit_interval_s)  # it may have done something by then
@@ -196,9 +196,7 @@ class ConsumerCore:
         while held.delayed and held.delayed[0][0] <= now_s:
             self.handling.offer(held, held.delayed.popleft()[1])
         if held.requests:
-            done = [request.id for request in held.requests if self.handling.act(held, request)]
-            held.requests = [request for request in held.requests if request.id not in done]
-            held.news.requests += done
+            self.handling.act_on_requests(held)
         self._move(held, commands, now_s)
         self._read_lot(held, commands, now_s)
         self._pull(held, commands, now_s)
@@ -303,8 +301,8 @@ class ConsumerCore:
 
     def _commit_due_s(self, held: HeldPartition) -> float:
         """At once where something waits for the answer: a next attempt, or somebody who asked for something."""
-        urgent = held.news.failed or held.news.lots or held.news.requests
-        return NEVER if urgent else self._committed_at_s + self._settings.commit_interval_s
+        due_s = NEVER if held.is_urgent else self._committed_at_s + self._settings.commit_interval_s
+        return max(due_s, self._retry_at_s.get(Commit, NEVER))
 
     def _may_send(self, kind: type[Command], now_s: float, held: HeldPartition | None = None) -> bool:
         """One command of a kind is on its way at once, per partition; after an error it has to wait."""

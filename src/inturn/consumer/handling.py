@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from inturn.consumer.held import NEVER, HeldPartition, Moving, SentNews, Stage, Waiting
 from inturn.consumer.lane import Lane, LaneKey
 from inturn.consumer.lot import HeldLot, parked, unparked
-from inturn.consumer.outcome import Next, Outcome
+from inturn.consumer.outcome import Next, Outcome, text_of
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import Scheduler
 from inturn.model.commands import Failure, KeyRequest, LotContent
@@ -21,7 +21,7 @@ from inturn.model.message import Message
 from inturn.model.names import dead_letter_subject, retry_subject
 from inturn.model.settings import ConsumerSettings, KeyAction, Keyless, LotState, OnExhausted, Order
 
-STUCK_S = 1.0  # a handler that runs for longer is not waited for when it is counted what waits
+LONG_S = 1.0  # a handler that runs for longer is not waited for when it is counted what waits
 ERROR_LENGTH_MAX = 500
 
 
@@ -111,9 +111,8 @@ class Handling:
             lane.waits = 0
             self.scheduler.unready(lane)
             self.scheduler.withdraw(lane)
-        held.lanes = {}
+        held.forget_lanes()
         held.delayed.clear()
-        held.unsure = []
         if stage is Stage.LOST:
             held.moving.clear()
             held.moving_now, held.moving_batch = [], None
@@ -127,6 +126,8 @@ class Handling:
                 self._look_at(before)
                 held.collect()
                 before = held
+                if held.stage is Stage.ACTIVE and now_s >= held.deadline_s:
+                    self.drop(held, Stage.LOST)
             if held.stage is Stage.LOST:
                 continue
             if lane.at == len(lane.messages) and held.stage is Stage.ACTIVE and lane.is_plain:
@@ -167,7 +168,7 @@ class Handling:
             return
         lane.waits = 0
         if lane.parks:
-            self._park(lane, "asked for")
+            self._park(lane, lane.parks)
             return
         if lane.lot is not None and lane.lot.is_read and not lane.lot.rows:
             self._free(lane, lane.lot)
@@ -236,7 +237,7 @@ class Handling:
     def _record(self, lane: Lane, failed: Sequence[Message], outcome: Outcome, *, is_exhausted: bool = False) -> None:
         """The attempt is to be stored before the next one."""
         held = lane.held
-        error = outcome.kind.value if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"
+        error = outcome.kind.value if outcome.error is None else text_of(outcome.error)
         for message in failed:
             held.recorded[message.offset] = message.key
             held.news.failed[message.offset] = Failure(
@@ -361,6 +362,16 @@ class Handling:
 
     # What people ask for
 
+    def act_on_requests(self, held: HeldPartition) -> None:
+        """Those of one key in the order they were asked."""
+        waiting: list[KeyRequest] = []
+        for request in held.requests:
+            if any(one.key == request.key for one in waiting) or not self.act(held, request):
+                waiting.append(request)
+            else:
+                held.news.requests.append(request.id)
+        held.requests = waiting
+
     def act(self, held: HeldPartition, request: KeyRequest) -> bool:
         """Do what was asked for; False if it has to wait for a handler that runs."""
         lot = held.lots.get(request.key)
@@ -391,10 +402,10 @@ class Handling:
             lot.begin_again()
             held.news.lot(request.key, LotState.PARKED, request.why)
             return True
-        lane.parks = True
+        lane.parks = request.why or "asked for"
         if lane.run is not None or self._is_moving(held, lane):
             return False
-        self._park(lane, request.why or "asked for")
+        self._park(lane, lane.parks)
         return True
 
     def _is_moving(self, held: HeldPartition, lane: Lane) -> bool:
@@ -448,7 +459,7 @@ class Handling:
         stuck = 0
         for lane in held.lanes.values():
             run = lane.run
-            if lane.waits or (run is not None and run.lane is lane and now_s - run.asked_at_s > STUCK_S):
+            if lane.waits or (run is not None and run.lane is lane and now_s - run.asked_at_s > LONG_S):
                 stuck += lane.waiting
         return stuck
 

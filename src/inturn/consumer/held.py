@@ -141,6 +141,15 @@ class HeldPartition:
     def context(self) -> Context:
         return Context(self.subject, self.group, self.index, self.member, self.epoch)
 
+    def forget_lanes(self) -> None:
+        """Lanes are not seen by the garbage collector, so nothing of this partition must hold them in the end."""
+        self.lanes = {}
+        self.unsure = []
+        if self.sent is not None:
+            self.sent.unsure = []
+        for lot in self.lots.values():
+            lot.forget_lane()
+
     @property
     def is_delayed(self) -> bool:
         return self.delay_s > 0
@@ -209,7 +218,13 @@ class HeldPartition:
 
     @property
     def has_progress(self) -> bool:
-        return self.tracker.version != self.committed_version or bool(self.news)
+        return self.tracker.version != self.committed_version or bool(self.news) or self.sent is not None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Something waits for the next commit: another attempt, or somebody who asked for something."""
+        every = [self.news] if self.sent is None else [self.news, self.sent.news]
+        return any(news.failed or news.lots or news.requests for news in every)
 
     def progress(self) -> Progress:
         """All that is to be stored; `stored` or `not_stored` tells what became of it."""

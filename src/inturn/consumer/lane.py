@@ -33,7 +33,7 @@ class Lane(msgspec.Struct, eq=False, gc=False):
     bucket: int = -1
     run: Run | None = None
     waits: int = 0  # suspended, blocked, or behind a message that is being moved; another number each time
-    parks: bool = False  # nothing is started any more: it is to be parked as soon as nothing of it runs
+    parks: str = ""  # why it is to be parked as soon as nothing of it runs; nothing is started any more
     kept: Sequence[Message] = ()  # manual acknowledgement: handled, not committed
     failed: Sequence[Message] = ()  # given to the handler, and not over
     outcome: Outcome | None = None  # why the run stopped here; None: no failure

@@ -37,9 +37,16 @@ class HeldLot:
         """Where a newer message of the key goes: to the tail of the lot, or else to the lane."""
         return self.state is LotState.PARKED or not self.is_read
 
+    def forget_lane(self) -> None:
+        """A lane is not seen by the garbage collector: the circle has to be cut."""
+        if self.lane is not None:
+            self.lane.lot = None
+            self.lane = None
+
     def begin_again(self) -> None:
         """Nothing of it runs: the next time it is read from its head."""
-        self.lane, self.rows, self.after, self.is_read, self.since_read = None, set(), 0, False, None
+        self.forget_lane()
+        self.rows, self.after, self.is_read, self.since_read = set(), 0, False, None
 
 
 def parked(message: Message) -> ParkedMessage:

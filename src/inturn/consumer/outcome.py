@@ -64,3 +64,19 @@ def _failed(kind: ResultKind, error: BaseException, settings: ConsumerSettings) 
     if settings.strategy is Strategy.BEST_EFFORT:
         return Outcome(Next.MOVE, kind, 0.0, error)
     return Outcome(Next.REPEAT, kind, 0.0, error)
+
+
+def is_printable(error: BaseException | None) -> bool:
+    """Whether somebody's exception says anything when asked, instead of raising another one."""
+    try:
+        str(error), repr(error)
+    except Exception:
+        return False
+    return True
+
+
+def text_of(error: BaseException) -> str:
+    """What to tell of an error, in characters that can be stored everywhere."""
+    name = type(error).__name__
+    text = f"{name}: {error}" if is_printable(error) else name
+    return text.encode(errors="backslashreplace").decode()

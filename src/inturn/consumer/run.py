@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from inturn.consumer.context import Context
 from inturn.consumer.outcome import Next, Outcome
 from inturn.model.message import Message
+from inturn.model.result import ResultKind
 
 if TYPE_CHECKING:
     from inturn.consumer.held import HeldPartition
     from inturn.consumer.lane import Lane
 
+_BROKEN = Outcome(Next.REPEAT, ResultKind.EXCEPTION)
 _NO_CONTEXT = Context("", "", -1, "", 0)
 
 
@@ -66,6 +68,7 @@ class Run:
         """
         todo, over, left, handled, asked_at_s = self.todo, self.over, self._left, 0, self.asked_at_s
         lane: Lane | None = None
+        is_out = False
         try:
             while True:
                 try:
@@ -102,7 +105,9 @@ class Run:
                         self.context.attempt = held.attempts.get(given[0].offset, 0) + 1
                     elif self.context.attempt != 1:
                         self.context.attempt = 1
+                    is_out = True
                     yield given
+                    is_out = False
                     if self.given:
                         inbox += given
                         self.done += taken
@@ -112,6 +117,8 @@ class Run:
                     self.lane = None
                     over.append(lane)
         finally:
+            if is_out and self.given:
+                self.settle(_BROKEN)  # its worker broke, and nobody knows how far it came
             self.handled = handled
             if handled and monotonic() - asked_at_s > self.slow_s:
                 self.slow_count += 1

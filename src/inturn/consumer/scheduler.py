@@ -6,7 +6,8 @@ became ready first is first. Every AGEING-th take serves the buckets in turn ins
 left behind by long ones: it waits for at most AGEING × (number of buckets) × (lanes before it in its bucket) takes.
 
 Where handlers are quick, a worker takes several messages at once, of one lane or of several, so that the lock is paid
-once for about CHUNK_S of work. What it has not begun after OVERDUE_S is taken back for others that have nothing to do.
+once for about CHUNK_S of work. What it has not begun after OVERDUE_S is taken back for others that have nothing to do,
+after STUCK_S in any case.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from inturn.consumer.run import Run
 CHUNK_S = 0.002
 CHUNK_MAX = 4096
 MIN_HANDLING_S = 1e-7
+STUCK_S = 0.2
 OVERDUE_S = 0.02  # well above the time for which threads make each other wait
 AGEING = 8
 _SLOWER, _QUICKER = 1.25, 0.9  # how much one run changes `_handling_s` at most: it may just have had to wait
@@ -116,16 +118,18 @@ class Scheduler:
         return self._over(run) + self._untouched(run, len(run.todo))
 
     def take_back(self, now_s: float) -> list[Lane]:
-        """Lanes of runs that are still busy: those they are done with; and, if nothing else is ready, half of those
-        that a slow one has not begun."""
+        """Lanes of runs that are still busy: those they are done with; and of those that a slow one has not begun, half
+        if nothing else is ready, all if it is stuck."""
         lanes: list[Lane] = []
         for run in self.runs:
             if run.over:
                 lanes += self._over(run)
-        if not self.ready_count and not lanes:
-            for run in self.runs:
-                if run.todo and now_s >= run.started_at_s + OVERDUE_S:
-                    lanes += self._untouched(run, (len(run.todo) + 1) // 2)
+        is_idle = not self.ready_count and not lanes
+        for run in self.runs:
+            if run.todo and is_idle and now_s >= run.started_at_s + OVERDUE_S:
+                lanes += self._untouched(run, (len(run.todo) + 1) // 2)
+            elif run.todo and now_s >= run.started_at_s + STUCK_S:
+                lanes += self._untouched(run, len(run.todo))
         return lanes
 
     def withdraw(self, lane: Lane) -> bool:
@@ -142,7 +146,8 @@ class Scheduler:
 
     def next_overdue_s(self) -> float:
         """When `take_back` has something to take from a slow run."""
-        return min((run.started_at_s for run in self.runs if run.todo), default=float("inf")) + OVERDUE_S
+        started_at_s = min((run.started_at_s for run in self.runs if run.todo), default=float("inf"))
+        return started_at_s + (STUCK_S if self.ready_count else OVERDUE_S)
 
     def _over(self, run: Run) -> list[Lane]:
         lanes = []

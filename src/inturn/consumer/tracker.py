@@ -69,7 +69,7 @@ class CommitTracker:
     @property
     def last(self) -> int:
         """The highest that is finished; what is above it was never seen."""
-        return self._finished.max() if self._finished else self._low - 1
+        return max(self._finished.max(), self._low - 1) if self._finished else self._low - 1
 
     @property
     def count_above(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
-from inturn.consumer.outcome import Next, Outcome, of_exception, of_return
+from inturn.consumer.outcome import Next, Outcome, is_printable, of_exception, of_return, text_of
 from inturn.consumer.run import Run
 from inturn.model.clock import Clock
 from inturn.model.logs import get_logger
@@ -75,9 +75,9 @@ class Worker:
 
     def broke(self, run: Run, error: BaseException) -> None:
         """A fault of ours, not of the handler: what was given out is repeated."""
-        _log.error("consumer.worker_failed", error=repr(error), exc_info=error)
         if run.given and run.lane is not None:
             run.settle(of_exception(error, self._settings))
+        _log.error("consumer.worker_failed", error=text_of(error))
 
     def _settle(self, run: Run, messages: list[Message], outcome: Outcome) -> None:
         context = run.context
@@ -85,6 +85,7 @@ class Worker:
             outcome = replace(outcome, kind=ResultKind.TIMEOUT)
         self._after(messages, context, outcome)
         failed = outcome.next in (Next.REPEAT, Next.ROLLBACK, Next.MOVE)
+        is_raised = outcome.kind is ResultKind.EXCEPTION
         # At attempts 1, 2, 4, 8 …: a message that fails for ever is not to fill the log.
         if failed and context.attempt & (context.attempt - 1) == 0:
             note = _log.info if outcome.kind is ResultKind.FAILED else _log.warning  # it asked for the repeat
@@ -99,8 +100,10 @@ class Worker:
                 epoch=context.epoch,
                 attempt=context.attempt,
                 key=messages[0].key_text,
-                error=None if outcome.error is None else repr(outcome.error),
-                exc_info=outcome.error if outcome.kind is ResultKind.EXCEPTION else None,
+                error=None if outcome.error is None else text_of(outcome.error),
+                exc_info=outcome.error
+                if outcome.kind is ResultKind.EXCEPTION and is_printable(outcome.error)
+                else None,
             )
         run.settle(outcome)  # the last thing: from here on its lane may go on elsewhere
 
@@ -109,11 +112,11 @@ class Worker:
             try:
                 hook.before(messages, context)
             except BaseException as error:
-                _log.error("consumer.hook_failed", hook=repr(hook), error=repr(error))
+                _log.error("consumer.hook_failed", hook=type(hook).__qualname__, error=text_of(error))
 
     def _after(self, messages: list[Message], context: Context, outcome: Outcome) -> None:
         for hook in self._hooks:
             try:
                 hook.after(messages, context, outcome.kind, outcome.error)
             except BaseException as error:
-                _log.error("consumer.hook_failed", hook=repr(hook), error=repr(error))
+                _log.error("consumer.hook_failed", hook=type(hook).__qualname__, error=text_of(error))

@@ -20,8 +20,15 @@ def consumer_crash(sim: Simulation) -> None:
 
 
 def consumer_stop(sim: Simulation) -> None:
-    """A consumer goes gracefully; another one comes."""
-    sim.pick_consumer().stop()
+    """A consumer goes gracefully; another one comes. Sometimes it cannot give back what it holds before it is lost."""
+    consumer = sim.pick_consumer()
+    if sim.world.happens(0.5):
+        consumer.slow_next = True
+        sim.world.after(sim.world.spread(0.1, 0.4), consumer.stop)
+        sim.world.after(0.4, lambda: setattr(consumer, "is_cut", True))
+        sim.world.after(2.5 * LEASE_LIFE_S, lambda: setattr(consumer, "is_cut", False))
+    else:
+        consumer.stop()
     sim.world.after(sim.world.spread(0.0, 2.0), sim.add_consumer)
 
 

@@ -866,9 +866,9 @@ def begun_lane_is_taken_back(self: Scheduler, now_s: float) -> list[Lane]:
 
 @_instead_of(HeldPartition, "granted")
 def attempts_are_not_handed_over(self: HeldPartition, answer: Granted, deadline_s: float, now_s: float) -> None:
-    """The next holder counts the attempts at a message from the beginning."""
+    """The next holder knows of a message that it failed, but not how often."""
     _held_granted(self, answer, deadline_s, now_s)
-    self.attempts = dict.fromkeys(self.attempts, 0)
+    self.attempts = dict.fromkeys(self.attempts, 1)
 
 
 @_instead_of(HeldPartition, "granted")
@@ -954,17 +954,16 @@ _add_edit(
     "Messages are taken out of the parking lot when they are read, not when they are over.",
     Handling,
     "lot_read",
-    "        lane = lot.lane\n",
-    "        held.news.lot(lot.key, lot.state).removed += [(one.partition, one.offset) for one in read]\n"
-    "        lane = lot.lane\n",
+    "lane = lot.lane\n",
+    "lane = lot.lane; held.news.lot(lot.key, lot.state).removed += [(one.partition, one.offset) for one in read]\n",
 )
 _add_edit(
     "tail_is_forgotten_when_the_end_is_read",
     "What came to the tail of a lot while its end was being read is not looked for.",
     Handling,
     "lot_read",
-    "        if content.is_end:\n",
-    "        if False:\n",
+    "if content.is_end:",
+    "if False:",
 )
 _add_edit(
     "lot_is_read_before_removals_are_stored",
