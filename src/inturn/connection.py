@@ -441,6 +441,9 @@ class Connection:
     ) -> RequestState:
         if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
             raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
+        for name, number in (("partition", partition), ("offset", offset)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise InvalidInput(f"{name}={number!r}: give a whole number")
         by = _user_and_host() if by is None else by
         command = SteerKey(subject, group, _key_bytes(key), action.value, by, why, partition, offset)
         request = self._ask(command, KeyRequest)

@@ -11,7 +11,20 @@ from inturn.consumer.outcome import DONE, KEEP, Next, Outcome
 from inturn.consumer.scheduler import OVERDUE_S
 from inturn.consumer.tracker import CommitTracker
 from inturn.model.batch import StoredBatch, decode, parse_header
-from inturn.model.commands import Acquire, Commit, Committed, Done, Failure, Granted, Lot, Move, Progress, Pull, Release
+from inturn.model.commands import (
+    Acquire,
+    Commit,
+    Committed,
+    Done,
+    Failure,
+    Granted,
+    Leave,
+    Lot,
+    Move,
+    Progress,
+    Pull,
+    Release,
+)
 from inturn.model.errors import DiskFull, GroupConflict, StaleEpoch
 from inturn.model.message import Origin, Outgoing
 from inturn.model.names import retry_subject
@@ -516,6 +529,10 @@ def test_order_by_partition_refuses_a_group_with_parked_keys() -> None:
     bench.answer_all()
     bench.poll()
     bench.answer(bench.take_command(Acquire), Granted(1, 0, 10.0, lots=(Lot(b"a", "parked"),)))
+    bench.poll()
+    bench.answer(bench.take_command(Release), Done())
+    bench.poll()
+    bench.answer(bench.take_command(Leave), Done())
     assert isinstance(bench.core.error, GroupConflict)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -265,9 +266,17 @@ def test_c11_only_keys_in_trouble_can_be_resumed_or_skipped(line: Connection) ->
         for wrong in (None, 5, "", b"", "\udc80"):
             with pytest.raises(InvalidInput, match="key"):
                 line.park_key("line", "g", wrong)  # type: ignore[arg-type]
-        for more in ({"by": 5}, {"why": 5}, {"by": "x" * 2000}, {"partition": "x"}, {"partition": True}):
+        wrongs: list[dict[str, Any]] = [
+            {"by": 5},
+            {"why": 5},
+            {"by": "x" * 2000},
+            {"partition": "x"},
+            {"partition": True},
+        ]
+        for more in wrongs:
             with pytest.raises(InturnError):
-                line.park_key("line", "g", "good", **more)  # type: ignore[arg-type]
+                line.park_key("line", "g", "good", **more)
+        assert line.keys("line", "g") == []
         for wrong_s in (-1, float("nan"), "x", True):
             with pytest.raises(InvalidInput, match="wait_s"):
                 line.park_key("line", "g", "good", wait_s=wrong_s)  # type: ignore[arg-type]
@@ -322,3 +331,13 @@ def test_c10_many_keys_fail_and_recover_and_all_of_them_keep_their_order(bed: Be
         eventually(lambda: committed(mq, subject="orders") == 600, "all of them")
         assert mq.keys("orders", "g") == []
     witness.judge(order="key")
+
+
+def test_c11_a_key_cannot_be_parked_where_the_order_is_that_of_partitions(mq: Connection) -> None:
+    mq.create_subject("line", 1)
+    send(mq, "line", "a:0")
+    seen = Seen()
+    with mq.consumer("line", "g", seen, order="partition", settings=quick()):
+        seen.wait_for(1)
+        with pytest.raises(GroupConflict, match="order='key'"):
+            mq.park_key("line", "g", "a")

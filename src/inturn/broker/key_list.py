@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from inturn.model.commands import KeyDescription, RequestState
+from inturn.model.settings import LotState
 from inturn.state.failures import FailureRow
 from inturn.state.lots import LotRow
 
@@ -55,10 +56,11 @@ def _parked(lot: LotRow, failures: Sequence[FailureRow], requests: Sequence[Requ
     if offset is None and failures:
         offset = failures[0].failure.offset
     failure = next((row.failure for row in failures if row.failure.offset == offset), None)
+    is_blocked = lot.state == LotState.RESUMING and failure is not None and failure.is_exhausted
     return KeyDescription(
         lot.key,
         lot.partition,
-        lot.state,
+        "blocked" if is_blocked else lot.state,
         offset,
         0 if failure is None else failure.attempts,
         "" if failure is None else failure.error,

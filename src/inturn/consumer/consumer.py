@@ -399,12 +399,12 @@ class Consumer:
 
     # The workers, with the lock held
 
-    def _turn(self, run: Run | None) -> Run | None:
+    def _turn(self, run: Run | None, takes: bool) -> Run | None:
         now_s = self._clock.monotonic()
         core = self._core
         if run is not None:
             core.finish(run, now_s)
-        next_run = None if self._is_killed else core.take(now_s)
+        next_run = core.take(now_s) if takes and not self._is_killed else None
         wanted = core.wanted_workers
         if wanted:
             self._workers.wake(wanted)

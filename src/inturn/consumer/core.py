@@ -94,6 +94,7 @@ class ConsumerCore:
         self._requests: tuple[KeyRequest, ...] = ()
         self._asks = 0
         self._is_stopping = False
+        self._refusal: InturnError | None = None  # why it stops by itself, when it has left
         self._pending: dict[type[Command], Pending] = {}  # commands that are not about one partition
         self._retry_at_s: dict[type[Command], float] = {}
         self._renewed_at_s = float("-inf")
@@ -158,7 +159,7 @@ class ConsumerCore:
                 self.subject,
                 self.group,
                 self.member,
-                self._order,
+                self._order.value,
                 self._start,
                 self._generation,
                 self._settings.heartbeat_s,
@@ -362,7 +363,7 @@ class ConsumerCore:
             case Done() if isinstance(command, Release) and held is not None:
                 del self.held[held.index]
             case Done() if isinstance(command, Leave):
-                self.is_stopped = True
+                self.is_stopped, self.error = True, self._refusal
 
     def _assigned_to(self, answer: Assignment) -> None:
         self._generation = answer.generation
@@ -385,11 +386,12 @@ class ConsumerCore:
         held.granted(answer, self._deadline_s(held, sent_at_s), now_s)
         self._note_requests(held)
         if held.lots and self._order is not Order.KEY:
-            self.error = GroupConflict(
+            self._refusal = GroupConflict(
                 self.group,
                 f"{len(held.lots)} of its keys are parked in partition {held.index}, which order={self._order.value!r} "
                 "knows nothing of; consume with order='key', or resume them first: `inturn key list`",
             )
+            self.stop(now_s)
 
     def _pulled(self, held: HeldPartition, command: Pull, answer: Opened, sent_at_s: float, now_s: float) -> None:
         if held.stage is not Stage.ACTIVE or held.epoch != command.epoch or held.pull_offset != command.offset:
@@ -463,7 +465,7 @@ class ConsumerCore:
     def _failed(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
         if held is None:
             if isinstance(command, Leave) and isinstance(error, NotFound | Closed):
-                self.is_stopped = True
+                self.is_stopped, self.error = True, self._refusal
             elif isinstance(error, NotFound | GroupConflict | InvalidInput | Closed):
                 self.error = error
             else:

@@ -10,6 +10,8 @@ import heapq
 import itertools
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from inturn.consumer.held import NEVER, HeldPartition, Moving, SentNews, Stage, Waiting
 from inturn.consumer.lane import Lane, LaneKey
 from inturn.consumer.lot import HeldLot, parked, unparked
@@ -111,6 +113,7 @@ class Handling:
             lane.waits = 0
             self.scheduler.unready(lane)
             self.scheduler.withdraw(lane)
+            self.collect_lot(lane)
         held.forget_lanes()
         held.delayed.clear()
         if stage is Stage.LOST:
@@ -129,6 +132,7 @@ class Handling:
                 if held.stage is Stage.ACTIVE and now_s >= held.deadline_s:
                     self.drop(held, Stage.LOST)
             if held.stage is Stage.LOST:
+                self._part(lane)
                 continue
             if lane.at == len(lane.messages) and held.stage is Stage.ACTIVE and lane.is_plain:
                 held.lanes.pop(lane.key, None)  # the usual case, and there may be as many as messages
@@ -141,7 +145,13 @@ class Handling:
                 self._failed(lane, outcome, failed, now_s)
             else:
                 self._go_on(lane)
+            if held.stage is not Stage.ACTIVE and not lane.waits:
+                self._part(lane)
         self._look_at(before)
+
+    def _part(self, lane: Lane) -> None:
+        if lane.lot is not None:
+            lane.lot.forget_lane()
 
     def _look_at(self, held: HeldPartition | None) -> None:
         if held is None or self.is_urgent:
@@ -218,8 +228,8 @@ class Handling:
         self, lane: Lane, outcome: Outcome, failed: Sequence[Message], repeated: Sequence[Message], now_s: float
     ) -> None:
         held, on_exhausted = lane.held, self._settings.on_exhausted
-        if on_exhausted is OnExhausted.PARK and not isinstance(lane.key, bytes):
-            on_exhausted = OnExhausted.DEAD_LETTER  # nothing has to wait behind a message without a key
+        if on_exhausted is OnExhausted.PARK and (outcome.next is Next.MOVE or not isinstance(lane.key, bytes)):
+            on_exhausted = OnExhausted.DEAD_LETTER  # nothing waits behind it: best effort, or no key
         if on_exhausted is OnExhausted.DEAD_LETTER:
             lane.put_back(repeated[: len(repeated) - len(failed)])  # a rollback repeats what was before it
             held.moving.append(Moving(self._wait(lane), failed, self._dead_letter_subject, 0))
@@ -239,15 +249,9 @@ class Handling:
         held = lane.held
         error = outcome.kind.value if outcome.error is None else text_of(outcome.error)
         for message in failed:
-            held.recorded[message.offset] = message.key
-            held.news.failed[message.offset] = Failure(
-                message.offset,
-                message.key,
-                held.attempts[message.offset],
-                error[:ERROR_LENGTH_MAX],
-                max(0, lane.waiting - 1),
-                is_exhausted,
-            )
+            attempts, waiting = held.attempts[message.offset], max(0, lane.waiting - 1)
+            text = error[:ERROR_LENGTH_MAX]
+            held.record(Failure(message.offset, message.key, attempts, text, waiting, is_exhausted))
 
     def stored(self, held: HeldPartition, sent: SentNews, now_s: float) -> None:
         """The attempts that this commit told of are durable."""
@@ -355,10 +359,10 @@ class Handling:
 
     def _renew(self, held: HeldPartition, key: bytes) -> None:
         """Somebody resumed the key: its attempts count from the beginning."""
-        for offset in [offset for offset, one in held.recorded.items() if one == key and held.attempts.get(offset)]:
-            held.attempts[offset] = 0
-            held.exhausted.discard(offset)
-            held.news.failed[offset] = Failure(offset, key, 0, "resumed")
+        for failure in [one for one in held.recorded.values() if one.key == key and held.attempts.get(one.offset)]:
+            held.attempts[failure.offset] = 0
+            held.exhausted.discard(failure.offset)
+            held.record(msgspec.structs.replace(failure, attempts=0, is_exhausted=False))
 
     # What people ask for
 
@@ -473,9 +477,8 @@ class Handling:
         head = None if lane is None else lane.head
         if lane is not None and head is not None and not lane.waits and head.offset not in held.recorded:
             attempts = held.attempts.setdefault(head.offset, 0)
-            held.recorded[head.offset] = head.key
             error = f"not over yet, and {self._settings.flow.span} offsets wait for it"
-            held.news.failed[head.offset] = Failure(head.offset, head.key, attempts, error, lane.waiting)
+            held.record(Failure(head.offset, head.key, attempts, error, lane.waiting))
 
     def blocking(self, held: HeldPartition) -> Lane | None:
         """The lane with the lowest message that is not finished: what keeps the span from moving on."""

@@ -13,7 +13,7 @@ from inturn.consumer.lot import HeldLot
 from inturn.consumer.news import LotNews, News
 from inturn.consumer.tracker import CommitTracker
 from inturn.model.batch import Batch
-from inturn.model.commands import Command, Granted, KeyRequest, ParkedMessage, Progress
+from inturn.model.commands import Command, Failure, Granted, KeyRequest, ParkedMessage, Progress
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.settings import LotState
@@ -99,7 +99,7 @@ class HeldPartition:
     pull_offset: int = 0  # the next to be pulled
     end_offset: int = 0
     attempts: dict[int, int] = field(default_factory=dict)  # how often a message failed, by offset
-    recorded: dict[int, bytes | None] = field(default_factory=dict)  # failures that the node knows, or will: their keys
+    recorded: dict[int, Failure] = field(default_factory=dict)  # what the node knows of failures, or will, by offset
     exhausted: set[int] = field(default_factory=set)  # offsets that are not tried again by themselves
     news: News = field(default_factory=News)
     unsure: list[Waiting] = field(default_factory=list)  # their failures are not stored yet
@@ -126,7 +126,7 @@ class HeldPartition:
         self.tracker = CommitTracker(answer.offset, answer.finished)
         self.pull_offset = self.committed = self.end_offset = answer.offset
         self.attempts = {one.offset: one.attempts for one in answer.failures}
-        self.recorded = {one.offset: one.key for one in answer.failures}
+        self.recorded = {one.offset: one for one in answer.failures}
         self.exhausted = {one.offset for one in answer.failures if one.is_exhausted}
         self.lots = {lot.key: HeldLot(lot.key, LotState(lot.state)) for lot in answer.lots}
         self.requests = list(answer.requests)
@@ -148,7 +148,8 @@ class HeldPartition:
         if self.sent is not None:
             self.sent.unsure = []
         for lot in self.lots.values():
-            lot.forget_lane()
+            if lot.lane is not None and lot.lane.run is None:
+                lot.forget_lane()
 
     @property
     def is_delayed(self) -> bool:
@@ -197,6 +198,10 @@ class HeldPartition:
         if self.attempts:
             for message in messages:
                 self.settle(message.offset)
+
+    def record(self, failure: Failure) -> None:
+        """To be stored with the next commit."""
+        self.recorded[failure.offset] = self.news.failed[failure.offset] = failure
 
     def settle(self, offset: int) -> None:
         """A message that may have failed before is over."""

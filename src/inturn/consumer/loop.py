@@ -108,10 +108,11 @@ class WorkerLoop:
         assert self._loop is not None
         run: Run | None = None
         while True:
+            is_too_many = len(self._tasks) > self.count
             with self._lock:
-                run = self._turn(run)
+                run = self._turn(run, not is_too_many)
             if run is None:
-                if self._is_ended or len(self._tasks) > self.count:
+                if self._is_ended or is_too_many:
                     task = asyncio.current_task()
                     assert task is not None
                     self._tasks.discard(task)

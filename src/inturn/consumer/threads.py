@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 from inturn.consumer.run import Run
 from inturn.consumer.worker import Worker
 
-# Called with the lock held: the last run is over, which is the next? None: nothing to do.
-Turn: TypeAlias = Callable[[Run | None], Run | None]
+# Called with the lock held: the last run is over, which is the next, if any is wanted? None: nothing to do.
+Turn: TypeAlias = Callable[[Run | None, bool], Run | None]
 
 
 class Workers(Protocol):
@@ -102,20 +102,23 @@ class WorkerThreads:
     def has_current_thread(self) -> bool:
         return threading.current_thread() in self._threads
 
+    def _is_too_many(self) -> bool:
+        return len(self._threads) > self.count
+
     def _run(self) -> None:
         run: Run | None = None
         while True:
             with self._work:
-                run = self._turn(run)
+                run = self._turn(run, not self._is_too_many())
                 while run is None:
-                    if self._is_ended or len(self._threads) > self.count:
+                    if self._is_ended or self._is_too_many():
                         self._threads.discard(threading.current_thread())
                         return
                     self._waiting += 1
                     self._work.wait()
                     self._waiting -= 1
                     self._woken = max(0, self._woken - 1)
-                    run = self._turn(None)
+                    run = self._turn(None, not self._is_too_many())
             try:
                 self._worker.work(run)
             except BaseException as error:

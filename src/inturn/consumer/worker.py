@@ -101,9 +101,7 @@ class Worker:
                 attempt=context.attempt,
                 key=messages[0].key_text,
                 error=None if outcome.error is None else text_of(outcome.error),
-                exc_info=outcome.error
-                if outcome.kind is ResultKind.EXCEPTION and is_printable(outcome.error)
-                else None,
+                exc_info=outcome.error if is_raised and is_printable(outcome.error) else None,
             )
         run.settle(outcome)  # the last thing: from here on its lane may go on elsewhere
 

@@ -19,7 +19,7 @@ import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from sqlalchemy import Connection, bindparam, exists, insert, select, update
@@ -43,6 +43,7 @@ from inturn.consumer.lot import HeldLot
 from inturn.consumer.outcome import DONE, Next, Outcome
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import Scheduler
+from inturn.consumer.tracker import CommitTracker
 from inturn.log.disk import Disk
 from inturn.log.engine import AppendReply
 from inturn.log.partition_log import PartitionLog
@@ -57,9 +58,11 @@ from inturn.model.commands import (
     Append,
     Appended,
     Command,
+    Done,
     Failure,
     Granted,
     LotChange,
+    Move,
     Progress,
     Reply,
 )
@@ -205,9 +208,7 @@ def lease_is_not_checked(self: LeaseTable, key: LeaseKey, owner: str, epoch: int
     return lease
 
 
-@_instead_of(LeaseTable, "check")
-def epoch_is_not_checked(self: LeaseTable, key: LeaseKey, owner: str, epoch: int) -> Lease:
-    """Whoever holds the lease may pull, commit and release with an epoch of its own that is over."""
+def _check_the_owner_only(self: LeaseTable, key: LeaseKey, owner: str, epoch: int) -> Lease:
     lease = self.get(key)
     if lease is None or lease.owner != owner:
         raise StaleEpoch(key.group.name, str(key.partition), epoch, 0 if lease is None else lease.epoch)
@@ -395,6 +396,13 @@ _add(
     "state",
     "A commit is taken whatever its epoch, by the broker and by the database.",
     Patch(Broker, "_holds", commit_is_not_checked_by_the_broker),
+    Patch(inturn.state.offsets, "_advance", _advance_unfenced),
+)
+_add(
+    "epoch_is_not_checked",
+    "broker",
+    "Whoever holds the lease may pull and commit with an epoch of its own that is over; the database takes it, too.",
+    Patch(LeaseTable, "check", _check_the_owner_only),
     Patch(inturn.state.offsets, "_advance", _advance_unfenced),
 )
 _add(
@@ -675,14 +683,6 @@ _add_edit(
     "now_s >= held.deadline_s",
     "False",
 )
-_add_edit(
-    "deadline_is_checked_once_for_a_run",
-    "A worker looks at the lease before the first message that it has taken, and then goes on for as long as it takes.",
-    Run,
-    "calls",
-    "now_s >= held.deadline_s",
-    "(not handled and now_s >= held.deadline_s)",
-)
 
 
 @_instead_of(ConsumerCore, "_poll_partition")
@@ -698,11 +698,7 @@ def released_while_a_handler_runs(
         _poll_partition(self, held, commands, now_s)
 
 
-def _ask_again_as_it_is(self: ConsumerCore, held: HeldPartition, commands: list[Command], now_s: float) -> None:
-    if held.stage is Stage.LOST and not held.active and held.index in self._assigned:
-        held.stage = Stage.ASKING
-        held.pending.clear()
-    _poll_partition(self, held, commands, now_s)
+_Buffer: TypeAlias = tuple[dict[Any, Lane], CommitTracker, int]
 
 
 def _drop_but_keep(self: Handling, held: HeldPartition, stage: Stage) -> None:
@@ -712,14 +708,22 @@ def _drop_but_keep(self: Handling, held: HeldPartition, stage: Stage) -> None:
         held.lanes = lanes
 
 
+def _forget_but_keep(self: ConsumerCore, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+    _poll_partition(self, held, commands, now_s)
+    if held.stage is Stage.LOST and held.index not in self.held:
+        buffers: dict[int, _Buffer] = self.__dict__.setdefault("buffers", {})
+        buffers[held.index] = held.lanes, held.tracker, held.pull_offset
+
+
 def _go_on_where_it_was(
     self: ConsumerCore, held: HeldPartition, answer: Granted, sent_at_s: float, now_s: float
 ) -> None:
-    pulled, tracker = held.pull_offset, held.tracker
     _core_granted(self, held, answer, sent_at_s, now_s)
-    if pulled:
-        held.pull_offset, held.tracker = pulled, tracker
+    buffers: dict[int, _Buffer] = self.__dict__.setdefault("buffers", {})
+    if held.index in buffers:
+        held.lanes, held.tracker, held.pull_offset = buffers.pop(held.index)
         for lane in list(held.lanes.values()):
+            lane.held, lane.inbox = held, held.inbox
             self.handling._go_on(lane)
 
 
@@ -727,7 +731,7 @@ _add(
     "buffer_survives_the_lease",
     "consumer",
     "A consumer that gets a lost lease back goes on with what it had pulled before.",
-    Patch(ConsumerCore, "_poll_partition", _ask_again_as_it_is),
+    Patch(ConsumerCore, "_poll_partition", _forget_but_keep),
     Patch(Handling, "drop", _drop_but_keep),
     Patch(ConsumerCore, "_granted", _go_on_where_it_was),
 )
@@ -905,6 +909,14 @@ def dead_letter_is_not_waited_for(
         lane.held.tracker.add([message.offset for message in failed])
 
 
+@_instead_of(ConsumerCore, "answered")
+def failed_move_counts_as_done(self: ConsumerCore, command: Command, answer: object, now_s: float) -> None:
+    """A message that is given up counts as done when it could not be stored among the dead letters."""
+    if isinstance(command, Move) and isinstance(answer, InturnError) and not isinstance(answer, StaleEpoch):
+        answer = Done()
+    _answered(self, command, answer, now_s)
+
+
 # Consumer: parking
 
 
@@ -984,8 +996,8 @@ def lot_that_is_parked_again_is_read_on(self: HeldLot) -> None:
 
 
 @_instead_of(Handling, "_park")
-def rows_that_are_parked_again_go_to_the_tail(self: Handling, lane: Lane, reason: str) -> None:
-    """A key that is parked while it is resumed leaves the messages at hand to chance: they are not in its lot."""
+def rows_at_hand_leave_the_lot_when_it_is_parked_again(self: Handling, lane: Lane, reason: str) -> None:
+    """A key that is parked while it is resumed loses the messages of its lot that were at hand."""
     lot, held = lane.lot, lane.held
     if lot is not None:
         held.news.lot(lot.key, LotState.PARKED).removed += list(lot.rows)
