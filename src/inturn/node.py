@@ -65,7 +65,7 @@ from inturn.model.errors import Closed, GroupConflict, InturnError, LeaseHeld, N
 from inturn.model.names import check_name, dead_letter_subject, retry_subject
 from inturn.model.observer import Observer
 from inturn.model.position import parse_position
-from inturn.model.settings import Keyless, LeaseSettings, Limits, Routing, Strategy, one_of
+from inturn.model.settings import KeyAction, Keyless, LeaseSettings, Limits, Order, Routing, Strategy, one_of
 from inturn.model.subject import Subject
 from inturn.model.timers import Timer, Timers
 from inturn.state.database import Database
@@ -421,6 +421,11 @@ class InProcessNode:
 
     def _steer_key(self, command: SteerKey, _: Try) -> Answer:
         group = self._group(command.subject, command.group)
+        order = self.membership.order(group)
+        if command.action == KeyAction.PARK and order not in (None, Order.KEY):
+            raise GroupConflict(
+                group.name, f"its members use order={order!r}; a key can be parked only with order='key'"
+            )
         request, is_new = self.keys.steer(self._subject(command.subject), group, command)
         if is_new:
             self._announce(group)

@@ -115,7 +115,7 @@ class Machine:
         return answer.base_offset
 
     def join(self, member: str = "a", group: str = "billing") -> Answer:
-        return self.ask(Heartbeat("orders", group, member, "partition", "first"))
+        return self.ask(Heartbeat("orders", group, member, "key", "first"))
 
     def acquire(self, member: str = "a", ask: int = 1, partition: int = 0, group: str = "billing") -> Granted:
         answer = self.ask(Acquire("orders", group, partition, member, ask))

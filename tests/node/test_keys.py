@@ -87,7 +87,7 @@ def keys(machine: Machine) -> KeyList:
 
 
 def beat(machine: Machine, generation: int = 0, wait_s: float = 0.0) -> Waiting:
-    return machine.submit(Heartbeat("orders", "billing", "a", "partition", "first", generation, wait_s))
+    return machine.submit(Heartbeat("orders", "billing", "a", "key", "first", generation, wait_s))
 
 
 # What a holder leaves to the next

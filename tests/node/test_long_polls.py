@@ -142,7 +142,7 @@ def test_a_heartbeat_is_answered_at_once_when_the_assignment_changes(machine: Ma
     """M7."""
     first = machine.join("a")
     assert isinstance(first, Assignment)
-    beat = machine.submit(Heartbeat("orders", "billing", "a", "partition", "first", first.generation, 5.0))
+    beat = machine.submit(Heartbeat("orders", "billing", "a", "key", "first", first.generation, 5.0))
     assert beat.answer is None
     machine.join("b")
     assert isinstance(beat.answer, Assignment)
@@ -153,7 +153,7 @@ def test_a_heartbeat_is_answered_at_once_when_the_assignment_changes(machine: Ma
 def test_a_heartbeat_is_answered_when_its_time_is_over(machine: Machine) -> None:
     first = machine.join("a")
     assert isinstance(first, Assignment)
-    beat = machine.submit(Heartbeat("orders", "billing", "a", "partition", "first", first.generation, 3.0))
+    beat = machine.submit(Heartbeat("orders", "billing", "a", "key", "first", first.generation, 3.0))
     machine.wait(2.999)
     assert beat.answer is None
     machine.wait(0.001)
@@ -163,7 +163,7 @@ def test_a_heartbeat_is_answered_when_its_time_is_over(machine: Machine) -> None
 
 def test_a_heartbeat_that_is_behind_is_answered_at_once(machine: Machine) -> None:
     machine.join("a")
-    beat = machine.submit(Heartbeat("orders", "billing", "a", "partition", "first", 0, 5.0))
+    beat = machine.submit(Heartbeat("orders", "billing", "a", "key", "first", 0, 5.0))
     assert isinstance(beat.answer, Assignment)
 
 
@@ -174,7 +174,7 @@ def test_a_silent_member_makes_place_for_the_others(machine: Machine) -> None:
     joined = machine.join("b")
     assert isinstance(joined, Assignment)
     machine.wait(3.0)
-    beat = machine.submit(Heartbeat("orders", "billing", "b", "partition", "first", joined.generation, 3.0))
+    beat = machine.submit(Heartbeat("orders", "billing", "b", "key", "first", joined.generation, 3.0))
     machine.wait(2.0)
     assert isinstance(beat.answer, Assignment)
     assert beat.answer.partitions == (0, 1)
@@ -184,7 +184,7 @@ def test_a_member_whose_heartbeat_is_held_back_is_not_silent(machine: Machine) -
     """B3, M7: we keep it waiting, so it cannot be blamed for saying nothing meanwhile."""
     first = machine.join("a")
     assert isinstance(first, Assignment)
-    beat = machine.submit(Heartbeat("orders", "billing", "a", "partition", "first", first.generation, 30.0))
+    beat = machine.submit(Heartbeat("orders", "billing", "a", "key", "first", first.generation, 30.0))
     for _ in range(30):
         machine.wait(1.0)
         if beat.answer is not None:
@@ -216,7 +216,7 @@ def test_what_a_member_left_behind_is_answered_too(machine: Machine) -> None:
     """The protocol: every command is answered exactly once."""
     first = machine.join("a")
     assert isinstance(first, Assignment)
-    beat = machine.submit(Heartbeat("orders", "billing", "a", "partition", "first", first.generation, 5.0))
+    beat = machine.submit(Heartbeat("orders", "billing", "a", "key", "first", first.generation, 5.0))
     pull = machine.pull("a", machine.acquire("a").epoch, wait_s=5.0)
     machine.ask(Leave("orders", "billing", "a"))
     machine.wait(60.0)

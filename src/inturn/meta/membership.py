@@ -65,6 +65,11 @@ class Membership:
         if roster is not None:
             roster.generation += 1
 
+    def order(self, group: GroupRecord) -> str | None:
+        """What its members keep to; None if there are none."""
+        roster = self._rosters.get(group.id)
+        return None if roster is None or not roster.deadline_s else roster.order
+
     def generation(self, group: GroupRecord) -> int:
         roster = self._rosters.get(group.id)
         return 0 if roster is None else roster.generation
