@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyroaring import BitMap64
 
+from inturn.model.commands import Progress
 from inturn.testing import faults
 from inturn.testing.faults import FAULTS
-from inturn.testing.history import HandlerStart
+from inturn.testing.history import Committed, HandlerStart
+from inturn.testing.sim_consumer import SimRecorder
 from inturn.testing.simulation import FAULTS_MIN, GROUP, MESSAGES, SUBJECT, Report, Simulation, simulate
 from inturn.testing.world import EVENTS_MAX, TimeStandsStill, World
 
@@ -72,6 +75,19 @@ def test_every_fault_of_the_module_is_in_the_list() -> None:
         if callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == faults.__name__
     }
     assert public == set(FAULTS)
+
+
+def test_of_what_a_commit_claims_only_what_there_are_messages_for_is_recorded() -> None:
+    recorder = SimRecorder(World(0))
+    recorder.sent("orders", 0, 5)
+    recorder.sent("orders", 1, 6)
+    gap = BitMap64()
+    gap.add_range(3, 1 << 20)
+    for partition, offsets in ((0, (5,)), (2, ())):
+        recorder.committed("orders", "g", "c", Progress(partition, 1, 2, 1, gap.serialize()))
+        committed = list(recorder.history)[-1]
+        assert isinstance(committed, Committed)
+        assert committed.finished == offsets
 
 
 def test_a_world_that_goes_round_in_circles_is_stopped() -> None:

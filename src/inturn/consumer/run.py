@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from inturn.consumer.lane import Lane
 
 _BROKEN = Outcome(Next.REPEAT, ResultKind.EXCEPTION)
+_NOTHING: list[Message] = []
 _NO_CONTEXT = Context("", "", -1, "", 0)
 
 
@@ -51,7 +52,7 @@ class Run:
         self.lane: Lane | None = None
         self._held: HeldPartition | None = None
         self.context = _NO_CONTEXT
-        self.given: list[Message] = []  # to the handler, and not settled yet
+        self.given = _NOTHING  # to the handler, and not settled yet
         self.started_at_s = self.asked_at_s = now_s
         self.until_s = until_s
         self._left = budget
@@ -66,9 +67,8 @@ class Run:
 
         Going on says that the last call succeeded, unless `settle` said something else.
         """
-        todo, over, left, handled, asked_at_s = self.todo, self.over, self._left, 0, self.asked_at_s
-        lane: Lane | None = None
-        is_out = False
+        todo, over, left, asked_at_s, slow_s = self.todo, self.over, self._left, self.asked_at_s, self.slow_s
+        done = 0
         try:
             while True:
                 try:
@@ -84,43 +84,41 @@ class Run:
                     if at == len(messages) or lane.parks:
                         break
                     now_s = monotonic()
-                    if now_s - asked_at_s > self.slow_s:
+                    if now_s - asked_at_s > slow_s:
                         self.slow_count += 1
                     asked_at_s = self.asked_at_s = now_s
                     if now_s >= held.deadline_s:
                         break
-                    if handled and (left <= 0 or now_s >= self.until_s):
+                    if (left <= 0 or now_s >= self.until_s) and left < self._left:
                         return
                     given = [messages[at]] if count == 1 else messages[at : at + count]
-                    if held.exhausted:
+                    if held.attempts:
                         given = _until_any(given, held.exhausted)
                         if not given:
                             break
+                        self.context.attempt = held.attempts.get(given[0].offset, 0) + 1
+                    elif self.context.attempt > 1:
+                        self.context.attempt = 1
                     self.given = given
                     taken = len(given)
                     lane.at = at + taken
                     left -= taken
-                    handled += taken
-                    if held.attempts:
-                        self.context.attempt = held.attempts.get(given[0].offset, 0) + 1
-                    elif self.context.attempt != 1:
-                        self.context.attempt = 1
-                    is_out = True
                     yield given
-                    is_out = False
-                    if self.given:
+                    if self.given is given:
                         inbox += given
-                        self.done += taken
+                        self.given = _NOTHING
+                        done += taken
                     elif self.lane is None:  # it failed
                         break
                 if self.lane is not None:
                     self.lane = None
                     over.append(lane)
         finally:
-            if is_out and self.given:
+            if self.given:
                 self.settle(_BROKEN)  # its worker broke, and nobody knows how far it came
-            self.handled = handled
-            if handled and monotonic() - asked_at_s > self.slow_s:
+            self.handled = self._left - left
+            self.done += done
+            if self.handled and monotonic() - asked_at_s > slow_s:
                 self.slow_count += 1
             self._leave()
 
@@ -128,7 +126,7 @@ class Run:
         """What became of what was given out last; False: it failed, and its lane does not go on in this run."""
         lane, given = self.lane, self.given
         assert lane is not None
-        self.given = []
+        self.given = _NOTHING
         self.context.is_acknowledged = False
         match outcome.next:
             case Next.DONE:
@@ -148,7 +146,7 @@ class Run:
         return True
 
     def _leave(self) -> None:
-        lane, self.lane, self.given = self.lane, None, []
+        lane, self.lane, self.given = self.lane, None, _NOTHING
         if lane is not None:
             self.over.append(lane)
 
