@@ -128,9 +128,7 @@ class Consumer:
             lease,
             retries_of=retries_of,
         )
-        self._has_dead_letters = (
-            self._settings.max_attempts is not None and self._settings.on_exhausted is not OnExhausted.BLOCK
-        )
+        self._has_dead_letters = self._settings.max_attempts is not None
         self._retries: Consumer | None = None
         self._make_retries: Callable[[], Consumer] | None = None
         if retries_of is None and (self._settings.strategy is Strategy.BEST_EFFORT or self._has_dead_letters):
@@ -201,6 +199,7 @@ class Consumer:
         if self._make_retries is not None:
             ask(self._node, OpenRetry(self.subject, self.group, len(self._settings.retry.levels_s)), Subject)
             self._retries = self._make_retries()
+            self._retries._workers.count = self._workers.count
             self._retries.start()
         self._workers.start()
         self._talker.start()
@@ -293,10 +292,8 @@ class Consumer:
 
     def _find_blocking(self) -> tuple[Blocking, ...]:
         found = []
-        for index, lane in sorted(self._core.blocking().items()):
-            head = lane.head
-            if head is not None:
-                found.append(Blocking(index, head.offset, head.key_text))
+        for index, head in sorted(self._core.blocking().items()):
+            found.append(Blocking(index, head.offset, head.key_text))
         return tuple(found)
 
     def __enter__(self) -> Self:
@@ -331,7 +328,7 @@ class Consumer:
                 if self._is_killed or self._core.is_stopped or self._core.error is not None:
                     break
                 commands = self._core.poll(now_s)
-                self._workers.wake(self._core.wanted_workers)
+                self._workers.wake(self._core.wanted_workers, self._core.busy_workers(now_s))
                 self._note_state()
                 if not commands and not self._answers and not self._is_dirty:
                     self._talk.wait(self._core.next_due_s(now_s) - now_s)
@@ -407,7 +404,7 @@ class Consumer:
         next_run = core.take(now_s) if takes and not self._is_killed else None
         wanted = core.wanted_workers
         if wanted:
-            self._workers.wake(wanted)
+            self._workers.wake(wanted, core.busy_workers(now_s))
         if core.wants_poll and not self._is_dirty:
             self._wake()
         return next_run

@@ -11,11 +11,11 @@ runs is never asked for again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from inturn.consumer.handling import Handling
-from inturn.consumer.held import NEVER, HeldPartition, Pending, Stage
-from inturn.consumer.lane import Lane
+from inturn.consumer.held import NEVER, HeldPartition, Moving, Pending, Stage
 from inturn.consumer.moving import moved_batch, past_attempts
 from inturn.consumer.opening import Opened
 from inturn.consumer.run import Run
@@ -50,10 +50,13 @@ from inturn.model.errors import (
     NotFound,
     StaleEpoch,
 )
+from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
 
 RETRY_S = 0.2  # after an error that says nothing about when to try again
 DAMAGE_RETRY_S = 5.0
+MOVED_AT_ONCE = 1000
+STUCK_SHARE = 4  # of `buffered_bytes`: what waits behind messages that fail or hang counts up to this only
 PAUSED_RETRY_S = 1.0  # how often it is looked at whether a paused partition may be pulled again, at the least
 
 
@@ -131,6 +134,7 @@ class ConsumerCore:
         for held in self.held.values():
             held.deadline_s = NEVER
             held.forget_lanes()
+            held.part_lots()
 
     def next_due_s(self, now_s: float) -> float:
         """When `poll` has something to do at the latest, if nothing else happens before."""
@@ -179,7 +183,7 @@ class ConsumerCore:
             case Stage.ASKING if is_wanted:
                 self._ask(held, commands, now_s)
             case Stage.ASKING if self._is_stopping or Acquire not in held.pending:
-                del self.held[held.index]  # if it is granted all the same, Leave gives it back
+                self._forget(held)  # if it is granted all the same, Leave gives it back
             case Stage.ACTIVE:
                 self._poll_active(held, commands, now_s)
             case Stage.DRAINING if held.moving or held.moving_now:
@@ -187,7 +191,7 @@ class ConsumerCore:
             case Stage.DRAINING | Stage.RELEASING if not held.active:
                 self._release(held, commands, now_s)
             case Stage.LOST if not held.active:
-                del self.held[held.index]
+                self._forget(held)
 
     def _poll_active(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
         held.collect()
@@ -224,7 +228,8 @@ class ConsumerCore:
         held.is_paused = self._pauses(held, now_s)
         if held.is_paused:
             held.pulled_at_s = now_s  # a withheld pull counts as a pull
-            self.handling.name_blocking(held)
+            if held.is_blocked:
+                self.handling.name_blocking(held)
             return
         if not self._may_send(Pull, now_s, held):
             return
@@ -243,22 +248,26 @@ class ConsumerCore:
     def _pauses(self, held: HeldPartition, now_s: float) -> bool:
         """Whether flow control holds back the pulling of this partition. Its lease is renewed all the same."""
         flow = self._settings.flow
-        if held.waiting_bytes >= flow.buffered_bytes:
+        held.is_blocked = self.handling.is_span_full(held) or held.waiting_bytes >= STUCK_SHARE * flow.buffered_bytes
+        if held.is_blocked:
             return True
-        if self.handling.is_span_full(held):
-            return True
-        if held.waiting_count < flow.buffered_count:
+        if held.waiting_count < flow.buffered_count and held.waiting_bytes < flow.buffered_bytes:
             return False
-        return held.waiting_count - self.handling.held_back_count(held, now_s) >= flow.buffered_count
+        count, size_bytes = self.handling.held_back(held, now_s)
+        return (
+            held.waiting_count - count >= flow.buffered_count or held.waiting_bytes - size_bytes >= flow.buffered_bytes
+        )
 
     def _move(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
         if not (held.moving or held.moving_now) or not self._may_send(Move, now_s, held):
             return
         if held.moving_batch is None:
-            first = held.moving[0]
-            place = first.to_subject, first.to_partition
-            held.moving_now = [one for one in held.moving if (one.to_subject, one.to_partition) == place]
-            held.moving = type(held.moving)(one for one in held.moving if one not in held.moving_now)
+            place = held.moving[0].place
+            rest = deque[Moving]()
+            for one in held.moving:
+                is_next = one.place == place and len(held.moving_now) < MOVED_AT_ONCE
+                (held.moving_now if is_next else rest).append(one)
+            held.moving = rest
             messages = [message for one in held.moving_now for message in one.messages]
             held.moving_batch = moved_batch(messages, held.attempts)
         to = held.moving_now[0]
@@ -280,6 +289,7 @@ class ConsumerCore:
         lot = self.handling.lot_to_read(held)
         if lot is not None:
             lot.since_read = held.unstored(lot.key)
+            lot.not_again = held.unstored_removals(lot.key)
             max_bytes = self._settings.pull_bytes
             read = ReadLot(self.subject, self.group, held.index, self.member, held.epoch, lot.key, lot.after, max_bytes)
             self._send(commands, read, now_s, held)
@@ -361,7 +371,7 @@ class ConsumerCore:
             case LotContent() if held is not None and isinstance(command, ReadLot):
                 self._lot_read(held, command, answer)
             case Done() if isinstance(command, Release) and held is not None:
-                del self.held[held.index]
+                self._forget(held)
             case Done() if isinstance(command, Leave):
                 self.is_stopped, self.error = True, self._refusal
 
@@ -474,7 +484,7 @@ class ConsumerCore:
             return  # it waited already: ask again at once
         elif isinstance(error, StaleEpoch):
             if held.stage is Stage.RELEASING:
-                del self.held[held.index]
+                self._forget(held)
             elif held.stage in _HOLDING:
                 self.handling.drop(held, Stage.LOST)
         else:
@@ -485,14 +495,22 @@ class ConsumerCore:
 
     def take(self, now_s: float) -> Run | None:
         """Work for one worker. Whoever takes it calls `finish` at the end, in any case."""
-        return self.handling.take(now_s)
+        run = self.handling.take(now_s)
+        self._look_for_urgent()
+        return run
 
     def finish(self, run: Run, now_s: float) -> None:
         """The run is over: note what is done, and what becomes of its lanes."""
         self.handling.finish(run, now_s)
         self.statistics.add(run, now_s)
+        self._look_for_urgent()
+
+    def _look_for_urgent(self) -> None:
         self.wants_poll = self.wants_poll or self.handling.is_urgent
         self.handling.is_urgent = False
+
+    def busy_workers(self, now_s: float) -> int | None:
+        return self.handling.scheduler.busy_workers(now_s)
 
     @property
     def wanted_workers(self) -> int:
@@ -505,14 +523,15 @@ class ConsumerCore:
             for held in _holding(self.held.values())
         }
 
-    def blocking(self) -> dict[int, Lane]:
-        """By partition that is paused because its span is full: the lane that it waits for."""
-        found = {}
-        for held in _holding(self.held.values()):
-            lane = self.handling.blocking(held) if held.is_paused and self.handling.is_span_full(held) else None
-            if lane is not None:
-                found[held.index] = lane
-        return found
+    def blocking(self) -> dict[int, Message]:
+        """By partition that cannot be pulled because of one key: the message that it waits for."""
+        found = {held.index: self.handling.blocking(held) for held in _holding(self.held.values()) if held.is_blocked}
+        return {index: head for index, head in found.items() if head is not None}
+
+    def _forget(self, held: HeldPartition) -> None:
+        held.forget_lanes()
+        held.part_lots()
+        del self.held[held.index]
 
 
 _OF_PARTITION = Acquire | Pull | Move | ReadLot | Release

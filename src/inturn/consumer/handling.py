@@ -44,6 +44,8 @@ class Handling:
 
     def offer(self, held: HeldPartition, messages: list[Message]) -> None:
         """Put messages into their lanes; those of parked keys behind what is parked."""
+        if not messages:
+            return
         lanes, ready = held.lanes, self.scheduler.ready
         is_plain = not held.lots and not held.exhausted
         for key, some in self._by_lane(messages).items():
@@ -135,7 +137,8 @@ class Handling:
                 self._part(lane)
                 continue
             if lane.at == len(lane.messages) and held.stage is Stage.ACTIVE and lane.is_plain:
-                held.lanes.pop(lane.key, None)  # the usual case, and there may be as many as messages
+                if held.lanes.get(lane.key) is lane:  # the usual case, and there may be as many as messages
+                    del held.lanes[lane.key]
                 continue
             if lane.lot is not None:
                 self.collect_lot(lane)
@@ -189,7 +192,8 @@ class Handling:
             else:
                 self.scheduler.ready(lane)
         elif not lane.kept and lane.lot is None:
-            held.lanes.pop(lane.key, None)
+            if held.lanes.get(lane.key) is lane:
+                del held.lanes[lane.key]
         else:
             lane.forget_handled()
 
@@ -217,7 +221,8 @@ class Handling:
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
             self._exhausted(lane, outcome, failed, repeated, now_s)
         elif outcome.next is Next.MOVE:
-            held.moving.append(Moving(self._wait(lane), failed, self._retry_subject, settings.retry.level(attempts)))
+            level = settings.retry.level(attempts)
+            held.moving.append(Moving(self._wait(lane), failed, self._retry_subject, level, lane.lot))
         else:
             lane.put_back(repeated)
             wait_s = outcome.wait_s or _back_off_s(settings, attempts)
@@ -228,11 +233,13 @@ class Handling:
         self, lane: Lane, outcome: Outcome, failed: Sequence[Message], repeated: Sequence[Message], now_s: float
     ) -> None:
         held, on_exhausted = lane.held, self._settings.on_exhausted
-        if on_exhausted is OnExhausted.PARK and (outcome.next is Next.MOVE or not isinstance(lane.key, bytes)):
-            on_exhausted = OnExhausted.DEAD_LETTER  # nothing waits behind it: best effort, or no key
+        # Nothing waits behind it: best effort, or a message on its own. And what has no key cannot be parked by it.
+        is_alone = outcome.next is Next.MOVE or held.is_delayed or isinstance(lane.key, int)
+        if is_alone or (on_exhausted is OnExhausted.PARK and not isinstance(lane.key, bytes)):
+            on_exhausted = OnExhausted.DEAD_LETTER
         if on_exhausted is OnExhausted.DEAD_LETTER:
             lane.put_back(repeated[: len(repeated) - len(failed)])  # a rollback repeats what was before it
-            held.moving.append(Moving(self._wait(lane), failed, self._dead_letter_subject, 0))
+            held.moving.append(Moving(self._wait(lane), failed, self._dead_letter_subject, 0, lane.lot))
             return
         lane.put_back(repeated)
         is_blocked = on_exhausted is OnExhausted.BLOCK
@@ -266,9 +273,8 @@ class Handling:
         done, held.moving_now, held.moving_batch = held.moving_now, [], None
         for moving in done:
             lane = moving.waiting.lane
-            if lane.lot is not None:
-                lane.inbox += moving.messages
-                self.collect_lot(lane)
+            if moving.lot is not None:
+                self._finish_of_lot(held, moving.lot, moving.messages)
             elif lane.kept:
                 lane.kept = [*lane.kept, *moving.messages]  # manual: done with the next commit, like those before
             else:
@@ -309,6 +315,9 @@ class Handling:
         count = len(lane.inbox)
         messages = lane.inbox[:count]
         del lane.inbox[:count]
+        self._finish_of_lot(held, lot, messages)
+
+    def _finish_of_lot(self, held: HeldPartition, lot: HeldLot, messages: Iterable[Message]) -> None:
         for message in messages:
             place = message.partition, message.offset
             if place in lot.rows:
@@ -339,7 +348,7 @@ class Handling:
         since, lot.since_read = lot.since_read or [], None
         if lot.state is not LotState.RESUMING:
             return
-        read = list(content.messages)
+        read = [one for one in content.messages if (one.partition, one.offset) not in lot.not_again]
         places = {(one.partition, one.offset) for one in read}
         if content.is_end:
             known = places | lot.read_early
@@ -357,7 +366,7 @@ class Handling:
         if lane.run is None and not lane.waits:
             self._go_on(lane)
 
-    def _renew(self, held: HeldPartition, key: bytes) -> None:
+    def _count_anew(self, held: HeldPartition, key: bytes) -> None:
         """Somebody resumed the key: its attempts count from the beginning."""
         for failure in [one for one in held.recorded.values() if one.key == key and held.attempts.get(one.offset)]:
             held.attempts[failure.offset] = 0
@@ -417,11 +426,11 @@ class Handling:
 
     def _act_resume(self, held: HeldPartition, lot: HeldLot | None, lane: Lane | None, key: bytes) -> bool:
         is_blocked = lane is not None and lane.waiting and lane.messages[lane.at].offset in held.exhausted
-        self._renew(held, key)
+        self._count_anew(held, key)
         if lot is not None and lot.state is LotState.PARKED:
             lot.state = LotState.RESUMING
             held.news.lot(key, LotState.RESUMING)
-        if lane is not None and is_blocked and lane.run is None:
+        if lane is not None and is_blocked and lane.run is None and not self._is_moving(held, lane):
             self._go_on(lane)
         return True
 
@@ -433,8 +442,9 @@ class Handling:
         if lot is not None and lot.since_read is not None:
             return False  # what is being read may be the message
         if lane is not None and lane.waiting and (message := lane.messages[lane.at]).offset == offset:
-            if not self._is_moving(held, lane):
-                self._drop_head(lane, message)
+            if self._is_moving(held, lane):
+                return False
+            self._drop_head(lane, message)
         elif offset in held.tracker:  # over; or parked, if there is a lot
             if lot is not None:
                 held.news.lot(lot.key, lot.state).removed.append((held.index, offset))
@@ -458,14 +468,16 @@ class Handling:
 
     # Views
 
-    def held_back_count(self, held: HeldPartition, now_s: float) -> int:
-        """Messages behind one that fails or does not come to an end: they must not keep others from being pulled."""
-        stuck = 0
+    def held_back(self, held: HeldPartition, now_s: float) -> tuple[int, int]:
+        """How many messages, and bytes, are behind one that fails or does not come to an end: they must not keep others
+        from being pulled."""
+        count = size_bytes = 0
         for lane in held.lanes.values():
             run = lane.run
             if lane.waits or (run is not None and run.lane is lane and now_s - run.asked_at_s > LONG_S):
-                stuck += lane.waiting
-        return stuck
+                count += lane.waiting
+                size_bytes += sum([len(message.body) for message in lane.messages[lane.at :]])
+        return count, size_bytes
 
     def is_span_full(self, held: HeldPartition) -> bool:
         span = self._settings.flow.span
@@ -473,17 +485,19 @@ class Handling:
 
     def name_blocking(self, held: HeldPartition) -> None:
         """Who looks at the keys of the group is to find the one that all wait for, also if it has not failed."""
-        lane = self.blocking(held) if self.is_span_full(held) else None
-        head = None if lane is None else lane.head
-        if lane is not None and head is not None and not lane.waits and head.offset not in held.recorded:
-            attempts = held.attempts.setdefault(head.offset, 0)
-            error = f"not over yet, and {self._settings.flow.span} offsets wait for it"
-            held.record(Failure(head.offset, head.key, attempts, error, lane.waiting))
+        head = self.blocking(held)
+        if head is not None and head.offset not in held.recorded and not held.attempts.get(head.offset):
+            held.attempts.setdefault(head.offset, 0)
+            error = "not over yet, and its partition waits for it"
+            lane = held.lanes.get(head.key)
+            held.record(Failure(head.offset, head.key, 0, error, 0 if lane is None else lane.waiting))
 
-    def blocking(self, held: HeldPartition) -> Lane | None:
-        """The lane with the lowest message that is not finished: what keeps the span from moving on."""
-        heads = [(head.offset, lane) for lane in held.lanes.values() if (head := lane.head) is not None]
-        return min(heads, key=lambda one: one[0])[1] if heads else None
+    def blocking(self, held: HeldPartition) -> Message | None:
+        """The lowest message that is not finished: what keeps the partition from going on."""
+        moving = [message for one in (*held.moving, *held.moving_now) for message in one.messages]
+        heads = [head for lane in held.lanes.values() if (head := lane.head) is not None]
+        unfinished = [one for one in (*moving, *heads) if one.offset not in held.tracker]
+        return min(unfinished, key=lambda one: one.offset, default=None)
 
 
 def _back_off_s(settings: ConsumerSettings, attempts: int) -> float:

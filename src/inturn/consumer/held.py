@@ -51,7 +51,7 @@ class Waiting:
         return self.lane.waits != self.number
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Moving:
     """Messages on their way to a retry or dead-letter subject. Their lane waits until they are safe there."""
 
@@ -59,6 +59,11 @@ class Moving:
     messages: Sequence[Message]
     to_subject: str
     to_partition: int
+    lot: HeldLot | None = None  # that they come from
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.to_subject, self.to_partition
 
 
 @dataclass(slots=True)
@@ -115,6 +120,7 @@ class HeldPartition:
     error: InturnError | None = None
     is_damaged: bool = False  # the error is about what was pulled, and a pull does not mend it
     is_paused: bool = False
+    is_blocked: bool = False  # paused, and one key is to blame
     missing: int = 0  # offsets that were gone before they could be pulled
     gaps: deque[tuple[int, int]] = field(default_factory=deque)  # those of them that are above the lowest unfinished
 
@@ -150,6 +156,12 @@ class HeldPartition:
         for lot in self.lots.values():
             if lot.lane is not None and lot.lane.run is None:
                 lot.forget_lane()
+
+    def part_lots(self) -> None:
+        for lot in self.lots.values():
+            lot.forget_lane()
+        self.moving.clear()
+        self.moving_now = []
 
     @property
     def is_delayed(self) -> bool:
@@ -272,8 +284,8 @@ class HeldPartition:
         """Messages on their way to the tail of this lot."""
         return [one for lot in self._lot_news(key) for one in lot.added]
 
-    def unstored_removals(self, key: bytes) -> bool:
-        return any(lot.removed for lot in self._lot_news(key))
+    def unstored_removals(self, key: bytes) -> set[tuple[int, int]]:
+        return {place for lot in self._lot_news(key) for place in lot.removed}
 
     def _lot_news(self, key: bytes) -> list[LotNews]:
         every = [self.news] if self.sent is None else [self.sent.news, self.news]

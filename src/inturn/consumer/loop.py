@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class WorkerLoop:
         self._is_ended = True
         self._tell()
 
-    def wake(self, wanted: int) -> None:
+    def wake(self, wanted: int, busy: int | None = None) -> None:
         if self._loop is None or not wanted or not self._waiting:
             return
         if threading.current_thread() is self._thread:
@@ -69,7 +70,8 @@ class WorkerLoop:
 
     def _tell(self) -> None:
         if self._loop is not None and self._changed is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._changed.set)
+            with contextlib.suppress(RuntimeError):  # it was closed just now
+                self._loop.call_soon_threadsafe(self._changed.set)
 
     def _wake_asked(self) -> None:
         wanted, self._asked = self._asked, 0
@@ -109,18 +111,20 @@ class WorkerLoop:
         run: Run | None = None
         while True:
             is_too_many = len(self._tasks) > self.count
+            waiter = None
             with self._lock:
                 run = self._turn(run, not is_too_many)
-            if run is None:
-                if self._is_ended or is_too_many:
-                    task = asyncio.current_task()
-                    assert task is not None
-                    self._tasks.discard(task)
-                    return
-                waiter = self._loop.create_future()
-                self._waiting.append(waiter)
+                if run is None and not self._is_ended and not is_too_many:
+                    waiter = self._loop.create_future()
+                    self._waiting.append(waiter)  # before anybody can offer something and find nobody waiting
+            if waiter is not None:
                 await waiter
                 continue
+            if run is None:
+                task = asyncio.current_task()
+                assert task is not None
+                self._tasks.discard(task)
+                return
             try:
                 await self._worker.work_async(run)
             except BaseException as error:

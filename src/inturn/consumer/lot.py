@@ -30,6 +30,7 @@ class HeldLot:
     after: int = 0  # the position up to which it was read
     is_read: bool = False  # up to its end
     since_read: list[ParkedMessage] | None = None  # a read is on its way: what may be behind the tail it finds
+    not_again: set[tuple[int, int]] = field(default_factory=set)  # removed, though that read may still find them
     read_early: set[tuple[int, int]] = field(default_factory=set)  # read although their commit is not answered yet
 
     @property

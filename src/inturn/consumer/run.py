@@ -93,7 +93,7 @@ class Run:
                         return
                     given = [messages[at]] if count == 1 else messages[at : at + count]
                     if held.attempts:
-                        given = _until_any(given, held.exhausted)
+                        given = _alike(given, held)
                         if not given:
                             break
                         self.context.attempt = held.attempts.get(given[0].offset, 0) + 1
@@ -151,5 +151,11 @@ class Run:
             self.over.append(lane)
 
 
-def _until_any(messages: list[Message], offsets: set[int]) -> list[Message]:
-    return list(itertools.takewhile(lambda one: one.offset not in offsets, messages))
+def _alike(messages: list[Message], held: HeldPartition) -> list[Message]:
+    """Those from the first on that were tried as often, up to one that is not to be tried again."""
+    attempts = held.attempts.get(messages[0].offset, 0)
+    return list(
+        itertools.takewhile(
+            lambda one: held.attempts.get(one.offset, 0) == attempts and one.offset not in held.exhausted, messages
+        )
+    )

@@ -63,9 +63,16 @@ class Scheduler:
         """How many more workers would find enough to do."""
         return -(-self.ready_count // self.chunk)
 
+    def busy_workers(self, now_s: float) -> int | None:
+        """How many runs get on; None if handlers are not quick."""
+        if self.chunk == 1:
+            return None
+        return sum(now_s - run.asked_at_s < OVERDUE_S for run in self.runs)
+
     def take(self, now_s: float) -> Run | None:
         """Work for one worker. Whoever gets it gives it to `end` when it is over."""
         if not self.ready_count:
+            self._forget_void()
             return None
         chunk = left = self.chunk
         lanes: deque[Lane] = deque()
@@ -97,6 +104,13 @@ class Scheduler:
         self.ready_count -= len(lanes)
         self.runs.add(run)
         return run
+
+    def _forget_void(self) -> None:
+        """Entries of lanes that are not ready any more hold them, and what they hold."""
+        while self._filled:
+            bucket = self._filled.bit_length() - 1
+            self._buckets[bucket].clear()
+            self._filled ^= 1 << bucket
 
     def _below(self) -> int:
         """The buckets to take from, from the highest down: all of them, or with every AGEING-th take those below the

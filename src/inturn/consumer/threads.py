@@ -24,8 +24,8 @@ class Workers(Protocol):
 
     def resize(self, count: int) -> None: ...
 
-    def wake(self, wanted: int) -> None:
-        """There is work for so many more."""
+    def wake(self, wanted: int, busy: int | None = None) -> None:
+        """There is work for so many more. `busy`: how many are at quick work already; None: handlers are not quick."""
         ...
 
     def end(self) -> None:
@@ -42,8 +42,8 @@ WINDOW_S = 0.02
 
 
 class WorkerThreads:
-    """While the process uses all of a core already, no more threads than cores are woken: quick handlers that only
-    compute would take turns at the interpreter, which costs more than it brings."""
+    """While the process uses all of a core already, no more threads than cores are woken for quick handlers: they
+    would take turns at the interpreter, which costs more than it brings. One that hangs does not count."""
 
     def __init__(self, name: str, count: int, lock: threading.Lock, turn: Turn, worker: Worker) -> None:
         self.count = count
@@ -55,6 +55,7 @@ class WorkerThreads:
         self._threads: set[threading.Thread] = set()
         self._waiting = 0
         self._woken = 0  # of those that wait: they will look for work soon
+        self._is_started = False
         self._is_ended = False
         self._cores = os.cpu_count() or 1
         self._is_saturated = False
@@ -63,11 +64,12 @@ class WorkerThreads:
 
     def start(self) -> None:
         with self._lock:
+            self._is_started = True
             self.resize(self.count)
 
     def resize(self, count: int) -> None:
         self.count = count
-        while len(self._threads) < count and not self._is_ended:
+        while self._is_started and len(self._threads) < count and not self._is_ended:
             thread = threading.Thread(
                 target=self._run, name=f"inturn-worker-{self._name}-{len(self._threads)}", daemon=True
             )
@@ -75,10 +77,10 @@ class WorkerThreads:
             thread.start()
         self._work.notify_all()
 
-    def wake(self, wanted: int) -> None:
+    def wake(self, wanted: int, busy: int | None = None) -> None:
         more = min(wanted, self._waiting) - self._woken
-        if more > 0 and self._saturated():
-            more = min(more, self._cores - (len(self._threads) - self._waiting) - self._woken)
+        if more > 0 and busy is not None and self._saturated():
+            more = min(more, self._cores - busy - self._woken)
         if more > 0:
             self._woken += more
             self._work.notify(more)

@@ -88,6 +88,7 @@ class KeyAction(enum.StrEnum):
 # A log remembers so many batches of each producer: more on their way at once could not be recognised when sent again.
 IN_FLIGHT_MAX = 16
 PULL_BYTES_MAX = 64 * MIB
+SPAN_MAX = 4_000_000  # so that what is finished within it can be committed
 
 
 def _positive(owner: object, *names: str) -> None:
@@ -239,6 +240,8 @@ class FlowControl:
 
     def __post_init__(self) -> None:
         _positive(self, "buffered_count", "buffered_bytes", "span")
+        if self.span > SPAN_MAX:
+            raise InvalidInput(f"FlowControl.span is {self.span}; it must not be above {SPAN_MAX}")
 
 
 def _default_levels_s() -> tuple[float, ...]:
