@@ -131,7 +131,8 @@ class Consumer:
         self._has_dead_letters = self._settings.max_attempts is not None
         self._retries: Consumer | None = None
         self._make_retries: Callable[[], Consumer] | None = None
-        if retries_of is None and (self._settings.strategy is Strategy.BEST_EFFORT or self._has_dead_letters):
+        gives_up = self._has_dead_letters and self._settings.on_exhausted is not OnExhausted.BLOCK
+        if retries_of is None and (self._settings.strategy is Strategy.BEST_EFFORT or gives_up):
             self._make_retries = lambda: Consumer(
                 node,
                 clock,
