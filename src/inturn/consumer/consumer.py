@@ -154,7 +154,7 @@ class Consumer:
         self._workers: Workers = (
             WorkerLoop(self.name, count, self._lock, self._turn, worker, clock)
             if is_async(handler)
-            else WorkerThreads(self.name, count, self._lock, self._turn, worker)
+            else WorkerThreads(self.name, count, self._lock, self._turn, worker, self._core.handling.scheduler.room)
         )
         self._answers: deque[tuple[Command, Answer | InturnError]] = deque()
         self._is_dirty = False
@@ -329,7 +329,7 @@ class Consumer:
                 if self._is_killed or self._core.is_stopped or self._core.error is not None:
                     break
                 commands = self._core.poll(now_s)
-                self._workers.wake(self._core.wanted_workers, self._core.busy_workers(now_s))
+                self._workers.wake(self._core.wanted_workers)
                 self._note_state()
                 if not commands and not self._answers and not self._is_dirty:
                     self._talk.wait(self._core.next_due_s(now_s) - now_s)
@@ -405,7 +405,7 @@ class Consumer:
         next_run = core.take(now_s) if takes and not self._is_killed else None
         wanted = core.wanted_workers
         if wanted:
-            self._workers.wake(wanted, core.busy_workers(now_s))
+            self._workers.wake(wanted)
         if core.wants_poll and not self._is_dirty:
             self._wake()
         return next_run

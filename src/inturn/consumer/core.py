@@ -251,12 +251,11 @@ class ConsumerCore:
         held.is_blocked = self.handling.is_span_full(held) or held.waiting_bytes >= STUCK_SHARE * flow.buffered_bytes
         if held.is_blocked:
             return True
-        if held.waiting_count < flow.buffered_count and held.waiting_bytes < flow.buffered_bytes:
+        count_max = self.handling.buffered_count
+        if held.waiting_count < count_max and held.waiting_bytes < flow.buffered_bytes:
             return False
         count, size_bytes = self.handling.held_back(held, now_s)
-        return (
-            held.waiting_count - count >= flow.buffered_count or held.waiting_bytes - size_bytes >= flow.buffered_bytes
-        )
+        return held.waiting_count - count >= count_max or held.waiting_bytes - size_bytes >= flow.buffered_bytes
 
     def _move(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
         if not (held.moving or held.moving_now) or not self._may_send(Move, now_s, held):
@@ -508,9 +507,6 @@ class ConsumerCore:
     def _look_for_urgent(self) -> None:
         self.wants_poll = self.wants_poll or self.handling.is_urgent
         self.handling.is_urgent = False
-
-    def busy_workers(self, now_s: float) -> int | None:
-        return self.handling.scheduler.busy_workers(now_s)
 
     @property
     def wanted_workers(self) -> int:

@@ -23,6 +23,7 @@ from inturn.model.message import Message
 from inturn.model.names import dead_letter_subject, retry_subject
 from inturn.model.settings import ConsumerSettings, KeyAction, Keyless, LotState, OnExhausted, Order
 
+QUICK_BUFFERED_COUNT = 4096
 LONG_S = 1.0  # a handler that runs for longer is not waited for when it is counted what waits
 ERROR_LENGTH_MAX = 500
 
@@ -169,7 +170,7 @@ class Handling:
         """Enough has become free to pull again. Of the span only what the last commit said is known, which will do."""
         flow = self._settings.flow
         return (
-            2 * held.waiting_count < flow.buffered_count
+            2 * held.waiting_count < self.buffered_count
             and 2 * held.waiting_bytes < flow.buffered_bytes
             and held.pull_offset - held.tracker.known_low < flow.span
         )
@@ -467,6 +468,12 @@ class Handling:
         self._go_on(lane)
 
     # Views
+
+    @property
+    def buffered_count(self) -> int:
+        """Quick handlers gain nothing from a long buffer, and lose: it does not fit into the processor's cache."""
+        count = self._settings.flow.buffered_count
+        return min(count, QUICK_BUFFERED_COUNT) if self.scheduler.is_tiny else count
 
     def held_back(self, held: HeldPartition, now_s: float) -> tuple[int, int]:
         """How many messages, and bytes, are behind one that fails or does not come to an end: they must not keep others

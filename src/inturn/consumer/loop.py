@@ -53,7 +53,7 @@ class WorkerLoop:
         self._is_ended = True
         self._tell()
 
-    def wake(self, wanted: int, busy: int | None = None) -> None:
+    def wake(self, wanted: int) -> None:
         if self._loop is None or not wanted or not self._waiting:
             return
         if threading.current_thread() is self._thread:

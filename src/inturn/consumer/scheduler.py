@@ -19,6 +19,7 @@ from inturn.consumer.run import Run
 
 CHUNK_S = 0.002
 CHUNK_MAX = 4096
+TINY_CHUNK = 40
 MIN_HANDLING_S = 1e-7
 STUCK_S = 0.2
 OVERDUE_S = 0.02  # well above the time for which threads make each other wait
@@ -59,15 +60,24 @@ class Scheduler:
         return max(1, min(CHUNK_MAX, int(CHUNK_S / self._handling_s)))
 
     @property
+    def is_tiny(self) -> bool:
+        """Handlers take a few microseconds: they do nothing but compute."""
+        return self.chunk >= TINY_CHUNK
+
+    @property
     def wanted_workers(self) -> int:
         """How many more workers would find enough to do."""
         return -(-self.ready_count // self.chunk)
 
-    def busy_workers(self, now_s: float) -> int | None:
-        """How many runs get on; None if handlers are not quick."""
+    def room(self, now_s: float, cores: int) -> int | None:
+        """How many more workers than those that get on could compute at the same time; None: handlers are not quick.
+
+        Only one at a time has the interpreter; but those that are not tiny may give it away now and then.
+        """
         if self.chunk == 1:
             return None
-        return sum(now_s - run.asked_at_s < OVERDUE_S for run in self.runs)
+        busy = sum(now_s - run.asked_at_s < OVERDUE_S for run in self.runs)
+        return (1 if self.is_tiny else cores) - busy
 
     def take(self, now_s: float) -> Run | None:
         """Work for one worker. Whoever gets it gives it to `end` when it is over."""

@@ -24,8 +24,8 @@ class Workers(Protocol):
 
     def resize(self, count: int) -> None: ...
 
-    def wake(self, wanted: int, busy: int | None = None) -> None:
-        """There is work for so many more. `busy`: how many are at quick work already; None: handlers are not quick."""
+    def wake(self, wanted: int) -> None:
+        """There is work for so many more."""
         ...
 
     def end(self) -> None:
@@ -42,15 +42,25 @@ WINDOW_S = 0.02
 
 
 class WorkerThreads:
-    """While the process uses all of a core already, no more threads than cores are woken for quick handlers: they
-    would take turns at the interpreter, which costs more than it brings. One that hangs does not count."""
+    """While the process uses all of a core already, quick handlers run in as many threads as can compute at once:
+    more would take turns at the interpreter, which costs more than it brings. One that hangs does not count."""
 
-    def __init__(self, name: str, count: int, lock: threading.Lock, turn: Turn, worker: Worker) -> None:
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        lock: threading.Lock,
+        turn: Turn,
+        worker: Worker,
+        room: Callable[[float, int], int | None],
+    ) -> None:
+        """`room`: see `Scheduler.room`."""
         self.count = count
         self._name = name
         self._lock = lock
         self._work = threading.Condition(lock)
         self._turn = turn
+        self._room = room
         self._worker = worker
         self._threads: set[threading.Thread] = set()
         self._waiting = 0
@@ -77,13 +87,17 @@ class WorkerThreads:
             thread.start()
         self._work.notify_all()
 
-    def wake(self, wanted: int, busy: int | None = None) -> None:
+    def wake(self, wanted: int) -> None:
         more = min(wanted, self._waiting) - self._woken
-        if more > 0 and busy is not None and self._saturated():
-            more = min(more, self._cores - busy - self._woken)
+        if more > 0 and (room := self._room_left()) is not None:
+            more = min(more, room - self._woken)
         if more > 0:
             self._woken += more
             self._work.notify(more)
+
+    def _room_left(self) -> int | None:
+        room = self._room(time.monotonic(), self._cores)
+        return room if room is not None and self._saturated() else None
 
     def _saturated(self) -> bool:
         now_s = time.monotonic()
@@ -107,11 +121,16 @@ class WorkerThreads:
     def _is_too_many(self) -> bool:
         return len(self._threads) > self.count
 
+    def _is_crowded(self) -> bool:
+        """Called by a thread whose run has just ended, but is still counted."""
+        room = self._room_left()
+        return room is not None and room < 0
+
     def _run(self) -> None:
         run: Run | None = None
         while True:
             with self._work:
-                run = self._turn(run, not self._is_too_many())
+                run = self._turn(run, not self._is_too_many() and not self._is_crowded())
                 while run is None:
                     if self._is_ended or self._is_too_many():
                         self._threads.discard(threading.current_thread())

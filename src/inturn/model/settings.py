@@ -287,7 +287,7 @@ class ConsumerSettings:
     backoff_min_s: float = 0.01  # how long it waits after the first exception; twice as long after each further one,
     backoff_max_s: float = 30.0  # up to this
     commit_interval_s: float = 0.1
-    pull_bytes: int = 1 * MIB
+    pull_bytes: int = 256 * KIB
     pull_wait_s: float = 5.0
     heartbeat_s: float = 3.0
     idle_s_max: float = 120.0  # a partition not pulled for so long is dropped and taken again
