@@ -338,9 +338,7 @@ class Handling:
     def lot_to_read(self, held: HeldPartition) -> HeldLot | None:
         """A lot that is being resumed and has nothing to run at hand."""
         for lot in held.lots.values():
-            is_wanted = lot.state is LotState.RESUMING and not lot.is_read and not (lot.lane and lot.lane.waiting)
-            # From the head on only when all that was removed is gone: it must not be read again.
-            if is_wanted and (lot.after or not held.unstored_removals(lot.key)):
+            if lot.state is LotState.RESUMING and not lot.is_read and not (lot.lane and lot.lane.waiting):
                 return lot
         return None
 

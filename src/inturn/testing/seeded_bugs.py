@@ -978,12 +978,12 @@ _add_edit(
     "if False:",
 )
 _add_edit(
-    "lot_is_read_before_removals_are_stored",
-    "A lot is read from its head again, though it is not stored yet what is over of it.",
+    "what_is_over_of_a_lot_is_read_again",
+    "A lot is read from its head again, and with it what is over but not stored as such yet.",
     Handling,
-    "lot_to_read",
-    "if is_wanted and (lot.after or not held.unstored_removals(lot.key)):",
-    "if is_wanted:",
+    "lot_read",
+    "if (one.partition, one.offset) not in lot.not_again]",
+    "]",
 )
 
 
