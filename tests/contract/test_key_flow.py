@@ -268,3 +268,21 @@ def test_c16_it_may_be_changed_before_the_start_and_after_the_stop(line: Connect
         running.let_go(6)
     consumer.concurrency = 3
     assert consumer.concurrency == 3
+
+
+def test_c7_the_lag_does_not_count_what_is_finished_behind_a_key_that_hangs(mq: Connection) -> None:
+    mq.create_subject("line", 1)
+    send(mq, "line", "stuck:0", *(f"k{number}:0" for number in range(9)))
+    ends = threading.Event()
+
+    def handle(message: Message, context: Context) -> None:
+        if message.key == b"stuck":
+            ends.wait(10)
+
+    seen = Seen(handle)
+    with mq.consumer("line", "g", seen, order="key", settings=quick()):
+        seen.wait_for(10)
+        eventually(lambda: mq.describe_group("line", "g").partitions[0].lag == 1, "only the one that hangs")
+        assert mq.describe_group("line", "g").partitions[0].committed == 0
+        ends.set()
+        eventually(lambda: mq.describe_group("line", "g").partitions[0].lag == 0, "all are done")

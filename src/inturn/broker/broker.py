@@ -202,14 +202,14 @@ class Broker:
     def group_partitions(self, subject: Subject, group: GroupRecord) -> tuple[GroupPartition, ...]:
         now_s = self._clock.monotonic()
         rows = []
+        finished = self._offsets.finished_counts(group.id)
         for index, committed in sorted(self._offsets.committed(group.id).items()):
             lease = self.leases.get(LeaseKey(group, index))
             owner = None if lease is None else lease.owner
             remaining_s = None if lease is None or owner is None else max(0.0, lease.deadline_s - now_s)
             epoch = 0 if lease is None else lease.epoch
-            rows.append(
-                GroupPartition(index, committed, self.log(subject, index).end_offset, owner, epoch, remaining_s)
-            )
+            end_offset, done = self.log(subject, index).end_offset, finished.get(index, 0)
+            rows.append(GroupPartition(index, committed, end_offset, owner, epoch, remaining_s, done))
         return tuple(rows)
 
     def reset(self, subject: Subject, group: GroupRecord, position: Position) -> list[int]:

@@ -11,6 +11,7 @@ from inturn.cli.options import DEFAULT_DATA, Data, Json, examples
 from inturn.cli.screen import Screen, plain
 from inturn.cli.session import command, opened, position
 from inturn.model.errors import NotFound
+from inturn.model.names import RESERVED
 
 if TYPE_CHECKING:
     from inturn.connection import Connection
@@ -116,6 +117,7 @@ def _descriptions(connection: Connection, group: str, subject: str | None) -> li
     names = [one for one in connection.groups() if one.group == group]
     if not names:
         raise NotFound("group", group, "`inturn group list` shows those that are there")
+    names.sort(key=lambda one: one.subject.startswith(RESERVED))  # its retry subjects come last
     return [connection.describe_group(one.subject, one.group) for one in names]
 
 

@@ -393,10 +393,11 @@ class GroupPartition(msgspec.Struct, frozen=True, gc=False):
     owner: str | None
     epoch: int
     remaining_s: float | None  # until the lease ends unless it is renewed
+    finished_count: int = 0  # above `committed`, done all the same
 
     @property
     def lag(self) -> int:
-        return max(0, self.end_offset - self.committed)
+        return max(0, self.end_offset - self.committed - self.finished_count)
 
 
 class GroupDescription(msgspec.Struct, frozen=True, gc=False):

@@ -30,6 +30,11 @@ _SELECT_GROUP = (
     .where(offsets.c.group_id == bindparam("of_group"))
     .order_by(partitions.c.position)
 )
+_SELECT_GROUP_FINISHED = (
+    select(partitions.c.position, offsets.c.partition_id, offsets.c.finished)
+    .join(partitions, partitions.c.id == offsets.c.partition_id)
+    .where(offsets.c.group_id == bindparam("of_group"), offsets.c.finished != bindparam("nothing"))
+)
 _SELECT_ONE = select(offsets.c.next_offset, offsets.c.finished).where(*_ROW)
 _ADVANCE = (
     update(offsets)
@@ -124,6 +129,13 @@ class Offsets:
         with self._database.transaction() as connection:
             rows = connection.execute(_SELECT_GROUP, {"of_group": group_id})
             return {row.position: row.next_offset for row in rows}
+
+    def finished_counts(self, group_id: int) -> dict[int, int]:
+        """How many above the committed offset are finished all the same, by partition index, where any are."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_SELECT_GROUP_FINISHED, {"of_group": group_id, "nothing": b""}).all()
+        sets = {row.position: _finished_set(group_id, row.partition_id, row.finished) for row in rows}
+        return {position: len(found) for position, found in sets.items() if found}
 
     def place(self, group_id: int, partition: int) -> CommittedPlace:
         """Raises NotFound for an unknown group or partition."""
@@ -237,10 +249,14 @@ def _highest(connection: Connection, partition_id: int) -> int:
 
 
 def _highest_finished(group_id: int, partition_id: int, finished: bytes) -> int | None:
+    bitmap = _finished_set(group_id, partition_id, finished)
+    return bitmap.max() if bitmap else None
+
+
+def _finished_set(group_id: int, partition_id: int, finished: bytes) -> BitMap64 | None:
     try:
-        bitmap = BitMap64.deserialize(finished)
+        return BitMap64.deserialize(finished)
     except ValueError as error:
         # The group cannot go on there and needs a reset, for which the folder must open.
         _log.error("finished_set_unreadable", group_id=group_id, partition_id=partition_id, error=str(error))
         return None
-    return bitmap.max() if bitmap else None
