@@ -43,6 +43,12 @@ PRINTS = {
         r"order-7 after ann resumed it: created, paid, shipped",
         r"50 orders, each in its order: True",
     ],
+    "served.py": [
+        r"serving at inturn://127\.0\.0\.1:\d+",
+        r"stopped, and nobody held a lease any more: True",
+        r"both had something to do: True",
+        r"50 orders, each in its order: True",
+    ],
     "check_my_order.py": [r"order kept: 500 sent, 500 started, 500 finished", r"with one end missing: .*lost"],
 }
 

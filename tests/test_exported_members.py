@@ -12,6 +12,7 @@ from inturn.model import errors as error_tree
 
 PUBLIC = [
     "SLOT_COUNT",
+    "AssignmentStrategy",
     "Blocking",
     "Connection",
     "Consumer",

@@ -12,6 +12,7 @@ from inturn.model.message import Message
 from inturn.model.position import Position
 from inturn.model.result import Result, ResultKind, suspend
 from inturn.model.settings import (
+    AssignmentStrategy,
     ConsumerSettings,
     FlowControl,
     Flush,
@@ -31,11 +32,13 @@ from inturn.model.subject import Subject
 from inturn.producer.flight import SendHandle, Stored
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
+from inturn.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "SLOT_COUNT",
+    "AssignmentStrategy",
     "Blocking",
     "Connection",
     "Consumer",

@@ -5,6 +5,7 @@ Longer than a usual file: it is the one list of what there is, and most of it is
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import getpass
@@ -17,15 +18,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import FrameType, TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from inturn.consumer.consumer import Consumer, ConsumerStatistics, check_handler
 from inturn.consumer.hook import Hook
 from inturn.consumer.lot import unparked
 from inturn.consumer.worker import Handler
 from inturn.dead_letters import DeadLetters
-from inturn.folder import Folder
-from inturn.log.embedded import EmbeddedEngine
 from inturn.model.clock import Clock, SystemClock
 from inturn.model.commands import (
     Command,
@@ -60,6 +59,7 @@ from inturn.model.names import check_name
 from inturn.model.observer import Observer
 from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
+from inturn.model.route import check_partition_count
 from inturn.model.settings import (
     ConsumerSettings,
     Flush,
@@ -76,16 +76,28 @@ from inturn.model.settings import (
     one_of,
 )
 from inturn.model.subject import Subject
-from inturn.node import InProcessNode
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
-from inturn.state.database import Database
-from inturn.timer_thread import TimerThread
+from inturn.shared_folder import SharedFolder
+from inturn.version import SOFTWARE
+from inturn.wire.address import is_address, parse_address
+from inturn.wire.client import RemoteNode
 
 _log = get_logger("inturn.connection")
 _Wanted = TypeVar("_Wanted")
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
-RETENTION_CHECK_S = 60.0
+
+
+class ConnectedNode(Node, Protocol):
+    """A node that a connection owns."""
+
+    @property
+    def lease(self) -> LeaseSettings | None: ...
+
+    def close(self) -> None: ...
+
+    def disown(self) -> None:
+        """In a forked child: everything is the parent's."""
 
 
 class Connection:
@@ -93,29 +105,31 @@ class Connection:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        target: str | os.PathLike[str],
         *,
         log: LogSettings | None = None,
         lease: LeaseSettings | None = None,
         clock: Clock | None = None,
         observer: Observer | None = None,
         create: bool = True,
+        wait_s: float = 0.0,
+        node: ConnectedNode | None = None,
     ) -> None:
+        """`node` is for a connection that somebody has made already."""
         self._clock = clock if clock is not None else SystemClock()
-        self._lease = checked(lease, LeaseSettings, "lease") or LeaseSettings()
-        log = checked(log, LogSettings, "log") or LogSettings()
-        with contextlib.ExitStack() as undo:
-            self._folder = Folder(path, create=create)
-            undo.callback(self._folder.close)
-            self._database = Database.open(self._folder.database_path)
-            undo.callback(self._database.close)
-            self._timer_thread = TimerThread(self._clock)
-            undo.callback(self._timer_thread.close)
-            timers = self._timer_thread.timers
-            self._engine = EmbeddedEngine(self._folder.log_path, log, timers, clock=self._clock)
-            undo.callback(self._engine.close)
-            self._node = InProcessNode(self._database, self._engine, self._clock, timers, self._lease, observer)
-            undo.pop_all()
+        self._target = str(target)
+        checked(log, LogSettings, "log")
+        checked(lease, LeaseSettings, "lease")
+        self._node: ConnectedNode
+        if node is not None:
+            self._node = node
+        elif is_address(target):
+            check_served(str(target), log, lease, observer)
+            self._node = _reached(str(target), self._clock, wait_s)
+        else:
+            self._node = SharedFolder(
+                target, log or LogSettings(), lease or LeaseSettings(), self._clock, observer, create=create
+            )
         self._lock = threading.Lock()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
@@ -124,12 +138,11 @@ class Connection:
         self._is_signalled = False
         self._is_closed = False
         _opened.add(self)
-        if log.retention_s is not None or log.retention_bytes is not None:
-            self._apply_retention()
 
     @property
-    def path(self) -> str:
-        return str(self._folder.path)
+    def target(self) -> str:
+        """The folder or the address that it was opened with."""
+        return self._target
 
     @property
     def is_closed(self) -> bool:
@@ -158,6 +171,7 @@ class Connection:
         one another in "one-lane" per partition.
         """
         check_name("subject", name)
+        check_partition_count(name, partitions)
         return self._ask(
             CreateSubject(
                 name,
@@ -209,12 +223,14 @@ class Connection:
         settings: ConsumerSettings | None = None,
         hooks: Sequence[Hook] = (),
         name: str | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> Consumer:
         """A member of the group, not started yet: use it in a `with` block, or call `start` and `stop`.
 
         `order` says what runs one after the other: "partition", "key" (messages of one key; different keys run at the
-        same time, whatever partition they are in), or "none". The handler may be `async def`. `start` says where a
-        group that is new begins; one that exists goes on where it was.
+        same time, whatever partition they are in), or "none". The handler may be `async def`; it then runs in `loop`,
+        or in an event loop of the consumer's own. `start` says where a group that is new begins; one that exists goes
+        on where it was.
         """
         self._check_open()
         self.subject(subject)
@@ -227,9 +243,10 @@ class Connection:
             order=order,
             start=start,
             settings=settings,
-            lease=self._lease,
+            lease=self._node.lease,
             hooks=hooks,
             name=name,
+            loop=loop,
         )
         with self._lock:
             self._consumers = [one for one in self._consumers if not one.is_over] + [consumer]
@@ -466,8 +483,7 @@ class Connection:
                 return
             self._is_closed = True
         with contextlib.ExitStack() as closing:  # backwards, and each of them whatever another one raises
-            for close in (self._folder.close, self._database.close, self._timer_thread.close, self._node.close):
-                closing.callback(close)
+            closing.callback(self._node.close)
             for producer in self._producers:
                 closing.callback(producer.close, timeout_s=30.0)
             for consumer in self._consumers:
@@ -493,18 +509,28 @@ class Connection:
             producer.disown()
         for consumer in self._consumers:
             consumer.disown()
-        self._folder.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("connection")
 
-    def _apply_retention(self) -> None:
-        try:
-            self._engine.apply_retention()
-        except OSError as error:
-            _log.warning("retention.failed", folder=self.path, error=str(error))
-        self._timer_thread.timers.at(self._clock.monotonic() + RETENTION_CHECK_S, self._apply_retention)
+
+def check_served(target: str, log: LogSettings | None, lease: LeaseSettings | None, observer: Observer | None) -> None:
+    if log is not None or lease is not None or observer is not None:
+        raise InvalidInput(
+            f"connect({target!r}): flush, log, lease and observer are the server's; give them to `inturn serve`"
+        )
+
+
+def _reached(target: str, clock: Clock, wait_s: float) -> RemoteNode:
+    address = parse_address(target)
+    node = RemoteNode(address.dial, str(address), SOFTWARE, clock)
+    try:
+        node.wait_until_up(wait_s)
+    except BaseException:
+        node.close()
+        raise
+    return node
 
 
 def _key_bytes(key: str | bytes) -> bytes:
@@ -542,7 +568,7 @@ def _at_exit() -> None:
         try:
             connection.close()
         except InturnError as error:
-            _log.error("connection.close_failed", folder=connection.path, error=str(error))
+            _log.error("connection.close_failed", target=connection.target, error=str(error))
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -550,20 +576,25 @@ atexit.register(_at_exit)
 
 
 def connect(
-    path: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     *,
     flush: Flush | str | None = None,
     log: LogSettings | None = None,
     lease: LeaseSettings | None = None,
     observer: Observer | None = None,
+    wait_s: float = 0.0,
 ) -> Connection:
-    """Open a folder, or make it. No server is needed; one process has it open at a time. A forked child must not use
-    the connection of its parent: there everything raises Closed.
+    """Open a folder, or make it; or connect to a server: `inturn://host:port`.
 
-    `flush` is short for `log=LogSettings(flush=...)`: "always" (default), "interval" or "os".
+    A folder needs no server. The first process that opens it serves all others through a socket in it, and when it
+    ends, one of them takes over. `flush` (short for `log=LogSettings(flush=...)`: "always", the default, "interval" or
+    "os"), `log`, `lease` and `observer` are those of the process that has the folder open; a server has its own.
+
+    A server that cannot be reached raises ConnectionLost, after `wait_s`. Later losses are mended by themselves. A
+    forked child must not use the connection of its parent: there everything raises Closed.
     """
     if flush is not None:
         if log is not None:
             raise InvalidInput("connect(): give flush= or log=, not both")
         log = LogSettings(flush=one_of(Flush, "flush", flush))
-    return Connection(path, log=log, lease=lease, observer=observer)
+    return Connection(target, log=log, lease=lease, observer=observer, wait_s=wait_s)

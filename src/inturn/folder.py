@@ -1,16 +1,21 @@
-"""The folder: one process has it open at a time. Says who, when it is not us."""
+"""The folder: one process has it open at a time, and serves the others. Says who, when it is not us."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from pathlib import Path
+
+from xxhash import xxh3_64_hexdigest
 
 from inturn.model.errors import FolderInUse, InvalidInput
 
 LOCK_NAME = "inturn.lock"
 DATABASE_NAME = "state.db"
 LOG_NAME = "log"
+SOCKET_NAME = "inturn.sock"
+SOCKET_PATH_MAX = 100  # the system's limit is 104 to 108 bytes
 
 
 class Folder:
@@ -47,6 +52,19 @@ class Folder:
 
     def close(self) -> None:
         os.close(self._lock_file)
+
+
+def socket_path(folder: str | os.PathLike[str]) -> str:
+    """Where the process that has the folder open listens for the others. If the folder's path is too long for a socket,
+    it is in a folder of this user's own, under a name that only this folder has."""
+    path = os.path.join(os.path.realpath(folder), SOCKET_NAME)
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return path
+    own = os.path.join(tempfile.gettempdir(), f"inturn-{os.getuid()}")
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    if os.lstat(own).st_uid != os.getuid():
+        raise InvalidInput(f"{own!r} belongs to somebody else; remove it, or use a folder with a shorter path")
+    return os.path.join(own, f"{xxh3_64_hexdigest(os.fsencode(path))}.sock")
 
 
 def _pid_in(lock_file: int) -> int | None:

@@ -13,6 +13,8 @@ from functools import partial
 from types import UnionType
 from typing import Any
 
+import msgspec
+
 from inturn.broker.broker import Broker
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
@@ -61,7 +63,7 @@ from inturn.model.commands import (
     SubjectDescription,
     SubjectList,
 )
-from inturn.model.errors import Closed, GroupConflict, InturnError, LeaseHeld, NotFound
+from inturn.model.errors import Closed, GroupConflict, InturnError, LeaseHeld, NotFound, ServerStopping
 from inturn.model.names import check_name, dead_letter_subject, retry_subject
 from inturn.model.observer import Observer
 from inturn.model.position import parse_position
@@ -79,6 +81,9 @@ from inturn.state.offsets import Offsets as OffsetRows
 from inturn.state.producers import Producers
 from inturn.state.progress import ProgressRows
 from inturn.state.subjects import Subjects
+
+_NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Pull | Read
+COME_BACK_S = 1.0  # a member whose stream was lost has so long to be heard again before others are asked
 
 
 class InProcessNode:
@@ -102,16 +107,18 @@ class InProcessNode:
         self._timers = timers
         self._lock = threading.RLock()
         self._closed = False
+        self._is_stopping = False
         self._subjects = Subjects(database)
         self._groups = Groups(database)
         self._known_subjects: dict[str, Subject] = {}
         self._known_groups: dict[tuple[str, str], GroupRecord] = {}
         self._held = LongPolls(self._lock, clock, timers, self._answer, self._wake_at_expiry)
         self._expiry_timers: dict[Hashable, Timer] = {}
-        self._silence_timer: Timer | None = None
+        self._watch_timer: Timer | None = None
+        self._spoke_through: dict[Leave, object] = {}  # the stream that a member in another process was last heard on
         members = Members(database)
         leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
-        self.membership = Membership(members, clock, lease)
+        self.membership = Membership(members, clock, lease, leases.holders)
         self.keys = Keys(Failures(database), Lots(database), KeyRequests(database), clock)
         self.broker = Broker(
             engine,
@@ -161,8 +168,7 @@ class InProcessNode:
         answer: Answer | InturnError | None
         try:
             if type(command) is Append:
-                if self._closed:
-                    raise Closed("node")
+                self._check_open(command)
                 self.broker.append(self._subject(command.subject), command, reply)
                 return
             if type(command) is Move:
@@ -176,6 +182,47 @@ class InProcessNode:
         except InturnError as error:
             answer = error
         reply(answer)
+
+    def submit_remote(self, command: Command, reply: Reply) -> None:
+        """As `submit`, for a client in another process: its consumers outlive this node."""
+        if type(command) is Acquire:
+            self.broker.leases.remote.add(command.member)
+        elif type(command) is Heartbeat:
+            member = Leave(command.subject, command.group, command.member)
+            self._spoke_through[member] = getattr(reply, "session", None)
+        self.submit(command, reply)
+
+    def hung_up(self, session: object) -> None:
+        """A client is gone, or its stream is: nothing is answered to it any more. Its members keep their leases for as
+        long as these live, but are counted out unless they are heard again soon."""
+        with self._lock:
+            if self._closed:
+                return
+            self._held.abandon(lambda reply: getattr(reply, "session", None) is session)
+            for one in [member for member, through in self._spoke_through.items() if through is session]:
+                del self._spoke_through[one]
+                group = self._known_groups.get((one.subject, one.group))
+                if group is not None:
+                    self.membership.hasten(group, one.member, COME_BACK_S)
+            if self._watch_timer is not None:
+                self._watch_timer.cancel()
+                self._watch_timer = None
+            self._watch_members()
+
+    def stop_gently(self) -> None:
+        """Take no new work, and ask all consumers to give their partitions back."""
+        with self._lock:
+            self._is_stopping = True
+            for group in self.membership.groups():
+                self._announce(group)
+        for key in self._held.keys(_NEW_WORK):
+            self.wake(key)
+
+    @property
+    def held_count(self) -> int:
+        """How many leases are live."""
+        with self._lock:
+            return self.broker.leases.live_count()
 
     def close(self) -> None:
         """Answer what is held back with Closed, then close the logs. The database stays the caller's."""
@@ -195,9 +242,14 @@ class InProcessNode:
 
     def _answer(self, command: Command, attempt: Try) -> Answer | None:
         """None: nothing to say yet. The last try always gives an answer or an error."""
+        self._check_open(command)
+        return self._answers[type(command)](command, attempt)
+
+    def _check_open(self, command: Command) -> None:
         if self._closed:
             raise Closed("node")
-        return self._answers[type(command)](command, attempt)
+        if self._is_stopping and isinstance(command, _NEW_WORK):
+            raise ServerStopping
 
     def _hold(self, command: Command, reply: Reply) -> None:
         wait_s: float = command.wait_s  # type: ignore[attr-defined]
@@ -241,12 +293,13 @@ class InProcessNode:
         subject = self._subject(command.subject)
         group = self._group_or_new(subject, command)
         came = attempt is Try.FIRST and self.membership.heartbeat(group, subject, command)
-        self._watch_silence()
+        self._watch_members()
         if came:
             self._held.wake_later(("group", command.subject, command.group))
         waits = attempt is not Try.LAST and command.wait_s > 0
         if came or not waits or self.membership.generation(group) != command.generation:
-            return self.membership.answer(group, subject, command.member, self.keys.waiting(group))
+            answer = self.membership.answer(group, subject, command.member, self.keys.waiting(group))
+            return msgspec.structs.replace(answer, partitions=()) if self._is_stopping else answer
         return None
 
     def _leave(self, command: Leave, _: Try) -> Answer:
@@ -256,6 +309,8 @@ class InProcessNode:
         self._dismiss(command, Acquire | Pull | Heartbeat)
         for partition in self.broker.leases.release_all(group, command.member):
             self._held.wake_later(("lease", command.subject, command.group, partition))
+        self._spoke_through.pop(command, None)
+        self.broker.leases.remote.discard(command.member)
         return Done()
 
     def _dismiss(self, leave: Leave, kinds: type[Command] | UnionType) -> None:
@@ -266,15 +321,17 @@ class InProcessNode:
 
         self._held.dismiss(lambda command: isinstance(command, kinds) and _is_of(command, leave), left)
 
-    def _watch_silence(self) -> None:
-        if self._silence_timer is None:
-            at_s = self.membership.next_deadline_s()
-            if at_s is not None:
-                self._silence_timer = self._timers.at(at_s, self._drop_silent)
+    def _watch_members(self) -> None:
+        """Look at all groups every third of a lease's life, and at the moment when somebody is silent for too long."""
+        if self._watch_timer is None:
+            deadline_s = self.membership.next_deadline_s()
+            if deadline_s is not None:
+                at_s = min(deadline_s, self._clock.monotonic() + self.broker.leases.life_s / 3)
+                self._watch_timer = self._timers.at(at_s, self._look_at_members)
 
-    def _drop_silent(self) -> None:
+    def _look_at_members(self) -> None:
         with self._lock:
-            self._silence_timer = None
+            self._watch_timer = None
             if self._closed:
                 return
             for group, member in self.membership.silent(self._clock.monotonic()):
@@ -282,7 +339,10 @@ class InProcessNode:
                 # If it lives on, it asks again. If not, nothing is to be granted to it.
                 self._dismiss(Leave(group.subject, group.name, member), Acquire)
                 self._held.wake_later(("group", group.subject, group.name))
-            self._watch_silence()
+            for group in self.membership.groups():
+                if self.membership.reassign(group, self._subject(group.subject)):
+                    self._held.wake_later(("group", group.subject, group.name))
+            self._watch_members()
 
     # Consuming
 
@@ -405,7 +465,15 @@ class InProcessNode:
         subject = self._subject(command.subject)
         group = self._group(command.subject, command.group)
         partitions = self.broker.group_partitions(subject, group)
-        return GroupDescription(subject.name, group.name, self.membership.members(group), partitions)
+        return GroupDescription(
+            subject.name,
+            group.name,
+            self.membership.members(group),
+            partitions,
+            self.membership.describe(group),
+            self.membership.order(group),
+            self.membership.strategy(group),
+        )
 
     def _reset_group(self, command: ResetGroup, _: Try) -> Answer:
         subject = self._subject(command.subject)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inturn.broker.key_list import describe_keys
+from inturn.broker.key_list import blocking_keys, describe_keys
 from inturn.model.commands import Failure, KeyDescription, KeyRequest, RequestState
 from inturn.state.failures import FailureRow
 from inturn.state.lots import LotRow
@@ -67,3 +67,20 @@ def test_what_lasts_longest_comes_first() -> None:
     failures = [failed(3, b"new", 30), failed(4, b"old", 10), failed(5, None, 15)]
     found = describe_keys(failures, lots, [asked(1, b"asked", 25)])
     assert [one.key for one in found] == [b"old", None, b"lot", b"asked", b"new"]
+
+
+def described(key: bytes | None, state: str, waiting: int, partition: int = 0) -> KeyDescription:
+    return KeyDescription(key, partition, state, 1, 1, "error", 10, waiting)
+
+
+def test_the_key_behind_which_most_waits_is_the_blocking_one_of_its_partition() -> None:
+    keys = [
+        described(b"a", "failing", 3),
+        described(b"b", "blocked", 7),
+        described(b"c", "parked", 7),
+        described(b"d", "resuming", 50),
+        described(b"e", "requested", 60),
+        described(None, "failing", 0, partition=1),
+    ]
+    assert {partition: one.key for partition, one in blocking_keys(keys).items()} == {0: b"b", 1: None}
+    assert blocking_keys([]) == {}

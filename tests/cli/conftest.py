@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import structlog
@@ -41,6 +42,31 @@ class Ran:
         return json.loads(self.err)["error"]
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that runs; `ready` is what it said."""
+
+    process: subprocess.Popen[bytes]
+    ready: dict[str, Any]
+
+    @property
+    def address(self) -> str:
+        return str(self.ready["address"])
+
+    def end(self, number: int = signal.SIGTERM) -> Ran:
+        """Send a signal, wait, and return what it said after the ready line."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=30)
+        return Ran(self.process.returncode, out.decode(), err.decode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.end(signal.SIGKILL)
+
+
 class Cli:
     """`cli("subject", "list")` runs a command on the folder of the test."""
 
@@ -53,6 +79,14 @@ class Cli:
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Ran(result.exit_code, result.stdout, result.stderr)
+
+    def serve(self, *arguments: str) -> Served:
+        """`inturn serve` on the folder of the test, on any port."""
+        process = self.process("serve", "--port", "0", "--json", *arguments)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1].decode()
+        return Served(process, json.loads(line))
 
     def process(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -82,7 +116,8 @@ def orders(cli: Cli) -> Cli:
 def _logging_as_it_was() -> Iterator[None]:
     """Commands configure logging; the other tests of this process are not to notice."""
     library = logging.getLogger("inturn")
-    handlers, propagate = library.handlers, library.propagate
+    handlers, propagate, level = library.handlers, library.propagate, library.level
     yield
     library.handlers, library.propagate = handlers, propagate
+    library.setLevel(level)
     structlog.reset_defaults()

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from inturn.cli import demo_act
+from inturn.cli.demo_children import ChildFailed
+from inturn.cli.demo_consumer import Record
+from inturn.cli.demo_events import Events
 from inturn.cli.demo_key_board import KeyBoard
 from inturn.cli.demo_key_story import KeyStory
 from inturn.cli.demo_orders import (
@@ -23,23 +30,29 @@ from inturn.cli.demo_orders import (
     OPEN_COUNT,
     PARTITION_COUNT,
     QUICK,
+    SERVED_GROUP,
     STEPS,
     SUBJECT,
     Ledger,
     key_of,
     life_cycles,
 )
+from inturn.cli.demo_served_board import ServedBoard
+from inturn.cli.demo_served_story import ServedStory
+from inturn.cli.demo_story import FIRST_CONSUMERS
 from inturn.consumer.lot import HeldLot
+from inturn.testing.checker import ViolationKind, check
+from inturn.testing.history import HandlerEnd, HandlerStart
 from tests.cli.conftest import Cli
 
-TIME_S_MAX = 20.0
+TIME_S_MAX = 45.0  # it takes about 12; the rest is for a machine with other work
 DEMO = [sys.executable, "-c", "from inturn.cli.main import app; app()", "demo", "--quick"]
 
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
     started_s = time.monotonic()
-    ran = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=100, check=False)
     took_s = time.monotonic() - started_s
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stderr == ""  # what fails on purpose is not warned of
@@ -121,10 +134,54 @@ def test_newer_messages_of_the_key_come_while_it_is_parked_and_while_it_is_resum
     assert places == sorted(places)
 
 
+def test_across_processes_the_order_is_kept_and_everything_is_handled(result: dict[str, Any]) -> None:
+    served = result["served"]
+    assert served["ok"] is True
+    assert served["violations"] == []
+    for name in ("out_of_order", "overlapping", "lost", "skipped", "other_violations"):
+        assert served[name] == 0
+    assert served["orders"] == served["orders_in_order"] == QUICK.served.orders
+    assert served["messages_sent"] == served["messages_handled"] == QUICK.served.messages
+    assert sum(served["handled_by"].values()) == served["messages_handled"] + served["duplicates"]
+    assert all(served["handled_by"].values())
+
+
+def test_the_partitions_of_the_killed_process_go_on_in_others(result: dict[str, Any]) -> None:
+    served = result["served"]
+    assert served["killed"] in FIRST_CONSUMERS
+    assert served["take_overs"]
+    for one in served["take_overs"]:
+        assert one["after"] != served["killed"]
+        assert one["epoch"] > 1
+        assert one["took_s"] >= QUICK.served.lease_s / 3  # its lease had to end first
+
+
+def test_no_process_of_the_demo_is_left(result: dict[str, Any]) -> None:
+    pids = result["served"]["pids"]
+    assert set(pids) == {"server", *FIRST_CONSUMERS}
+    assert not any(_is_alive(pid) for pid in pids.values())
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Dead, but nobody has waited for it: so it is where process 1 of a container does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 @pytest.fixture(scope="module")
 def lines() -> str:
     environment = {**os.environ, "COLUMNS": "120"}
-    ran = subprocess.run(DEMO, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    ran = subprocess.run(DEMO, capture_output=True, text=True, timeout=100, check=False, env=environment)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stderr == ""
     return ran.stdout
@@ -146,6 +203,13 @@ def test_a_pipe_gets_the_list_of_held_back_keys_and_the_verdict_by_key(lines: st
     assert f"inturn key resume {SUBJECT} {key} --group {KEY_GROUP}" in lines
     assert "✔ order by key kept" in lines
     assert " → ".join([*STEPS, *LATER_STEPS]) in lines
+
+
+def test_a_pipe_gets_the_kill_and_the_verdict_across_processes(lines: str) -> None:
+    assert "inturn serve listens at inturn://127.0.0.1:" in lines
+    assert re.search(r"kill -9 \d+: (ada|ben|cleo) is gone with partitions", lines)
+    assert re.search(r"goes on with partition \d at offset [\d,]+, epoch \d+: \d\.\d\d s after the kill", lines)
+    assert "✔ order kept across processes" in lines
 
 
 def test_life_cycles_interleave_orders_and_keep_each_in_order() -> None:
@@ -176,6 +240,7 @@ def test_a_demo_that_does_not_end_in_time_fails(cli: Cli, monkeypatch: pytest.Mo
     assert ran.json["is_complete"] is False
     assert ran.json["messages_handled"] < QUICK.messages
     assert ran.json["by_key"] is None
+    assert ran.json["served"] is None
 
 
 def test_newer_messages_that_overtake_a_parked_key_make_the_demo_fail(
@@ -219,3 +284,78 @@ def test_a_consumer_that_stops_by_itself_ends_the_demo_at_once(cli: Cli, monkeyp
     assert ran.code == 1
     assert ran.out == ""
     assert "broken on purpose" in ran.err
+
+
+# The third act alone: it says who its processes are, and goes on until it is stopped from outside.
+THIRD_ACT = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+from inturn.cli.demo_events import Events
+from inturn.cli.demo_orders import QUICK
+from inturn.cli.demo_served_board import ServedBoard
+from inturn.cli.demo_served_story import ServedStory
+scale = replace(QUICK.served, sending_s=600.0)
+board = ServedBoard(scale, Events(time.monotonic()))
+story = ServedStory(scale, Path(sys.argv[1]), board)
+story.start()
+try:
+    while board.look().done == 0:
+        time.sleep(0.05)
+    print(board.server_pid, *(one.pid for one in board.processes.values()), flush=True)
+    time.sleep(60)
+finally:
+    story.stop()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_whatever_ends_the_demo_ends_its_processes(number: signal.Signals, tmp_path: Path) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-c", THIRD_ACT, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert demo.stdout is not None
+    pids = [int(pid) for pid in demo.stdout.readline().split()]
+    assert len(pids) == 4
+    assert all(_is_alive(pid) for pid in pids)
+    demo.send_signal(number)
+    demo.communicate(timeout=30)
+    until_s = time.monotonic() + 20
+    while any(_is_alive(pid) for pid in pids) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not any(_is_alive(pid) for pid in pids)
+
+
+def test_a_process_that_dies_by_itself_ends_the_act_and_the_others(tmp_path: Path) -> None:
+    board = ServedBoard(QUICK.served, Events(time.monotonic()))
+    story = ServedStory(QUICK.served, tmp_path, board)
+    story.start()
+    while len(board.processes) < len(FIRST_CONSUMERS):
+        time.sleep(0.01)
+    os.kill(board.processes["ben"].pid, signal.SIGKILL)
+    while not story.is_over:
+        time.sleep(0.05)
+    with pytest.raises(ChildFailed, match="process ben of the demo ended with code -9"):
+        story.stop()
+    assert not any(_is_alive(one.pid) for one in board.processes.values())
+
+
+def test_handlers_that_overlap_in_two_processes_are_found(tmp_path: Path) -> None:
+    board = ServedBoard(QUICK.served, Events(time.monotonic()))
+    where = (SUBJECT, SERVED_GROUP, 0)
+
+    def write(name: str, offset: int, started_ns: int, ended_ns: int) -> None:
+        start = HandlerStart(*where, offset, b"order-1", f"{name}-1", 1, None)
+        end = HandlerEnd(*where, offset, b"order-1", f"{name}-1", 1, None, "success")
+        with (tmp_path / name).open("ab") as file:
+            for record in (Record(started_ns, start), Record(ended_ns, end)):
+                file.write(msgspec.json.encode(record) + b"\n")
+            file.write(b'{"at_ns": 9')  # what it was writing when it was killed
+        board.joined(name, 1, tmp_path / name)
+
+    write("ada", 0, 100, 300)
+    write("ben", 1, 200, 400)
+    board.read()
+    verdict = check(board.history(), order="key", complete=False)
+    assert verdict.kinds() == {ViolationKind.OVERLAP, ViolationKind.SKIPPED}
+    assert board.look().done == 2

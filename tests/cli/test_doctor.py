@@ -224,12 +224,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-def test_who_has_the_folder_open_is_named(orders: Cli, holder: subprocess.Popen[bytes]) -> None:
+def test_a_folder_that_is_open_is_checked_as_it_stands(orders: Cli, holder: subprocess.Popen[bytes]) -> None:
     try:
-        for command in (["subject", "list"], ["consume", "orders"], ["group", "list"]):
-            error = orders(*command, "--json").error
-            assert (error["type"], error["pid"]) == ("FolderInUse", holder.pid)
-        assert f"process {holder.pid}" in orders("subject", "list").err
         findings = examine(orders.data)
         assert all(one.level is Level.OK for one in findings)
         assert f"process {holder.pid} has the folder open" in findings[0].what
@@ -257,3 +253,9 @@ def test_progress_counts_every_byte(orders: Cli) -> None:
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(inturn.errors.InvalidInput, match="no folder of inturn"):
         examine(tmp_path)
+
+
+def test_a_server_is_refused(cli: Cli) -> None:
+    error = cli("doctor", "--data", "inturn://127.0.0.1:7420", "--json").error
+    assert error["type"] == "InvalidInput"
+    assert "run it where the server's folder is" in error["message"]

@@ -1,8 +1,27 @@
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable
+
 import pytest
 
+import inturn
+from inturn import ConsumerSettings
+from inturn.errors import NotFound
+from tests.cli import troubled
 from tests.cli.conftest import Cli
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        try:
+            if condition():
+                return
+        except NotFound:  # nobody has joined yet
+            pass
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")
 
 
 @pytest.fixture
@@ -34,12 +53,54 @@ def test_a_group_is_described_on_all_its_subjects(billing: Cli) -> None:
     assert described["lag"] == 2
     assert [one["subject"] for one in described["subjects"]] == ["orders", "parcels"]
     partition = described["subjects"][0]["partitions"][0]
-    assert set(partition) == {"partition", "committed", "end_offset", "lag", "owner", "epoch", "remaining_s"}
+    assert set(partition) == {
+        "partition",
+        "committed",
+        "end_offset",
+        "lag",
+        "owner",
+        "epoch",
+        "remaining_s",
+        "finished_count",
+        "done_per_s",
+        "blocking",
+    }
     assert partition["committed"] == partition["end_offset"]
     assert partition["epoch"] == 1
     only = billing("group", "describe", "billing", "--subject", "parcels", "--json").json
     assert [one["subject"] for one in only["subjects"]] == ["parcels"]
     assert "total lag on 2 subjects: 2" in billing("group", "describe", "billing").out
+
+
+def test_the_members_of_a_group_that_runs_are_described(orders: Cli) -> None:
+    seen: list[int] = []
+    with inturn.connect(orders.data, flush="os") as mq:
+        settings = ConsumerSettings(commit_interval_s=0.01, assignment="circle")
+        handler = lambda message, context: seen.append(message.offset)  # noqa: E731
+        with mq.consumer("orders", "billing", handler, order="key", settings=settings, name="worker"):
+            wait_until(lambda: len(seen) == 30)
+            wait_until(lambda: mq.describe_group("orders", "billing").lag == 0)
+            (described,) = orders("group", "describe", "billing", "--json").json["subjects"]
+            text = orders("group", "describe", "billing").out
+    (name,) = described["members"]
+    assert name.startswith("worker-")
+    (member,) = described["member_details"]
+    assert (member["name"], member["assigned"], member["held"]) == (name, [0, 1, 2], [0, 1, 2])
+    assert abs(member["since_ms"] - time.time() * 1000) < 60_000
+    assert (described["order"], described["assignment"]) == ("key", "circle")
+    assert described["done_per_s"] == pytest.approx(sum(one["done_per_s"] for one in described["partitions"]))
+    assert described["done_per_s"] > 1
+    assert {one["owner"] for one in described["partitions"]} == {name}
+    for shown in ("assignment circle", "online since", "done/s", name):
+        assert shown in text
+
+
+def test_the_key_that_blocks_a_partition_is_named(cli: Cli) -> None:
+    troubled.make(cli.data, "block")
+    described = cli("group", "describe", "billing", "--json").json["subjects"][0]
+    blocking = described["partitions"][0]["blocking"]
+    assert (blocking["key"], blocking["state"], blocking["attempts"], blocking["offset"]) == ("bad", "blocked", 2, 0)
+    assert re.search(r"0 +bad +blocked +2 +\d", cli("group", "describe", "billing").out)
 
 
 def test_an_unknown_group_is_told(billing: Cli) -> None:

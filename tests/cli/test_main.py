@@ -25,6 +25,8 @@ COMMANDS = [
     ["group", "list"],
     ["group", "describe"],
     ["group", "reset"],
+    ["serve"],
+    ["top"],
     ["doctor"],
     ["demo"],
     ["bench"],

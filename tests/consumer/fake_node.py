@@ -59,7 +59,7 @@ def stored_batch(base_offset: int, messages: Sequence[Outgoing]) -> StoredBatch:
     seed = partition_seed("p")
     header = parse_header(packed.header(base_offset, 0, 0, seed), 0, seed)
     assert header is not None
-    return StoredBatch(header, packed.payload)
+    return StoredBatch(header, memoryview(packed.payload))
 
 
 def batch_of(base_offset: int, count: int, *, body: bytes = b"x") -> StoredBatch:
@@ -77,7 +77,7 @@ def undecodable(base_offset: int, count: int) -> StoredBatch:
     """The checksum is right, but this program cannot read it: written by a newer one, say."""
     payload = bytes(2 * count) + b"\xc1 not msgpack"
     header = BatchHeader(0, len(payload), count, 1, base_offset, 0, 0, 0, 0, 0, payload_checksum(payload))
-    return StoredBatch(header, payload)
+    return StoredBatch(header, memoryview(payload))
 
 
 @dataclass(slots=True)
@@ -244,6 +244,7 @@ class Bench:
         self.keyless = keyless
         self.chunk = CHUNK_MAX  # how many messages a worker takes at once; as if handlers had been as quick as that
         self.watch: Callable[[Message], None] = lambda message: None  # called with all that is given to a handler
+        self._beat_at_s = now_s
         self._jobs: list[Job] = []  # one that nobody refers to would be closed
         self.pending: list[Command] = []
         self.seen: list[Command] = []
@@ -267,6 +268,8 @@ class Bench:
     def poll(self) -> list[Command]:
         """New commands; they wait in `pending` for their answers."""
         commands = self.core.poll(self.now_s)
+        if any(isinstance(command, Heartbeat) for command in commands):
+            self._beat_at_s = self.now_s
         self.pending += commands
         self.seen += commands
         return commands
@@ -298,7 +301,8 @@ class Bench:
         node = self.node
         match command:
             case Heartbeat():
-                if command.generation == self.generation:
+                is_due = self.now_s >= self._beat_at_s + command.wait_s
+                if command.generation == self.generation and not is_due:
                     return None
                 subject = Subject(SUBJECT.name, SUBJECT.route, keyless=self.keyless)
                 return Assignment(self.generation, self.assigned, subject, LEASE.life_s, tuple(node.requests))

@@ -138,8 +138,9 @@ def test_partitions_take_turns() -> None:
 # Answers that are lost, late, or doubled
 
 
-@pytest.mark.parametrize("kind", [Heartbeat, Acquire, Pull])
-def test_a_command_without_an_answer_is_sent_again(kind: type) -> None:
+@pytest.mark.parametrize(("kind", "after_s"), [(Heartbeat, 3.0), (Acquire, 4.0), (Pull, 4.0)])
+def test_a_command_without_an_answer_is_sent_again(kind: type, after_s: float) -> None:
+    """The first heartbeat is not to be held back."""
     bench = Bench(answer_timeout_s=3.0, pull_wait_s=1.0, heartbeat_s=1.0)
     for _ in range(5):
         bench.poll()
@@ -149,7 +150,7 @@ def test_a_command_without_an_answer_is_sent_again(kind: type) -> None:
             bench.pending.remove(command)
             bench.answer(command, bench.good_answer(command))
     lost = bench.take_command(kind)
-    bench.wait(3.9)
+    bench.wait(after_s - 0.1)
     bench.poll()
     assert not bench.has(kind)
     bench.wait(0.2)
@@ -286,7 +287,7 @@ def test_a_lost_lease_is_asked_for_again_only_when_its_handler_has_ended(lose) -
     job = bench.job()
     assert job.next() is not None
     lose(bench)
-    bench.pending.clear()
+    bench.pending = [one for one in bench.pending if isinstance(one, Heartbeat)]
     for _ in range(5):
         bench.poll()
         assert not bench.has(Acquire)

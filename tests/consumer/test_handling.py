@@ -79,7 +79,7 @@ def moved_offsets(move: object) -> list[int]:
     assert isinstance(move, Move)
     header = parse_header(move.batch.header(0, 0, 0, 0), 0, 0)
     assert header is not None
-    messages = decode(StoredBatch(header, move.batch.payload), Origin("x", 0))
+    messages = decode(StoredBatch(header, memoryview(move.batch.payload)), Origin("x", 0))
     return [int(message.properties["%offset"]) for message in messages]
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import inturn
-from inturn import Connection, Consumer, ConsumerSettings, Context, LeaseSettings, Message
+from inturn import Connection, Consumer, ConsumerSettings, Context, LeaseSettings, LogSettings, Message
 from inturn.model.clock import SystemClock
 from inturn.model.errors import NotFound, ProducerError
+from inturn.service import Service
 from inturn.testing.checker import Verdict, check
 from inturn.testing.recorder import Recorder
+from inturn.wire.address import Address
 
 SHORT_LEASE = LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
 WAIT_S = 5.0
@@ -40,7 +42,39 @@ class Bed:
                 self._opened.pop().close()
 
 
-BEDS: dict[str, Callable[[Path], Bed]] = {"embedded": Bed}
+class SharedBed(Bed):
+    """Another connection has the folder open and serves ours through the socket in the folder."""
+
+    def open(self, **options: Any) -> Connection:
+        if not self._opened:
+            self._opened.append(inturn.connect(self.path, **options))
+        return super().open(**options)
+
+
+class ServedBed(Bed):
+    """A server on loopback has the folder open, with the options that a test asks for; ours is its client."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._service: Service | None = None
+
+    def open(self, **options: Any) -> Connection:
+        if self._service is None:
+            flush = options.pop("flush", None)
+            log = options.pop("log", None) or LogSettings(**({} if flush is None else {"flush": flush}))
+            lease, observer = options.pop("lease", None), options.pop("observer", None)
+            self._service = Service(self.path, log=log, lease=lease, observer=observer, address=Address("127.0.0.1"))
+        self._opened.append(inturn.connect(str(self._service.address)))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        super().close()
+        if self._service is not None:
+            self._service.close(grace_s=0.0)
+            self._service = None
+
+
+BEDS: dict[str, Callable[[Path], Bed]] = {"embedded": Bed, "shared": SharedBed, "served": ServedBed}
 
 
 def quick(**settings: Any) -> ConsumerSettings:

@@ -17,10 +17,11 @@ from inturn import Connection, LogSettings
 from inturn.model.errors import Closed, FolderInUse, InturnError, InvalidInput, ProducerFenced
 from tests.contract.bed import WAIT_S, Bed, Seen, quick, send_all
 
-HOLD = """
-import sys, inturn
-mq = inturn.connect(sys.argv[1])
-print("open", flush=True)
+LOCK = """
+import sys
+from inturn.folder import Folder
+folder = Folder(sys.argv[1])
+print("locked", flush=True)
 sys.stdin.read()
 """
 SEND_FOR_EVER = """
@@ -38,26 +39,24 @@ while True:
 """
 
 
-def test_a_folder_that_another_process_has_open_names_that_process(tmp_path: Path) -> None:
+def test_a_folder_that_is_locked_but_not_served_names_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as `inturn doctor`, which looks at it alone."""
+    monkeypatch.setattr("inturn.shared_folder.OPENING_S", 0.2)
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOCK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         assert holder.stdout is not None
         assert holder.stdin is not None
-        assert holder.stdout.readline() == "open\n"
+        assert holder.stdout.readline() == "locked\n"
         with pytest.raises(FolderInUse, match=str(holder.pid)) as caught:
             inturn.connect(tmp_path)
         assert caught.value.pid == holder.pid
         assert str(tmp_path) in str(caught.value)
     finally:
         holder.communicate()
-    inturn.connect(tmp_path).close()
-
-
-def test_a_folder_can_be_open_once_in_one_process_too(tmp_path: Path) -> None:
-    with inturn.connect(tmp_path), pytest.raises(FolderInUse, match=str(os.getpid())):
-        inturn.connect(tmp_path)
     inturn.connect(tmp_path).close()
 
 
@@ -225,7 +224,7 @@ def test_no_threads_are_left_after_closing(bed: Bed) -> None:
     seen = Seen()
     with mq.consumer("orders", "g", seen, settings=quick()):
         seen.wait_for(5)
-    mq.close()
+    bed.close()
     assert set(threading.enumerate()) - before == set()
 
 

@@ -675,8 +675,8 @@ WRONG: dict[str, Callable[[Any], object]] = {
     "connect to 5": lambda mq: inturn.connect(5),  # type: ignore[arg-type]
     "connect to None": lambda mq: inturn.connect(None),  # type: ignore[arg-type]
     "connect to a name with NUL": lambda mq: inturn.connect("a\0b"),
-    "connect with lease 5": lambda mq: inturn.connect(mq.path + "-other", lease=5),  # type: ignore[arg-type]
-    "connect with log 5": lambda mq: inturn.connect(mq.path + "-other", log=5),  # type: ignore[arg-type]
+    "connect with lease 5": lambda mq: inturn.connect(mq.target + "-other", lease=5),  # type: ignore[arg-type]
+    "connect with log 5": lambda mq: inturn.connect(mq.target + "-other", log=5),  # type: ignore[arg-type]
     "a lease for ever": lambda mq: LeaseSettings(life_s=float("inf")),
     "a lease for no number": lambda mq: LeaseSettings(life_s=float("nan")),
     "retry after 5": lambda mq: ConsumerSettings(retry=5),  # type: ignore[arg-type]

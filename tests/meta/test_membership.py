@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from inturn.meta.membership import Membership
-from inturn.model.commands import Heartbeat
-from inturn.model.errors import GroupConflict
-from inturn.model.settings import LeaseSettings, Limits, Routing, Strategy
+from inturn.model.commands import Heartbeat, MemberDescription
+from inturn.model.errors import GroupConflict, InvalidInput
+from inturn.model.settings import AssignmentStrategy, LeaseSettings, Limits, Routing, Strategy
 from inturn.model.subject import Subject
 from inturn.state.database import Database
 from inturn.state.groups import GroupRecord, Groups
@@ -27,10 +27,14 @@ class Bench:
         group_id = Groups(database).create("orders", "billing", "first", [0] * 4, 1)
         self.group = GroupRecord("orders", "billing", group_id, "first")
         self.rows = Members(database)
-        self.membership = Membership(self.rows, self.clock, LEASE)
+        self.holders: dict[str, tuple[int, ...]] = {}
+        self.restart()
 
-    def beat(self, member: str, order: str = "partition") -> bool:
-        command = Heartbeat("orders", "billing", member, order, "first")
+    def restart(self) -> None:
+        self.membership = Membership(self.rows, self.clock, LEASE, lambda group: self.holders)
+
+    def beat(self, member: str, order: str = "partition", assignment: str = "sticky") -> bool:
+        command = Heartbeat("orders", "billing", member, order, "first", assignment=assignment)
         return self.membership.heartbeat(self.group, self.subject, command)
 
     def drop_silent(self) -> list[str]:
@@ -47,10 +51,15 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    database = Database.open(None)
-    yield Bench(database)
-    database.close()
+def database() -> Iterator[Database]:
+    opened = Database.open(None)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def bench(database: Database) -> Bench:
+    return Bench(database)
 
 
 def test_the_first_heartbeat_joins_and_the_next_ones_change_nothing(bench: Bench) -> None:
@@ -138,6 +147,101 @@ def test_members_must_ask_for_the_same_order(bench: Bench) -> None:
     assert bench.membership.members(bench.group) == ("a",)
     bench.membership.leave(bench.group, bench.subject, "a")
     assert bench.beat("b", "key"), "nobody is there to disagree"
+
+
+def test_members_must_ask_for_the_same_assignment_strategy(bench: Bench) -> None:
+    """M8."""
+    bench.beat("a", assignment="circle")
+    with pytest.raises(GroupConflict, match=r"assignment='circle', this one asks for 'sticky'; use the same for all"):
+        bench.beat("b")
+    assert bench.membership.members(bench.group) == ("a",)
+    bench.membership.leave(bench.group, bench.subject, "a")
+    assert bench.beat("b"), "nobody is there to disagree"
+
+
+def test_an_unknown_assignment_strategy_is_refused(bench: Bench) -> None:
+    with pytest.raises(InvalidInput, match="'average', 'circle', 'consistent-hash', 'sticky'"):
+        bench.beat("a", assignment="fair")
+    assert bench.membership.members(bench.group) == ()
+
+
+def test_partitions_are_divided_as_the_members_ask(bench: Bench) -> None:
+    """M8."""
+    for member in ("a", "b"):
+        bench.beat(member, assignment="circle")
+    assert (bench.assigned("a"), bench.assigned("b")) == ((0, 2), (1, 3))
+    assert bench.membership.strategy(bench.group) is AssignmentStrategy.CIRCLE
+
+
+def test_the_assignment_is_made_anew_for_the_subject_as_it_is_now(bench: Bench, database: Database) -> None:
+    """M7."""
+    bench.beat("a")
+    generation = bench.membership.generation(bench.group)
+    assert not bench.membership.reassign(bench.group, bench.subject)
+    assert bench.membership.generation(bench.group) == generation, "nothing changed: nobody is woken"
+    wider = Subjects(database).create("wider", 6, Routing.SLOTS, Strategy.STRICT, Limits(), 1)
+    assert bench.membership.reassign(bench.group, wider)
+    assert bench.membership.generation(bench.group) > generation
+    assert bench.assigned("a") == (0, 1, 2, 3, 4, 5)
+
+
+def test_members_are_described_with_what_they_should_have_and_what_they_hold(bench: Bench) -> None:
+    bench.beat("a")
+    bench.clock.advance(2.0)
+    bench.beat("b")
+    bench.holders = {"a": (0, 1, 2, 3)}
+    since_ms = bench.clock.time_ms()
+    assert bench.membership.describe(bench.group) == (
+        MemberDescription("a", since_ms - 2000, (0, 1), (0, 1, 2, 3)),
+        MemberDescription("b", since_ms, (2, 3), ()),
+    )
+
+
+# After a restart
+
+
+def test_whoever_comes_back_keeps_what_it_holds(bench: Bench) -> None:
+    """M8."""
+    bench.holders = {"a": (1, 3), "b": (0, 2)}
+    bench.restart()
+    bench.beat("b")
+    assert bench.assigned("b") == (0, 2), "the others are only late"
+    generation = bench.membership.generation(bench.group)
+    assert bench.beat("a")
+    assert (bench.assigned("a"), bench.assigned("b")) == ((1, 3), (0, 2))
+    assert bench.membership.generation(bench.group) == generation, "nobody has to be told"
+    assert bench.online() == ["a", "b"]
+
+
+def test_a_holder_that_does_not_come_back_is_waited_for_as_long_as_its_lease_lives(bench: Bench) -> None:
+    bench.holders = {"a": (1, 3), "b": (0, 2)}
+    bench.restart()
+    bench.clock.advance(6.0)
+    bench.beat("b")
+    assert bench.membership.members(bench.group) == ("b",), "the other was not heard"
+    assert bench.membership.next_deadline_s() == 10.0
+    bench.clock.advance(4.0)
+    bench.holders = {"b": (0, 2)}
+    assert bench.drop_silent() == ["a"]
+    assert bench.assigned("b") == (0, 1, 2, 3)
+    assert bench.online() == ["b"]
+
+
+def test_long_after_the_restart_nobody_is_waited_for(bench: Bench) -> None:
+    bench.holders = {"a": (1, 3)}
+    bench.restart()
+    bench.clock.advance(10.0)
+    bench.beat("b")
+    assert bench.assigned("b") == (0, 1, 2, 3)
+
+
+def test_one_that_is_waited_for_has_no_say_in_the_order(bench: Bench) -> None:
+    bench.holders = {"a": (1, 3)}
+    bench.restart()
+    bench.beat("b", "key")
+    bench.membership.leave(bench.group, bench.subject, "b")
+    assert bench.membership.order(bench.group) is None
+    assert bench.beat("c", "partition")
 
 
 def test_the_wall_clock_decides_nothing(bench: Bench) -> None:

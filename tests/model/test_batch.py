@@ -63,7 +63,7 @@ def test_what_is_encoded_is_decoded(messages: list[tuple[Outgoing, int]], compre
     sent = [message for message, _ in messages]
     slots = [slot for _, slot in messages]
     header, payload = stored(sent, slots, compression)
-    batch = StoredBatch(parsed(header), payload)
+    batch = StoredBatch(parsed(header), memoryview(payload))
     assert is_intact(batch)
     assert list(slots_of(batch)) == slots
     got = decode(batch, ORIGIN)
@@ -98,16 +98,16 @@ def test_every_flipped_byte_of_a_payload_is_noticed(compression: str | None) -> 
     for place in range(len(payload)):
         damaged = bytearray(payload)
         damaged[place] ^= 0x01
-        assert not is_intact(StoredBatch(found, bytes(damaged))), f"byte {place}"
+        assert not is_intact(StoredBatch(found, memoryview(bytes(damaged)))), f"byte {place}"
 
 
 def test_a_payload_that_was_cut_or_padded_is_noticed() -> None:
     header, payload = stored([Outgoing(b"hello")], [1])
     found = parsed(header)
     for length in range(len(payload)):
-        assert not is_intact(StoredBatch(found, payload[:length]))
-        assert not is_intact(StoredBatch(found, payload[:length] + bytes(len(payload) - length)))
-    assert not is_intact(StoredBatch(found, payload + b"\x00"))
+        assert not is_intact(StoredBatch(found, memoryview(payload[:length])))
+        assert not is_intact(StoredBatch(found, memoryview(payload[:length] + bytes(len(payload) - length))))
+    assert not is_intact(StoredBatch(found, memoryview(payload + b"\x00")))
 
 
 def test_a_header_that_was_cut_is_no_header() -> None:
@@ -132,7 +132,7 @@ def test_an_old_message_without_the_newer_fields_can_be_read() -> None:
     old = msgspec.msgpack.encode([[b"body"]])
     payload = array("H", [1]).tobytes() + old
     header = BatchHeader(0, len(payload), 1, 1, 0, 0, 0, 0, 0, 0, 0)
-    (message,) = decode(StoredBatch(header, payload), ORIGIN)
+    (message,) = decode(StoredBatch(header, memoryview(payload)), ORIGIN)
     assert (message.body, message.key, message.tags, message.properties) == (b"body", None, (), {})
 
 

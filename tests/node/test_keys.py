@@ -14,9 +14,12 @@ from inturn.model.commands import (
     Commit,
     Committed,
     CreateSubject,
+    DescribeGroup,
     DescribeKey,
+    DescribeSubject,
     Failure,
     FindRequest,
+    GroupDescription,
     Heartbeat,
     KeyDetails,
     KeyList,
@@ -29,9 +32,11 @@ from inturn.model.commands import (
     Progress,
     ReadLot,
     Release,
+    Renew,
     RequestState,
     ResetGroup,
     SteerKey,
+    SubjectDescription,
 )
 from inturn.model.errors import Closed, InvalidInput, LimitExceeded, NotFound, StaleEpoch
 from inturn.model.settings import Limits
@@ -422,3 +427,62 @@ def test_a_lot_is_read_under_the_lease_only(machine: Machine, epoch: int) -> Non
     machine.wait(10.0)
     machine.acquire("b")
     assert isinstance(machine.submit(ReadLot("orders", "billing", 0, "a", epoch, KEY, 0, 100)).answer, StaleEpoch)
+
+
+# The group as a whole
+
+
+def described(machine: Machine) -> GroupDescription:
+    answer = machine.ask(DescribeGroup("orders", "billing"))
+    assert isinstance(answer, GroupDescription)
+    return answer
+
+
+def test_a_group_is_described_with_the_key_that_holds_back_most(machine: Machine, epoch: int) -> None:
+    assert [one.blocking for one in described(machine).partitions] == [None, None]
+    failed = (Failure(3, KEY, 2, "no", 8), Failure(5, b"other", 9, "no", 1, True))
+    commit(machine, epoch, failed=failed)
+    blocking = described(machine).partitions[0].blocking
+    assert blocking is not None
+    assert (blocking.key, blocking.state, blocking.attempts, blocking.waiting) == (KEY, "failing", 2, 8)
+    commit(machine, epoch, settled=(3,))
+    blocking = described(machine).partitions[0].blocking
+    assert blocking is not None
+    assert (blocking.key, blocking.state) == (b"other", "blocked")
+    park(machine, epoch, 6, 7, 8)
+    blocking = described(machine).partitions[0].blocking
+    assert blocking is not None
+    assert (blocking.key, blocking.state, blocking.waiting) == (KEY, "parked", 2)
+
+
+def test_a_group_is_described_with_how_many_are_done_per_second(machine: Machine, epoch: int) -> None:
+    """Offsets and finished ones above them, each counted once."""
+    for step in range(1, 41):
+        machine.wait(0.25)
+        machine.ask(Renew("orders", "billing", "a", ((0, epoch),)))
+        machine.join()
+        commit(machine, epoch, offset=step, finished=BitMap64([step + 100 + n for n in range(step)]).serialize())
+    one, other = described(machine).partitions
+    assert one.done_per_s == pytest.approx(8, rel=0.05)
+    assert other.done_per_s == 0
+    machine.wait(10.0)
+    assert described(machine).partitions[0].done_per_s == 0
+
+
+def test_the_next_holder_does_not_count_what_was_done_before(machine: Machine, epoch: int) -> None:
+    commit(machine, epoch, offset=1000)
+    machine.wait(11.0)
+    machine.join("b")
+    epoch = machine.acquire("b").epoch
+    machine.ask(Commit("orders", "billing", "b", (Progress(0, epoch, 1003, 1),)))
+    assert described(machine).partitions[0].done_per_s < 1
+
+
+def test_a_subject_is_described_with_how_many_are_appended_per_second(machine: Machine) -> None:
+    for _ in range(10):
+        machine.append(5)
+        machine.wait(0.5)
+    answer = machine.ask(DescribeSubject("orders"))
+    assert isinstance(answer, SubjectDescription)
+    assert answer.partitions[0].appended_per_s == pytest.approx(10, rel=0.15)
+    assert answer.partitions[1].appended_per_s == 0

@@ -42,7 +42,7 @@ class FakeLog:
 
 def messages_of(batch: Batch) -> list[Message]:
     header = BatchHeader(batch.compression, len(batch.payload), batch.count, 1, 0, 0, 0, 0, 0, 0, batch.checksum)
-    return decode(StoredBatch(header, batch.payload), Origin("orders", 0))
+    return decode(StoredBatch(header, memoryview(batch.payload)), Origin("orders", 0))
 
 
 def bodies_of(command: Append) -> list[bytes]:

@@ -76,6 +76,6 @@ def test_an_edit_of_what_the_product_does_not_say_is_refused() -> None:
 
 def test_every_layer_has_bugs() -> None:
     layers = Counter(bug.layer for bug in BUGS.values())
-    assert set(layers) == {"broker", "consumer", "log", "meta", "producer", "state"}
-    assert len(BUGS) >= 44 + 14
+    assert set(layers) == {"broker", "consumer", "log", "meta", "node", "producer", "state", "wire"}
+    assert len(BUGS) >= 44 + 14 + 16
     assert all(bug.description.endswith(".") for bug in BUGS.values())

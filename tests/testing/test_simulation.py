@@ -9,7 +9,7 @@ from pyroaring import BitMap64
 
 from inturn.model.commands import Progress
 from inturn.testing import faults
-from inturn.testing.faults import FAULTS
+from inturn.testing.faults import FAULTS, OF_COMMANDS, OF_STREAMS
 from inturn.testing.history import Committed, HandlerStart
 from inturn.testing.sim_consumer import SimRecorder
 from inturn.testing.simulation import FAULTS_MIN, GROUP, MESSAGES, SUBJECT, Report, Simulation, simulate
@@ -62,10 +62,19 @@ def test_a_fault_changes_the_history_and_is_survived(name: str, monkeypatch: pyt
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     only = {name: FAULTS[name]}
     monkeypatch.setattr("inturn.testing.simulation.FAULTS", only)
-    report = simulate(1)
+    seed = next(seed for seed in range(1, 100) if Simulation(seed).possible_faults)
+    report = simulate(seed)
     assert report.ok, str(report)
     assert set(report.faults) == {name}
     assert report.coverage[f"fault.{name}"] >= FAULTS_MIN
+
+
+def test_histories_with_streams_have_no_faults_of_single_commands_and_the_other_way_round() -> None:
+    simulations = [Simulation(seed) for seed in range(20)]
+    assert {simulation.has_streams for simulation in simulations} == {True, False}
+    for simulation in simulations:
+        assert OF_COMMANDS.isdisjoint(simulation.possible_faults) is simulation.has_streams
+        assert OF_STREAMS.isdisjoint(simulation.possible_faults) is not simulation.has_streams
 
 
 def test_every_fault_of_the_module_is_in_the_list() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from inturn.bench.calls import Calls
-from inturn.consumer.loop import new_event_loop
+from inturn.model.event_loop import new_event_loop
 
 Lanes = Sequence[Sequence[float]]  # the sleeps of each key, in their order
 

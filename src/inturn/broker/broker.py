@@ -6,8 +6,11 @@ It knows logs and leases; who should consume is the business of meta. Called und
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
+from inturn.broker.rates import Rates
 from inturn.log.engine import Log, LogEngine
 from inturn.model.clock import Clock
 from inturn.model.commands import (
@@ -48,7 +51,7 @@ from inturn.model.route import Partition
 from inturn.model.settings import PULL_BYTES_MAX
 from inturn.model.subject import Subject
 from inturn.state.groups import GroupRecord
-from inturn.state.offsets import Offsets
+from inturn.state.offsets import Offsets, finished_count
 from inturn.state.producers import Producers
 from inturn.state.progress import ProgressRows
 
@@ -74,6 +77,8 @@ class Broker:
         self._logs: dict[Partition, Log] = {}
         self._producer_epochs = producers.epochs()
         self._producer_names: dict[int, str] = {}
+        self._appended = Rates[Partition](clock)
+        self._done = Rates[tuple[int, int]](clock)  # by group id and partition index
         self.leases = leases
         self.keys = keys
 
@@ -89,6 +94,8 @@ class Broker:
                 str(partition), f"cannot be opened: {error}; check the disk, then `inturn doctor`"
             ) from error
         self._logs[partition] = log
+        self._appended.start(partition, log.end_offset)
+        log.on_grown(lambda: self._appended.reached(partition, log.end_offset))
         return log
 
     def log(self, subject: Subject, index: int) -> Log:
@@ -103,7 +110,15 @@ class Broker:
     def describe(self, subject: Subject) -> tuple[PartitionDescription, ...]:
         logs = [self.log(subject, index) for index in range(subject.partition_count)]
         return tuple(
-            PartitionDescription(index, log.partition, log.start_offset, log.end_offset, log.size_bytes, _state(log))
+            PartitionDescription(
+                index,
+                log.partition,
+                log.start_offset,
+                log.end_offset,
+                log.size_bytes,
+                _state(log),
+                self._appended.per_s(log.partition),
+            )
             for index, log in enumerate(logs)
         )
 
@@ -136,6 +151,8 @@ class Broker:
     def acquire(self, group: GroupRecord, command: Acquire) -> Granted:
         epoch = self.leases.acquire(LeaseKey(group, command.partition), command)
         stored = self._progress.of_partition(group.id, command.partition)
+        done = stored.place.offset + finished_count(stored.place.finished)
+        self._done.start((group.id, command.partition), done)
         return Granted(
             epoch,
             stored.place.offset,
@@ -172,6 +189,7 @@ class Broker:
         taken = [progress for progress in command.progress if self._holds(group, command.member, progress)]
         stored = self._progress.store(group.id, taken, self._clock.time_ms())
         self.keys.acted_upon(group, stored)
+        self._count_done(group, stored)
         if self._observer is not None:
             for progress in stored:
                 self._observer.committed(group.subject, group.name, command.member, progress)
@@ -187,6 +205,12 @@ class Broker:
     def release(self, group: GroupRecord, command: Release) -> None:
         if self.leases.release(LeaseKey(group, command.partition), command.member, command.progress):
             self.keys.acted_upon(group, [command.progress])
+            self._count_done(group, [command.progress])
+
+    def _count_done(self, group: GroupRecord, stored: Iterable[Progress]) -> None:
+        for progress in stored:
+            done = progress.offset + finished_count(progress.finished)
+            self._done.reached((group.id, progress.partition), done)
 
     def read_lot(self, group: GroupRecord, command: ReadLot) -> LotContent:
         self.leases.check(LeaseKey(group, command.partition), command.member, command.epoch)
@@ -203,13 +227,19 @@ class Broker:
         now_s = self._clock.monotonic()
         rows = []
         finished = self._offsets.finished_counts(group.id)
+        blocking = self.keys.blocking(group)
         for index, committed in sorted(self._offsets.committed(group.id).items()):
             lease = self.leases.get(LeaseKey(group, index))
             owner = None if lease is None else lease.owner
             remaining_s = None if lease is None or owner is None else max(0.0, lease.deadline_s - now_s)
             epoch = 0 if lease is None else lease.epoch
             end_offset, done = self.log(subject, index).end_offset, finished.get(index, 0)
-            rows.append(GroupPartition(index, committed, end_offset, owner, epoch, remaining_s, done))
+            done_per_s = self._done.per_s((group.id, index))
+            rows.append(
+                GroupPartition(
+                    index, committed, end_offset, owner, epoch, remaining_s, done, done_per_s, blocking.get(index)
+                )
+            )
         return tuple(rows)
 
     def reset(self, subject: Subject, group: GroupRecord, position: Position) -> list[int]:

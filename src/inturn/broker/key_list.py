@@ -10,6 +10,8 @@ from inturn.model.settings import LotState
 from inturn.state.failures import FailureRow
 from inturn.state.lots import LotRow
 
+_STANDING = frozenset(("failing", "blocked", LotState.PARKED.value))
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -40,6 +42,16 @@ def describe_keys(
         entries.setdefault((state.request.partition, state.request.key), _Entry()).requests.append(state)
     described += [_describe(partition, key, entry) for (partition, key), entry in entries.items()]
     return sorted(described, key=lambda one: (one.since_ms, one.partition, one.key or b"", one.offset or 0))
+
+
+def blocking_keys(described: Iterable[KeyDescription]) -> dict[int, KeyDescription]:
+    """By partition: of the keys that fail, are blocked or parked, the one behind which most waits."""
+    found: dict[int, KeyDescription] = {}
+    for one in described:
+        known = found.get(one.partition)
+        if one.state in _STANDING and (known is None or one.waiting > known.waiting):
+            found[one.partition] = one
+    return found
 
 
 def _describe(partition: int, key: bytes, entry: _Entry) -> KeyDescription:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from inturn.broker.key_list import describe_keys
+from inturn.broker.key_list import blocking_keys, describe_keys
 from inturn.model.clock import Clock
 from inturn.model.commands import (
     DescribeKey,
@@ -32,6 +32,7 @@ from inturn.state.key_requests import BY_LENGTH_MAX, WHY_LENGTH_MAX, KeyRequests
 from inturn.state.lots import Lots
 
 HISTORY_COUNT_MAX = 50
+BLOCKING_COUNT_MAX = 1_000  # failures that are looked at
 # All of them are in every answer to a heartbeat.
 WAITING_COUNT_MAX = 10_000
 
@@ -121,6 +122,11 @@ class Keys:
 
     def list_keys(self, group: GroupRecord) -> KeyList:
         return KeyList(tuple(self._described(group)))
+
+    def blocking(self, group: GroupRecord) -> dict[int, KeyDescription]:
+        """The key that holds back most, by partition where there is one. People ask for this every second."""
+        failures = self._failures.most_waiting(group.id, BLOCKING_COUNT_MAX)
+        return blocking_keys(describe_keys(failures, self._lots.of_group(group.id), ()))
 
     def describe(self, subject: Subject, group: GroupRecord, command: DescribeKey) -> KeyDetails:
         """The one that lasts longest, if keys choose no partition and several have it."""

@@ -44,6 +44,7 @@ class LeaseTable:
         self._clock = clock
         self._observer = observer
         self._local = local
+        self.remote: set[str] = set()  # members that live in other processes
         self._leases: dict[tuple[int, int], Lease] = {}
         self.life_s = settings.life_s
 
@@ -64,6 +65,7 @@ class LeaseTable:
         """Grant the lease with a higher epoch than ever before, or raise LeaseHeld."""
         now_s = self._clock.monotonic()
         lease = self.get(key)
+        ends = ""
         if lease is not None and lease.owner is not None:
             if lease.owner == command.member:
                 if lease.ask == command.ask:
@@ -71,17 +73,24 @@ class LeaseTable:
                     return lease.epoch
                 if lease.ask > command.ask:
                     raise StaleEpoch(key.group.name, str(key.partition), command.ask, lease.ask)
-                self._end(key, lease, "released")
+                ends = "released"
             elif lease.is_live(now_s):
                 raise LeaseHeld(key.group.name, str(key.partition), lease.owner)
             else:
-                self._end(key, lease, "expired")
+                ends = "expired"
         if lease is not None and lease.last_owner == command.member and command.ask <= lease.ask:
             # A late copy of an ask whose lease was given back: nobody would use it.
             raise StaleEpoch(key.group.name, str(key.partition), command.ask, lease.ask)
         epoch = self._rows.grant(
-            key.group.id, key.partition, command.member, self._local, self._clock.time_ms(), command.ask
+            key.group.id,
+            key.partition,
+            command.member,
+            self._local and command.member not in self.remote,
+            self._clock.time_ms(),
+            command.ask,
         )
+        if lease is not None and ends:  # only now: it holds until the next one is durable
+            self._end(key, lease, ends)
         self._leases[key.group.id, key.partition] = Lease(command.member, epoch, command.ask, now_s + self.life_s)
         if self._observer is not None:
             self._observer.lease_granted(key.group.subject, key.group.name, key.partition, command.member, epoch)
@@ -118,9 +127,22 @@ class LeaseTable:
             self._end(LeaseKey(group, partition), lease, "released")
         return [partition for partition, _ in owned]
 
+    def holders(self, group: GroupRecord) -> dict[str, tuple[int, ...]]:
+        """The partitions of the group whose leases are live, by owner, in order."""
+        now_s = self._clock.monotonic()
+        found: dict[str, tuple[int, ...]] = {}
+        for (group_id, partition), lease in sorted(self._leases.items()):
+            if group_id == group.id and lease.owner is not None and lease.is_live(now_s):
+                found[lease.owner] = (*found.get(lease.owner, ()), partition)
+        return found
+
     def expires_at_s(self, key: LeaseKey) -> float | None:
         lease = self.get(key)
         return None if lease is None or lease.owner is None else lease.deadline_s
+
+    def live_count(self) -> int:
+        now_s = self._clock.monotonic()
+        return sum(lease.is_live(now_s) for lease in self._leases.values())
 
     def forget(self, group: GroupRecord) -> None:
         """Load a group's leases anew, after their epochs were raised in the database."""

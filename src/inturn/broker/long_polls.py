@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import UnionType
 
 from inturn.model.clock import Clock
 from inturn.model.commands import Answer, Command, Reply
@@ -80,6 +81,10 @@ class LongPolls:
         if self._held.get(key):  # whoever comes later sees for itself what is new
             self._timers.at(self._clock.monotonic(), partial(self.wake, key))
 
+    def keys(self, kinds: type[Command] | UnionType) -> list[Hashable]:
+        """What commands of these kinds wait for."""
+        return [key for key, waiting in self._held.items() if any(isinstance(one.command, kinds) for one in waiting)]
+
     def dismiss(self, is_gone: Callable[[Command], bool], error: Callable[[Command], InturnError]) -> None:
         """Hold back nothing of these any more; each is answered with its error."""
         for waiting in self._held.values():
@@ -89,6 +94,14 @@ class LongPolls:
                 if one.expiry is not None:
                     one.expiry.cancel()
                 self._timers.at(self._clock.monotonic(), partial(one.reply, error(one.command)))
+
+    def abandon(self, is_gone: Callable[[Reply], bool]) -> None:
+        """Nobody listens to these replies any more: what is held back for them must not be answered later."""
+        for waiting in self._held.values():
+            for one in waiting:
+                if is_gone(one.reply) and one.expiry is not None:
+                    one.expiry.cancel()
+            waiting[:] = [one for one in waiting if not is_gone(one.reply)]
 
     def close(self, error: Callable[[], InturnError]) -> None:
         """Answer everything that is held back with an error."""

@@ -25,6 +25,10 @@ BENCHES = {
     "key-order --async": ("key_order", "run_async"),
     "lane-overhead": ("lane_overhead", "run"),
     "stuck-key": ("stuck_key", "run"),
+    "wire": ("wire", "run"),
+    "produce": ("produce", "run"),
+    "end-to-end": ("end_to_end", "run"),
+    "hand-over": ("hand_over", "run"),
 }
 PLOTTED = "key-order"
 EXAMPLES = examples(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inturn.cli.complete import complete_group
 from inturn.cli.group_member import Membership, handle
 from inturn.cli.message_line import MessagePrinter
-from inturn.cli.options import DEFAULT_DATA, Data, Json, Subject, examples
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, Subject, examples
 from inturn.cli.screen import Screen, counted
 from inturn.cli.session import command, opened, position
 from inturn.model.errors import NotFound, StorageError
@@ -51,7 +52,11 @@ def consume(
     key: Annotated[str | None, typer.Option(help="Only messages of this key.", show_default=False)] = None,
     group: Annotated[
         str | None,
-        typer.Option(help="Handle them as a member of this group, in order, with commits.", show_default=False),
+        typer.Option(
+            help="Handle them as a member of this group, in order, with commits.",
+            show_default=False,
+            autocompletion=complete_group,
+        ),
     ] = None,
     order: Annotated[
         Order | None,
@@ -65,6 +70,7 @@ def consume(
         typer.Option(help="With --max-attempts: what becomes of a message that is given up; block unless given."),
     ] = None,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """Print messages: partition, offset, when they were born, key and body.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inturn.cli.message_line import born_text, message_fields
-from inturn.cli.options import DEFAULT_DATA, Data, Group, Json, Subject, examples
+from inturn.cli.options import DEFAULT_DATA, Data, Group, Json, Server, Subject, examples
 from inturn.cli.screen import counted, fields_text, plain
 from inturn.cli.session import command, opened
 
@@ -26,6 +26,7 @@ def list_letters(
     group: Group,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Not more than these.", min=1)] = 100,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """Those that were not driven again, oldest first."""
@@ -51,6 +52,7 @@ def show(
     offset: Annotated[int, typer.Argument(metavar="OFFSET", help="As `list` shows it.", show_default=False)],
     group: Group,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """One dead letter with everything that belongs to it, also if it was driven again."""
@@ -86,6 +88,7 @@ def redrive(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All that were not driven again.")] = False,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """Give dead letters to the group once more, through its retry subject and out of their order.

@@ -1,7 +1,8 @@
-"""`inturn demo`: what inturn does, to be looked at, in two acts, each with a verdict.
+"""`inturn demo`: what inturn does, to be looked at, in three acts, each with a verdict.
 
 First the main job, a crash and a hand-over, in the order of partitions; then the same messages in the order of keys,
-many at once, with a key that is parked and resumed.
+many at once, with a key that is parked and resumed; then a server and consumers that are real processes, one of which
+is killed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from inturn.cli.demo_key_verdict import KeyActResult, judge_by_key
 from inturn.cli.demo_key_view import KeyView, key_verdict_panel
 from inturn.cli.demo_orders import FULL, QUICK, SUBJECT, Scale
 from inturn.cli.demo_picture import WIDTH, coloured
+from inturn.cli.demo_served_board import ServedBoard
+from inturn.cli.demo_served_story import ServedStory
+from inturn.cli.demo_served_verdict import ServedActResult, judge_served
+from inturn.cli.demo_served_view import ServedView, served_verdict_panel
 from inturn.cli.demo_story import Story
 from inturn.cli.demo_verdict import DemoResult, judge
 from inturn.cli.demo_view import View, verdict_panel
@@ -31,7 +36,8 @@ from inturn.testing.history import SendAcknowledged
 
 CLOSING = (
     "Shared work, a crash, a newcomer: still every order saw its steps in turn, and only what the dead consumer had "
-    "not committed came twice. By key, as many at once as you like, and one bad message held back its own order only.\n"
+    "not committed came twice. By key, as many at once as you like, and one bad message held back its own order only. "
+    "And it is the same with a server, processes, and kill -9.\n"
     "Next: the 20 lines in README.md, or `inturn --help`."
 )
 
@@ -65,7 +71,10 @@ class _Demo:
         if not result.is_complete:
             return result
         by_key = self._play_second(board)
-        return result.with_second_act(by_key, self._elapsed_s)
+        result = result.with_second_act(by_key, self._elapsed_s)
+        if not result.ok:
+            return result
+        return result.with_third_act(self._play_third(), self._elapsed_s)
 
     @property
     def _elapsed_s(self) -> float:
@@ -90,6 +99,20 @@ class _Demo:
         result = judge_by_key(story, board, self._scale, before.rate_max, self._elapsed_s - begun_s)
         if not self._screen.is_json:
             self._screen.out.print(key_verdict_panel(result))
+            self._print_violations(result.violations)
+        return result
+
+    def _play_third(self) -> ServedActResult:
+        """A folder of its own: a server has it open."""
+        begun_s = self._elapsed_s
+        folder = self._folder / "served"
+        folder.mkdir()
+        board = ServedBoard(self._scale.served, Events(self._started_at_s))
+        story = ServedStory(self._scale.served, folder, board)
+        self._watch(story, board, ServedView(self._columns))
+        result = judge_served(story, board, self._scale.served, self._elapsed_s - begun_s)
+        if not self._screen.is_json:
+            self._screen.out.print(served_verdict_panel(result))
             self._print_violations(result.violations)
         return result
 

@@ -16,8 +16,24 @@ CONCURRENCY = 32
 ATTEMPTS_MAX = 3
 POISONED_STEP = "paid"
 LATER_STEPS = ("returned", "refunded")  # sent for the poisoned order only: while it is parked, while it is resumed
+SERVED_GROUP = "delivery"  # the third act: a server and consumers that are processes of their own
+SERVED_CONCURRENCY = 8  # of each of them
 PARTITION_COUNT = 4
 OPEN_COUNT = 40  # orders that one producer has under way at once
+
+
+@dataclass(frozen=True, slots=True)
+class ServedScale:
+    """How much is done in the third act."""
+
+    orders: int
+    handling_s: float
+    sending_s: float
+    lease_s: float  # the life of a lease: as long as the partitions of a killed process wait, at most
+
+    @property
+    def messages(self) -> int:
+        return self.orders * len(STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,7 @@ class Scale:
     lease: LeaseSettings
     reading_s: float  # how long a parked key is shown before it is resumed
     resumed_step_s: float  # how long each step of the resumed order takes, to be looked at
+    served: ServedScale
 
     @property
     def messages(self) -> int:
@@ -42,10 +59,19 @@ class Scale:
         return self.orders // 20
 
 
-# 4 partitions × 1 / 3 ms ≈ 1,250 messages per second: 16 s, and 2 s more for the partitions whose owner dies. Then
-# by key: 32 handlers × 1 / 3 ms ≈ 10,000 per second: 2 s, and 5 s for the parked key, which is to be looked at.
-FULL = Scale(4000, 0.003, 11.0, 0.5, LeaseSettings(life_s=2.0, renew_s=0.4, margin_s=0.1), 2.0, 0.3)
-QUICK = Scale(600, 0.002, 1.0, 0.05, LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05), 0.1, 0.05)
+# 4 partitions × 1 / 3 ms ≈ 1,250 messages per second: 12 s, and 2 s more for the partitions whose owner dies. Then
+# by key: 32 handlers × 1 / 3 ms ≈ 10,000 per second: 2 s, and 5 s for the parked key, which is to be looked at. Then
+# the processes: 1 or 2 s until they are there, 4 s of sending, and 2 s until the lease of the killed one has ended.
+FULL = Scale(
+    *(3000, 0.003, 8.0, 0.5),
+    *(LeaseSettings(life_s=2.0, renew_s=0.4, margin_s=0.1), 2.0, 0.3),
+    ServedScale(600, 0.004, 4.0, 2.0),
+)
+QUICK = Scale(
+    *(600, 0.002, 1.0, 0.05),
+    *(LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05), 0.1, 0.05),
+    ServedScale(120, 0.002, 1.0, 1.0),
+)
 
 
 def troubles(orders: int) -> dict[tuple[int, str], str | None]:

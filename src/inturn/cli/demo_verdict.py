@@ -7,6 +7,7 @@ import msgspec
 from inturn.cli.demo_board import Board
 from inturn.cli.demo_key_verdict import KeyActResult
 from inturn.cli.demo_orders import GROUP, SUBJECT, Scale
+from inturn.cli.demo_served_verdict import ServedActResult
 from inturn.cli.demo_story import LATE_CONSUMER, Story
 from inturn.cli.demo_violations import count_violations
 from inturn.testing.checker import check
@@ -24,7 +25,8 @@ class HandOverResult(msgspec.Struct, frozen=True):
 
 
 class DemoResult(msgspec.Struct, frozen=True):
-    """What `inturn demo --json` prints: the first act, and in `by_key` the second; `ok` and `elapsed_s` are of both.
+    """What `inturn demo --json` prints: the first act, in `by_key` the second and in `served` the third; `ok` and
+    `elapsed_s` are of all.
 
     `duplicates` are messages that were handled again after the crash.
     """
@@ -51,11 +53,18 @@ class DemoResult(msgspec.Struct, frozen=True):
     handled_by: dict[str, int]
     events: list[str]
     by_key: KeyActResult | None = None  # None: it did not come to the second act
+    served: ServedActResult | None = None  # None: it did not come to the third act
 
     def with_second_act(self, by_key: KeyActResult, elapsed_s: float) -> DemoResult:
         ok, is_complete = self.ok and by_key.ok, self.is_complete and by_key.is_complete
         return msgspec.structs.replace(
             self, ok=ok, is_complete=is_complete, elapsed_s=round(elapsed_s, 2), by_key=by_key
+        )
+
+    def with_third_act(self, served: ServedActResult, elapsed_s: float) -> DemoResult:
+        ok, is_complete = self.ok and served.ok, self.is_complete and served.is_complete
+        return msgspec.structs.replace(
+            self, ok=ok, is_complete=is_complete, elapsed_s=round(elapsed_s, 2), served=served
         )
 
 

@@ -6,17 +6,19 @@ from dataclasses import asdict
 
 import typer
 
-from inturn.cli.options import DEFAULT_DATA, Data, Json, examples
+from inturn.cli.options import DEFAULT_DATA, Folder, Json, examples
 from inturn.cli.progress import Meter
 from inturn.cli.screen import Screen, counted, plain
 from inturn.cli.session import check_folder, command
+from inturn.cli.target import is_address
+from inturn.model.errors import InvalidInput
 
 EXAMPLES = examples("inturn doctor --data ./data", "inturn doctor --json | jq '.findings[] | select(.level != \"ok\")'")
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _SIGNS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
-def doctor(data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
+def doctor(data: Folder = DEFAULT_DATA, json_output: Json = False) -> None:
     """Check a folder in full, and change nothing.
 
     Every checksum and offset of every log is read, and the state beside them; each finding says what to do.
@@ -25,6 +27,8 @@ def doctor(data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
     with command(json_output) as screen:
         from inturn.doctor import Level, examine, log_bytes
 
+        if is_address(data):
+            raise InvalidInput(f"doctor reads files, and {data!r} is a server: run it where the server's folder is")
         check_folder(data)
         with Meter(screen, "reading logs", log_bytes(data), counts_messages=False) as meter:
             findings = examine(data, advance=meter.advance)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.options import DEFAULT_DATA, Data, Json, examples
-from inturn.cli.screen import Screen, plain
+from inturn.cli.complete import complete_group
+from inturn.cli.key_text import blocking_fields, key_text, state_text
+from inturn.cli.message_line import born_text
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
+from inturn.cli.screen import Screen, age_text, fields_text, plain, rate_text
 from inturn.cli.session import command, opened, position
 from inturn.model.errors import NotFound
 from inturn.model.names import RESERVED
 
 if TYPE_CHECKING:
     from inturn.connection import Connection
-    from inturn.model.commands import GroupDescription, GroupPartition
+    from inturn.model.commands import GroupDescription, GroupPartition, KeyDescription, MemberDescription
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Where groups are, and moving them.")
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The name of a group.", show_default=False)]
+Group = Annotated[
+    str,
+    typer.Argument(metavar="GROUP", help="The name of a group.", show_default=False, autocompletion=complete_group),
+]
 
 
 @app.command("list", epilog=examples("inturn group list", "inturn group list --json"))
-def list_groups(data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
+def list_groups(data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False) -> None:
     """All groups with their lag."""
     with command(json_output) as screen:
         with opened(data) as connection:
@@ -49,14 +56,15 @@ def describe(
     group: Group,
     subject: Annotated[str | None, typer.Option("--subject", "-s", help="Only on this subject.")] = None,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """One group on all its subjects: members, and how far it is in each partition."""
+    """One group on all its subjects: members, how far it is in each partition, and what holds it up."""
     with command(json_output) as screen:
         with opened(data) as connection:
             found = _descriptions(connection, group, subject)
             troubles = [_troubles(connection, one) for one in found]
-        lag = sum(_lag(one) for one in found)
+        lag = sum(one.lag for one in found)
         if screen.is_json:
             screen.json({"group": group, "lag": lag, "subjects": list(map(_fields, found, troubles))})
             return
@@ -86,6 +94,7 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """Move a group to a position in all partitions. Its consumers must be stopped.
@@ -127,26 +136,30 @@ def _troubles(connection: Connection, found: GroupDescription) -> dict[str, int]
     return {state: states[state] for state in ("failing", "blocked", "parked", "resuming")}
 
 
-def _lag(found: GroupDescription) -> int:
-    return sum(one.lag for one in found.partitions)
-
-
 def _lag_text(found: GroupDescription) -> str:
-    lag = _lag(found)
+    lag = found.lag
     return f"[yellow]{lag:,}[/yellow]" if lag else "[green]0[/green]"
 
 
 def _print_description(screen: Screen, found: GroupDescription, troubles: dict[str, int]) -> None:
-    members = ", ".join(plain(member) for member in found.members) or "none running"
+    agreed = {"order": found.order, "assignment": found.assignment} if found.members else {}
     screen.out.print(
         f"group [bold]{plain(found.group)}[/bold] on [bold]{plain(found.subject)}[/bold]  "
-        f"[dim]lag[/dim] {_lag_text(found)}  [dim]members[/dim] {members}",
+        f"[dim]lag[/dim] {_lag_text(found)}  "
+        + fields_text({"members": len(found.members) or "none running", **agreed}),
         soft_wrap=True,
     )
+    if found.member_details:
+        screen.table(["member", "online since", ">partitions"], map(_member_row, found.member_details))
     screen.table(
-        [">partition", ">committed", ">end offset", ">lag", "owner", ">epoch", ">lease left"],
+        [">partition", ">committed", ">end offset", ">lag", ">done/s", "owner", ">epoch", ">lease left"],
         map(_partition_row, found.partitions),
     )
+    blocking = [one.blocking for one in found.partitions if one.blocking is not None]
+    if blocking:
+        screen.table(
+            [">partition", "blocking key", "state", ">attempts", ">waiting behind"], map(_blocking_row, blocking)
+        )
     if any(troubles.values()):
         counts = ", ".join(f"{count:,} {state}" for state, count in troubles.items() if count)
         screen.out.print(
@@ -156,16 +169,27 @@ def _print_description(screen: Screen, found: GroupDescription, troubles: dict[s
         )
 
 
+def _member_row(one: MemberDescription) -> list[str]:
+    age = age_text(time.time() - one.since_ms / 1000)
+    share = f"{len(one.held)}" if one.held == one.assigned else f"{len(one.held)} of {len(one.assigned)}"
+    return [plain(one.name), f"{born_text(one.since_ms)} ({age})", share]
+
+
 def _partition_row(one: GroupPartition) -> list[str]:
     return [
         str(one.partition),
         f"{one.committed:,}",
         f"{one.end_offset:,}",
         f"[yellow]{one.lag:,}[/yellow]" if one.lag else "[green]0[/green]",
+        rate_text(one.done_per_s),
         "[dim]–[/dim]" if one.owner is None else plain(one.owner),
         str(one.epoch),
         "[dim]–[/dim]" if one.remaining_s is None else f"{one.remaining_s:.1f} s",
     ]
+
+
+def _blocking_row(one: KeyDescription) -> list[str]:
+    return [str(one.partition), key_text(one.key), state_text(one.state), str(one.attempts), f"{one.waiting:,}"]
 
 
 def _print_moves(screen: Screen, before: GroupDescription, after: list[int]) -> None:
@@ -204,7 +228,7 @@ def _summary(found: GroupDescription) -> dict[str, object]:
         "subject": found.subject,
         "members": list(found.members),
         "partition_count": len(found.partitions),
-        "lag": _lag(found),
+        "lag": found.lag,
     }
 
 
@@ -212,7 +236,11 @@ def _fields(found: GroupDescription, troubles: dict[str, int]) -> dict[str, obje
     return {
         "subject": found.subject,
         "members": list(found.members),
-        "lag": _lag(found),
+        "member_details": found.member_details,
+        "order": found.order,
+        "assignment": found.assignment,
+        "lag": found.lag,
+        "done_per_s": sum(one.done_per_s for one in found.partitions),
         "keys": troubles,
         "partitions": [
             {
@@ -223,6 +251,9 @@ def _fields(found: GroupDescription, troubles: dict[str, int]) -> dict[str, obje
                 "owner": one.owner,
                 "epoch": one.epoch,
                 "remaining_s": one.remaining_s,
+                "finished_count": one.finished_count,
+                "done_per_s": one.done_per_s,
+                "blocking": blocking_fields(one.blocking),
             }
             for one in found.partitions
         ],

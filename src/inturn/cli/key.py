@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.message_line import born_text, message_fields, text_or_base64
-from inturn.cli.options import DEFAULT_DATA, Data, Group, Json, Subject, examples
+from inturn.cli.key_text import key_fields, key_text, state_text
+from inturn.cli.message_line import born_text, message_fields
+from inturn.cli.options import DEFAULT_DATA, Data, Group, Json, Server, Subject, examples
 from inturn.cli.screen import Screen, age_text, counted, fields_text, plain
 from inturn.cli.session import command, opened
 
@@ -31,7 +32,6 @@ Partition = Annotated[
     typer.Option(help="Where the key is; only needed if senders choose the partition.", min=0, show_default=False),
 ]
 
-_STATE_STYLE = {"failing": "yellow", "blocked": "bold red", "parked": "red", "resuming": "green", "requested": "cyan"}
 _DONE = {"park": "parked", "resume": "resumed", "skip": "skipped"}
 BODY_COLUMNS = 2000
 
@@ -39,7 +39,9 @@ BODY_COLUMNS = 2000
 @app.command(
     "list", epilog=examples("inturn key list orders --group billing", "inturn key list orders -g billing --json")
 )
-def list_keys(subject: Subject, group: Group, data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
+def list_keys(
+    subject: Subject, group: Group, data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False
+) -> None:
     """All keys that do not go on by themselves, what lasts longest first."""
     with command(json_output) as screen:
         with opened(data) as connection:
@@ -56,11 +58,18 @@ def list_keys(subject: Subject, group: Group, data: Data = DEFAULT_DATA, json_ou
         )
         for one in found:
             for request in one.requests:
-                screen.note(f"{_key_text(one.key)}: {_request_text(request)}, not done yet")
+                screen.note(f"{key_text(one.key)}: {_request_text(request)}, not done yet")
 
 
 @app.command("show", epilog=examples("inturn key show orders customer-7 --group billing"))
-def show(subject: Subject, key: Key, group: Group, data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
+def show(
+    subject: Subject,
+    key: Key,
+    group: Group,
+    data: Data = DEFAULT_DATA,
+    server: Server = None,
+    json_output: Json = False,
+) -> None:
     """One key: its state, its first message, and what was asked of it."""
     with command(json_output) as screen:
         with opened(data) as connection:
@@ -80,6 +89,7 @@ def park(
     why: Why = "",
     partition: Partition = None,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """Put the messages of a key aside, in order, those that come too. Needs consumers with order by key."""
@@ -96,6 +106,7 @@ def resume(
     why: Why = "",
     partition: Partition = None,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """Let a parked or blocked key run again, in order, before anything newer of it."""
@@ -121,6 +132,7 @@ def skip(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     partition: Partition = None,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """Drop the first message of a failing, blocked or parked key, for this group. It stays in the log.
@@ -175,7 +187,7 @@ def _tell(screen: Screen, state: RequestState, subject: str, group: str) -> None
     if screen.is_json:
         screen.json({"subject": subject, "group": group, **_request_fields(request), **_state_fields(state)})
         return
-    where = f"key [bold]{_key_text(request.key)}[/bold] of group {plain(group)} on {plain(subject)}"
+    where = f"key [bold]{key_text(request.key)}[/bold] of group {plain(group)} on {plain(subject)}"
     at = "" if request.offset is None else f", offset {request.offset}"
     if state.done_at_ms is not None:
         screen.out.print(f"{where}{at}: [green]{_DONE[request.kind]}[/green]", soft_wrap=True)
@@ -190,7 +202,7 @@ def _tell(screen: Screen, state: RequestState, subject: str, group: str) -> None
 def _print_details(screen: Screen, details: KeyDetails, head: Message | None) -> None:
     found = details.description
     screen.out.print(
-        f"key [bold]{_key_text(found.key)}[/bold]  {_state_text(found.state)}  "
+        f"key [bold]{key_text(found.key)}[/bold]  {state_text(found.state)}  "
         + fields_text(
             {
                 "partition": found.partition,
@@ -217,9 +229,9 @@ def _print_details(screen: Screen, details: KeyDetails, head: Message | None) ->
 
 def _row(one: KeyDescription) -> list[str]:
     return [
-        _key_text(one.key),
+        key_text(one.key),
         str(one.partition),
-        _state_text(one.state),
+        state_text(one.state),
         "[dim]–[/dim]" if one.offset is None else f"{one.offset:,}",
         str(one.attempts),
         plain(one.error or one.reason) or "[dim]–[/dim]",
@@ -232,27 +244,15 @@ def _age(one: KeyDescription) -> str:
     return age_text(time.time() - one.since_ms / 1000)
 
 
-def _key_text(key: bytes | None) -> str:
-    return "[dim]–[/dim]" if key is None else plain(key.decode(errors="backslashreplace"))
-
-
-def _state_text(state: str) -> str:
-    return f"[{_STATE_STYLE.get(state, 'yellow')}]{state}[/]"
-
-
 def _request_text(request: KeyRequest) -> str:
     at = "" if request.offset is None else f" offset {request.offset}"
     why = f": {plain(request.why)}" if request.why else ""
     return f"{request.kind}{at} asked for by {plain(request.by)}{why}"
 
 
-def _key_fields(key: bytes | None) -> dict[str, object]:
-    return {"key": None} if key is None else text_or_base64("key", key)
-
-
 def _fields(one: KeyDescription) -> dict[str, object]:
     return {
-        **_key_fields(one.key),
+        **key_fields(one.key),
         "partition": one.partition,
         "state": one.state,
         "offset": one.offset,
@@ -277,7 +277,7 @@ def _request_fields(request: KeyRequest) -> dict[str, object]:
     return {
         "request_id": request.id,
         "action": request.kind,
-        **_key_fields(request.key),
+        **key_fields(request.key),
         "partition": request.partition,
         "offset": request.offset,
         "by": request.by,

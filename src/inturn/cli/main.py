@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from inturn.cli import bench, consume, dead_letter, doctor, group, key, produce, subject
+from inturn.cli import bench, consume, dead_letter, doctor, group, key, produce, serve, subject, top
 from inturn.cli.options import Json, examples
 
 app = typer.Typer(
@@ -20,6 +20,8 @@ app = typer.Typer(
         "inturn produce orders orders.jsonl --key-field customer.id",
         "inturn consume orders --limit 10",
         "inturn group describe billing",
+        "inturn top",
+        "inturn serve ./data",
         "inturn key list orders --group billing",
         "inturn doctor",
     ),
@@ -43,8 +45,8 @@ def main(
 ) -> None:
     """Ordered messaging in a folder: what belongs together is handled in the order it happened.
 
-    All commands work on a folder: --data, or the environment variable INTURN_DATA, or ./data.
-    One process has a folder open at a time.
+    All commands work on a folder: --data, or the environment variable INTURN_DATA, or ./data. Several processes may
+    use it at once. Or on a server (`inturn serve`): --server, or INTURN_SERVER.
     """
 
 
@@ -52,6 +54,8 @@ app.add_typer(subject.app, name="subject")
 app.command("produce", epilog=produce.EXAMPLES)(produce.produce)
 app.command("consume", epilog=consume.EXAMPLES)(consume.consume)
 app.add_typer(group.app, name="group")
+app.command("top", epilog=top.EXAMPLES)(top.top)
+app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(key.app, name="key")
 app.add_typer(dead_letter.app, name="dead-letter")
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)

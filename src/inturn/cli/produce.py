@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from inturn.cli.lines import BadLine, Keying, read_lines
-from inturn.cli.options import DEFAULT_DATA, Data, Json, Subject, examples
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, Subject, examples
 from inturn.cli.progress import Meter
 from inturn.cli.screen import Screen, counted, plain
 from inturn.cli.session import command, opened
@@ -22,8 +23,8 @@ from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.settings import Flush, LogSettings, Routing
 
 if TYPE_CHECKING:
-    from inturn.connection import Connection
     from inturn.model.subject import Subject as SubjectValue
+    from inturn.producer.flight import SendHandle
     from inturn.producer.producer import Producer
 
 EXAMPLES = examples(
@@ -64,9 +65,13 @@ def produce(
     producer: Annotated[
         str | None, typer.Option(help="Be the producer of this name: fences the one before.", show_default=False)
     ] = None,
-    flush: Annotated[Flush, typer.Option(help="What an acknowledged message survives.")] = Flush.ALWAYS,
+    flush: Annotated[
+        Flush | None,
+        typer.Option(help="What an acknowledged message survives, always unless given. A server has its own."),
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """Send lines as messages, one each, in their order.
@@ -79,10 +84,10 @@ def produce(
         raise typer.BadParameter(f"file {str(file)!r} is not there or may not be read")
     keying = _keying(key, key_field, key_separator, json_lines)
     with command(json_output) as screen, _opened_lines(file) as source:
-        with opened(data, log=LogSettings(flush=flush)) as connection:
+        with opened(data, log=None if flush is None else LogSettings(flush=flush)) as connection:
             found = connection.subject(subject)
             _check_routing(found, keying, partition)
-            run = _Run(screen, connection, found, keying, partition, skip_bad)
+            run = _Run(screen, found, keying, partition, skip_bad)
             run.send(connection.producer(producer), source)
         run.tell()
 
@@ -147,31 +152,30 @@ class _Run:
     """One run of the command: sends, counts, tells."""
 
     screen: Screen
-    connection: Connection
     subject: SubjectValue
     keying: Keying
     partition: int | None
     skip_bad: bool
     bad_count: int = 0
     elapsed_s: float = 0.0
-    stored: dict[int, int] = field(default_factory=dict)  # partition → messages
+    stored: Counter[int] = field(default_factory=Counter)  # partition → messages that were acknowledged
+    sent: deque[SendHandle] = field(default_factory=deque)  # those that are not known to be
 
     def send(self, producer: Producer, source: BinaryIO) -> None:
-        before = self._ends()
         try:
             with Meter(self.screen, "sending", _size_of(source)) as meter:
                 bad = self._send_lines(producer, source, meter)
                 producer.flush()
+                self._count()
                 self.elapsed_s = meter.elapsed_s
         except (InturnError, KeyboardInterrupt) as error:
             with contextlib.suppress(InturnError):  # not for ever: the disk may be full
                 producer.close(GRACE_S)
-            self._count(before)
+            self._count_rest()
             sent = sum(self.stored.values())
             error.sent = sent  # type: ignore[union-attr]  # an extra field for --json
             self.screen.note(f"{counted(sent, 'message')} stored, and they stay")
             raise
-        self._count(before)
         if bad is not None:
             raise BadLine(bad.line, bad.why, sum(self.stored.values()))
 
@@ -179,7 +183,7 @@ class _Run:
         """The line that ended it, if one did."""
         limits = self.subject.limits
         longest = limits.body_bytes + limits.key_bytes + len(self.keying.separator)
-        send, name, split = producer.send, self.subject.name, self.keying.split
+        send, name, split, sent = producer.send, self.subject.name, self.keying.split, self.sent
         selector = self._selector()
         for line in read_lines(source, longest):
             if not line.data and self.keying.is_json:
@@ -189,7 +193,7 @@ class _Run:
                 if line.is_cut:
                     raise ValueError(f"it has more than {longest} bytes, which is more than the subject accepts")
                 key, body = split(line.data)
-                send(name, body, key=key, selector=selector)
+                sent.append(send(name, body, key=key, selector=selector))
             except (InvalidInput, ValueError) as error:
                 if not self.skip_bad:
                     return _Bad(line.number, str(error))
@@ -197,6 +201,7 @@ class _Run:
                 meter.advance(line.read_bytes)
             else:
                 meter.advance(line.read_bytes, 1)
+                self._count()
         return None
 
     def _selector(self) -> Callable[..., int] | None:
@@ -208,13 +213,19 @@ class _Run:
         if self.bad_count <= BAD_LINES_TOLD:
             self.screen.note(f"[yellow]skipped line {line}: {plain(why)}[/yellow]")
 
-    def _ends(self) -> list[int]:
-        return [one.end_offset for one in self.connection.describe_subject(self.subject.name).partitions]
+    def _count(self) -> None:
+        """Those at the front that are over. Raises what made one fail."""
+        sent = self.sent
+        while sent and sent[0].done:
+            self.stored[sent.popleft().result().partition] += 1
 
-    def _count(self, before: list[int]) -> None:
-        """Nobody else writes while the folder is ours, so what is there now and was not before came from us."""
-        grown = [after - start for after, start in zip(self._ends(), before, strict=True)]
-        self.stored = {index: count for index, count in enumerate(grown) if count}
+    def _count_rest(self) -> None:
+        """When no more will be acknowledged."""
+        while self.sent:
+            with contextlib.suppress(InturnError):  # one that failed; its error is on its way
+                self._count()
+            if self.sent and not self.sent[0].done:
+                self.sent.popleft()
 
     def tell(self) -> None:
         sent = sum(self.stored.values())

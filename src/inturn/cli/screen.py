@@ -55,6 +55,14 @@ class Screen:
         if not self.is_json:
             self.err.print(text, highlight=False, soft_wrap=True)
 
+    def warn(self, text: str) -> None:
+        if self.is_json:
+            _write_stderr(msgspec.json.encode({"warning": text}).decode())
+            return
+        from rich.text import Text
+
+        self.err.print(Text.assemble(("warning: ", "bold yellow"), (printable(text), "yellow")), soft_wrap=True)
+
     def error(self, error: Exception) -> None:
         if self.is_json:
             _write_stderr(msgspec.json.encode({"error": error_fields(error)}).decode())
@@ -111,6 +119,13 @@ def size_text(size_bytes: int) -> str:
     from rich.filesize import decimal
 
     return decimal(size_bytes)
+
+
+def rate_text(per_s: float) -> str:
+    """0.25 → "0.2", 1234.5 → "1,234": slow ones with a digit more."""
+    if per_s == 0:
+        return "[dim]0[/dim]"
+    return f"{per_s:.1f}" if per_s < 10 else f"{per_s:,.0f}"
 
 
 def age_text(age_s: float) -> str:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from inturn.cli.screen import Screen
+from inturn.cli.target import is_address
 from inturn.folder import DATABASE_NAME
-from inturn.model.errors import InturnError, InvalidInput
+from inturn.model.errors import ConnectionLost, InturnError, InvalidInput
 from inturn.model.position import Position, parse_position, position_text
 
 if TYPE_CHECKING:
@@ -43,24 +44,37 @@ def command(is_json: bool) -> Iterator[Screen]:
 
 
 @contextlib.contextmanager
-def opened(data: Path, *, create: bool = False, log: LogSettings | None = None) -> Iterator[Connection]:
-    """The folder, open. Unless `create`, nothing is made: neither a folder, nor our files in somebody else's."""
+def opened(data: str, *, create: bool = False, log: LogSettings | None = None) -> Iterator[Connection]:
+    """The folder or the server. Unless `create`, no folder is made, nor our files in somebody else's."""
     from inturn.connection import Connection
 
-    if not create:
+    if not create and not is_address(data):
         check_folder(data)
-    with Connection(data, log=log, create=create) as connection:
+    try:
+        connection = Connection(data, log=log, create=create)
+    except ConnectionLost as error:
+        raise _unreachable(error) from None
+    with connection:
         yield connection
 
 
-def check_folder(data: Path) -> None:
-    if not data.is_dir():
+def _unreachable(error: ConnectionLost) -> ConnectionLost:
+    """The same, with the words for a command that ends now instead of trying again."""
+    error.args = (
+        f"no server at {error.address}: {error.why}; start one with `inturn serve`, or give its address with --server",
+    )
+    return error
+
+
+def check_folder(data: str) -> None:
+    folder = Path(data)
+    if not folder.is_dir():
         raise InvalidInput(
-            f"no folder {str(data)!r}; give the right one with --data, or make it with `inturn subject create`"
+            f"no folder {data!r}; give the right one with --data, or make it with `inturn subject create`"
         )
-    if not (data / DATABASE_NAME).is_file():
+    if not (folder / DATABASE_NAME).is_file():
         raise InvalidInput(
-            f"folder {str(data)!r} is not one of inturn (it has no {DATABASE_NAME}); give the right one with --data"
+            f"folder {data!r} is not one of inturn (it has no {DATABASE_NAME}); give the right one with --data"
         )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.options import DEFAULT_DATA, Data, Json, Subject, examples
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, Subject, examples
 from inturn.cli.screen import Screen, fields_text, plain, size_text
 from inturn.cli.session import command, opened
 from inturn.model.settings import Keyless, Limits, Routing, Strategy
@@ -43,6 +43,7 @@ def create(
         int, typer.Option(help="All properties of a message together.")
     ] = _DEFAULT_LIMITS.properties_bytes,
     data: Data = DEFAULT_DATA,
+    server: Server = None,
     json_output: Json = False,
 ) -> None:
     """Create a subject, and the folder if it is not there. The same again is no error; other settings are."""
@@ -60,7 +61,7 @@ def create(
 
 
 @app.command("list", epilog=examples("inturn subject list", "inturn subject list --json"))
-def list_subjects(data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
+def list_subjects(data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False) -> None:
     """All subjects with their size."""
     with command(json_output) as screen:
         with opened(data) as connection:
@@ -77,7 +78,7 @@ def list_subjects(data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
 
 
 @app.command("describe", epilog=examples("inturn subject describe orders", "inturn subject describe orders --json"))
-def describe(name: Subject, data: Data = DEFAULT_DATA, json_output: Json = False) -> None:
+def describe(name: Subject, data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False) -> None:
     """One subject: its route, and what each partition holds."""
     with command(json_output) as screen:
         with opened(data) as connection:
@@ -96,13 +97,11 @@ def describe(name: Subject, data: Data = DEFAULT_DATA, json_output: Json = False
 
 def _check(name: str, partitions: int) -> None:
     """Before the folder is made: a mistake should leave nothing behind."""
-    from inturn.model.errors import InvalidInput
     from inturn.model.names import check_name
-    from inturn.model.route import PARTITION_COUNT_MAX
+    from inturn.model.route import check_partition_count
 
     check_name("subject", name)
-    if not 1 <= partitions <= PARTITION_COUNT_MAX:
-        raise InvalidInput(f"subject {name!r} with {partitions} partitions: use 1 to {PARTITION_COUNT_MAX}")
+    check_partition_count(name, partitions)
 
 
 def _settings_text(subject: SubjectValue) -> str:

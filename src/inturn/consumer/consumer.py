@@ -6,6 +6,7 @@ changes the core holds the lock; nobody holds it while talking to the node or ru
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import socket
@@ -102,6 +103,7 @@ class Consumer:
         lease: LeaseSettings | None = None,
         hooks: Sequence[Hook] = (),
         name: str | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
         retries_of: str | None = None,
     ) -> None:
         check_name("subject", subject, reserved=True)
@@ -144,6 +146,7 @@ class Consumer:
                 lease=lease,
                 hooks=hooks,
                 name=name,
+                loop=loop,
                 retries_of=subject,
             )
         worker = Worker(handler, self._settings, clock, hooks)
@@ -152,7 +155,7 @@ class Consumer:
         self._talker = threading.Thread(target=self._talk_to_node, name=f"inturn-consumer-{self.name}", daemon=True)
         count = self._settings.concurrency
         self._workers: Workers = (
-            WorkerLoop(self.name, count, self._lock, self._turn, worker, clock)
+            WorkerLoop(self.name, count, self._lock, self._turn, worker, clock, loop)
             if is_async(handler)
             else WorkerThreads(self.name, count, self._lock, self._turn, worker, self._core.handling.scheduler.room)
         )

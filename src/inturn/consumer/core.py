@@ -2,7 +2,10 @@
 
     assigned ─ Acquire ─► ASKING ─ granted ─► ACTIVE ─ taken away ─► DRAINING ─ nothing runs ─► RELEASING ─► gone
                                                 │
-                                                └─ deadline passed, or StaleEpoch ─► LOST ─ nothing runs ─► gone
+                                                └─ lease over, or StaleEpoch ─► LOST ─ nothing runs ─► gone
+
+An assignment counts until the authorisation that came with it is over. Without a newer one by then everything is taken
+away: the node has given this member up, and others wait for what it holds, though its leases may be renewed still.
 
 A partition is pulled only in ACTIVE. Everything pulled is thrown away with the lease: the next holder, even if it
 is this consumer again, starts from the committed offset with a higher epoch. A partition in which a handler still
@@ -42,6 +45,7 @@ from inturn.model.commands import (
 )
 from inturn.model.errors import (
     Closed,
+    ConnectionLost,
     GroupConflict,
     InturnError,
     InvalidInput,
@@ -49,6 +53,7 @@ from inturn.model.errors import (
     LogDamaged,
     NotFound,
     StaleEpoch,
+    VersionMismatch,
 )
 from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
@@ -93,6 +98,7 @@ class ConsumerCore:
         self._settings = settings
         self._lease = lease
         self._assigned: frozenset[int] = frozenset()
+        self._authorised_until_s = NEVER  # then the node has given it up, unless a newer heartbeat was answered
         self._generation = 0
         self._requests: tuple[KeyRequest, ...] = ()
         self._asks = 0
@@ -115,7 +121,7 @@ class ConsumerCore:
         commands: list[Command] = []
         for held in list(self.held.values()):
             self._poll_partition(held, commands, now_s)
-        for index in self._assigned - self.held.keys():
+        for index in self._wanted(now_s) - self.held.keys():
             delay_s = self._delays_s[index] if self._delays_s else 0.0
             self.held[index] = HeldPartition(index, self.subject, self.group, self.member, delay_s)
             self._poll_partition(self.held[index], commands, now_s)
@@ -142,7 +148,7 @@ class ConsumerCore:
         if Renew not in self._pending and _holding(self.held.values()):
             due.append(self._renewed_at_s + self._lease.renew_s)
         due += [pending.until_s for pending in self._pending.values()]
-        due += [at_s for at_s in self._retry_at_s.values() if at_s > now_s]
+        due += [at_s for at_s in (*self._retry_at_s.values(), self._authorised_until_s) if at_s > now_s]
         for held in self.held.values():
             due += [pending.until_s for pending in held.pending.values()]
             due += [at_s for at_s in (held.retry_at_s, held.lease_ends_s) if at_s > now_s]
@@ -157,8 +163,14 @@ class ConsumerCore:
                     due.append(now_s + self._settings.commit_interval_s)  # it may have done something by then
         return max(min(due), now_s)
 
+    def _wanted(self, now_s: float) -> frozenset[int]:
+        """What is assigned, as long as that can be relied upon."""
+        return self._assigned if now_s < self._authorised_until_s else frozenset()
+
     def _poll_membership(self, commands: list[Command], now_s: float) -> None:
         if not self._is_stopping and self._may_send(Heartbeat, now_s):
+            # A third of the time to be held back, a third for the answer: so one that is lost is repeated in time.
+            third_s = max(0.0, self._authorised_until_s - now_s) / 3
             beat = Heartbeat(
                 self.subject,
                 self.group,
@@ -166,15 +178,16 @@ class ConsumerCore:
                 self._order.value,
                 self._start,
                 self._generation,
-                self._settings.heartbeat_s,
+                min(self._settings.heartbeat_s, third_s),
+                str(self._settings.assignment),
             )
-            self._send(commands, beat, now_s)
+            self._send(commands, beat, now_s, timeout_s=max(third_s, RETRY_S) if third_s else None)
         elif self._is_stopping and not self.held and self._may_send(Leave, now_s):
             self._pending.pop(Heartbeat, None)
             self._send(commands, Leave(self.subject, self.group, self.member), now_s)
 
     def _poll_partition(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
-        is_wanted = held.index in self._assigned
+        is_wanted = held.index in self._wanted(now_s)
         if held.stage in (Stage.ACTIVE, Stage.RELEASING, Stage.DRAINING) and now_s >= held.lease_ends_s:
             self.handling.drop(held, Stage.LOST)
         if held.stage is Stage.ACTIVE and not (is_wanted and self._is_pulled_enough(held, now_s)):
@@ -320,9 +333,18 @@ class ConsumerCore:
             return kind not in self._pending and now_s >= self._retry_at_s.get(kind, 0.0)
         return kind not in held.pending and now_s >= held.retry_at_s
 
-    def _send(self, commands: list[Command], command: Command, now_s: float, held: HeldPartition | None = None) -> None:
+    def _send(
+        self,
+        commands: list[Command],
+        command: Command,
+        now_s: float,
+        held: HeldPartition | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         pending = self._pending if held is None else held.pending
-        until_s = now_s + getattr(command, "wait_s", 0.0) + self._settings.answer_timeout_s
+        longest_s = self._settings.answer_timeout_s
+        timeout_s = longest_s if timeout_s is None else min(timeout_s, longest_s)
+        until_s = now_s + getattr(command, "wait_s", 0.0) + timeout_s
         pending[type(command)] = Pending(command, now_s, until_s)
         commands.append(command)
 
@@ -356,7 +378,7 @@ class ConsumerCore:
             return
         match answer:
             case Assignment():
-                self._assigned_to(answer)
+                self._assigned_to(answer, waited.sent_at_s, now_s)
             case Granted() if held is not None:
                 self._granted(held, answer, waited.sent_at_s, now_s)
             case Opened() if held is not None and isinstance(command, Pull):
@@ -374,7 +396,10 @@ class ConsumerCore:
             case Done() if isinstance(command, Leave):
                 self.is_stopped, self.error = True, self._refusal
 
-    def _assigned_to(self, answer: Assignment) -> None:
+    def _assigned_to(self, answer: Assignment, sent_at_s: float, now_s: float) -> None:
+        self._authorised_until_s = sent_at_s + answer.authorised_s - self._lease.margin_s
+        if self._authorised_until_s <= now_s:
+            self._retry_at_s[Heartbeat] = now_s + RETRY_S  # it came too late; the next one is answered at once
         self._generation = answer.generation
         self._requests = answer.requests
         self.handling.keyless = answer.subject.keyless
@@ -382,6 +407,7 @@ class ConsumerCore:
             self._assigned = frozenset(answer.partitions)
         for held in self.held.values():
             if held.stage is Stage.ACTIVE:
+                held.authorised(self._authorised_until_s)
                 self._note_requests(held)
 
     def _note_requests(self, held: HeldPartition) -> None:
@@ -392,6 +418,7 @@ class ConsumerCore:
 
     def _granted(self, held: HeldPartition, answer: Granted, sent_at_s: float, now_s: float) -> None:
         held.life_s = answer.life_s
+        held.authorised_until_s = self._authorised_until_s
         held.granted(answer, self._deadline_s(held, sent_at_s), now_s)
         self._note_requests(held)
         if held.lots and self._order is not Order.KEY:
@@ -473,9 +500,10 @@ class ConsumerCore:
 
     def _failed(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
         if held is None:
-            if isinstance(command, Leave) and isinstance(error, NotFound | Closed):
+            if isinstance(command, Leave) and isinstance(error, NotFound | Closed | ConnectionLost):
+                # Nothing is held any more: whoever cannot hear it will count us out for our silence.
                 self.is_stopped, self.error = True, self._refusal
-            elif isinstance(error, NotFound | GroupConflict | InvalidInput | Closed):
+            elif isinstance(error, NotFound | GroupConflict | InvalidInput | VersionMismatch | Closed):
                 self.error = error
             else:
                 self._retry_at_s[type(command)] = now_s + RETRY_S

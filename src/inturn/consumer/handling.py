@@ -133,7 +133,7 @@ class Handling:
                 held.collect()
                 before = held
                 if held.stage is Stage.ACTIVE and now_s >= held.deadline_s:
-                    self.drop(held, Stage.LOST)
+                    self.drop(held, Stage.LOST if now_s >= held.lease_ends_s else Stage.DRAINING)
             if held.stage is Stage.LOST:
                 self._part(lane)
                 continue
@@ -350,7 +350,7 @@ class Handling:
         read = [one for one in content.messages if (one.partition, one.offset) not in lot.not_again]
         places = {(one.partition, one.offset) for one in read}
         if content.is_end:
-            known = places | lot.read_early
+            known = places | lot.read_early | lot.not_again
             read += [one for one in since if (one.partition, one.offset) not in known]
         lot.read_early = (lot.read_early | places) & {(one.partition, one.offset) for one in held.unstored(lot.key)}
         if content.messages:

@@ -88,7 +88,8 @@ class HeldPartition:
     epoch: int = 0
     life_s: float = 0.0  # of the lease, as the grantor said; it is the one that counts
     lease_ends_s: float = NEVER
-    # No handler is started at or after this: the end of the lease, or NEVER once the partition is being given up.
+    authorised_until_s: float = NEVER
+    # No handler is started at or after this: the earlier of both, or NEVER once the partition is being given up.
     deadline_s: float = NEVER
     lanes: dict[LaneKey, Lane] = field(default_factory=dict)
     lots: dict[bytes, HeldLot] = field(default_factory=dict)
@@ -128,7 +129,8 @@ class HeldPartition:
         self.stage = Stage.ACTIVE
         self.epoch = answer.epoch
         self.life_s = answer.life_s
-        self.deadline_s = self.lease_ends_s = deadline_s
+        self.lease_ends_s = deadline_s
+        self.deadline_s = min(self.lease_ends_s, self.authorised_until_s)
         self.tracker = CommitTracker(answer.offset, answer.finished)
         self.pull_offset = self.committed = self.end_offset = answer.offset
         self.attempts = {one.offset: one.attempts for one in answer.failures}
@@ -142,7 +144,12 @@ class HeldPartition:
     def renewed(self, deadline_s: float) -> None:
         self.lease_ends_s = max(self.lease_ends_s, deadline_s)
         if self.stage is Stage.ACTIVE:
-            self.deadline_s = self.lease_ends_s
+            self.deadline_s = min(self.lease_ends_s, self.authorised_until_s)
+
+    def authorised(self, until_s: float) -> None:
+        self.authorised_until_s = until_s
+        if self.stage is Stage.ACTIVE:
+            self.deadline_s = min(self.lease_ends_s, self.authorised_until_s)
 
     def context(self) -> Context:
         return Context(self.subject, self.group, self.index, self.member, self.epoch)

@@ -1,4 +1,4 @@
-"""Workers as tasks of one event loop in a thread of its own, for handlers that are `async def`."""
+"""Workers as tasks of an event loop, for handlers that are `async def`: in a thread of its own, or a given one."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from inturn.consumer.run import Run
 from inturn.consumer.threads import Turn
 from inturn.consumer.worker import Worker
 from inturn.model.clock import Clock
-
-new_event_loop: Callable[[], asyncio.AbstractEventLoop]
-try:
-    import uvloop
-except ImportError:  # not on every platform
-    new_event_loop = asyncio.new_event_loop
-else:
-    new_event_loop = uvloop.new_event_loop
+from inturn.model.event_loop import new_event_loop
 
 YIELD_S = 0.002  # handlers that never wait let others on after this
 
@@ -27,13 +19,24 @@ YIELD_S = 0.002  # handlers that never wait let others on after this
 class WorkerLoop:
     """See `Workers`. Tasks take the same lock as threads would, and hold it as shortly."""
 
-    def __init__(self, name: str, count: int, lock: threading.Lock, turn: Turn, worker: Worker, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        lock: threading.Lock,
+        turn: Turn,
+        worker: Worker,
+        clock: Clock,
+        given: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.count = count
         self._lock = lock
         self._turn = turn
         self._worker = worker
         self._monotonic = clock.monotonic
         self._thread = threading.Thread(target=self._run, name=f"inturn-loop-{name}", daemon=True)
+        self._given = given
+        self._is_over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -43,7 +46,10 @@ class WorkerLoop:
         self._yielded_at_s = float("-inf")
 
     def start(self) -> None:
-        self._thread.start()
+        if self._given is None:
+            self._thread.start()
+        else:
+            self._given.call_soon_threadsafe(self._begin)
 
     def resize(self, count: int) -> None:
         self.count = count
@@ -63,7 +69,11 @@ class WorkerLoop:
             self._loop.call_soon_threadsafe(self._wake_asked)
 
     def join(self) -> None:
-        self._thread.join()
+        if self._given is None:
+            self._thread.join()
+            return
+        while not self._is_over.wait(0.5) and not self._given.is_closed():
+            pass
 
     def has_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -83,6 +93,14 @@ class WorkerLoop:
             if not waiter.done():
                 waiter.set_result(None)
                 wanted -= 1
+
+    def _begin(self) -> None:
+        """In the loop that was given."""
+        self._thread = threading.current_thread()
+        assert self._given is not None
+        keeping = self._given.create_task(self._keep_count())
+        keeping.add_done_callback(lambda _: self._is_over.set())
+        self._keeping = keeping  # loops keep no hold of their tasks
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

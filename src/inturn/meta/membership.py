@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from inturn.meta.assignment import assign_sticky
+from inturn.meta.assignment import assign
 from inturn.model.clock import Clock
-from inturn.model.commands import Assignment, Heartbeat, KeyRequest
+from inturn.model.commands import Assignment, Heartbeat, KeyRequest, MemberDescription
 from inturn.model.errors import GroupConflict
-from inturn.model.settings import LeaseSettings
+from inturn.model.settings import AssignmentStrategy, LeaseSettings, one_of
 from inturn.model.subject import Subject
 from inturn.state.groups import GroupRecord
 from inturn.state.members import Members
+
+# The partitions of a group by the member that holds their live leases.
+Holders: TypeAlias = Callable[[GroupRecord], Mapping[str, tuple[int, ...]]]
+
+
+@dataclass(slots=True)
+class _Member:
+    deadline_s: float
+    since_ms: int | None = None  # None: it holds a lease from before a restart, and was not heard since
 
 
 @dataclass(slots=True)
@@ -21,37 +32,67 @@ class _Roster:
 
     group: GroupRecord
     order: str
-    deadline_s: dict[str, float] = field(default_factory=dict)
+    strategy: AssignmentStrategy
+    members: dict[str, _Member] = field(default_factory=dict)
     assignment: dict[str, tuple[int, ...]] = field(default_factory=dict)
     generation: int = 0
+
+    @property
+    def heard(self) -> list[str]:
+        return sorted(name for name, member in self.members.items() if member.since_ms is not None)
+
+    def reassign(self, partition_count: int) -> bool:
+        """True if that changed anything."""
+        before = self.assignment
+        self.assignment = assign(self.strategy, self.members, partition_count, before)
+        self.generation += self.assignment != before
+        return self.assignment != before
 
 
 class Membership:
     """A member is alive until it leaves or is silent for a full lease. Deadlines live here, the database is
-    written when somebody comes or goes."""
+    written when somebody comes or goes.
 
-    def __init__(self, members: Members, clock: Clock, settings: LeaseSettings) -> None:
+    After a restart, whoever holds a live lease counts as a member for a lease's life: those that are heard first are
+    not given what the others still have.
+    """
+
+    def __init__(
+        self, members: Members, clock: Clock, settings: LeaseSettings, holders: Holders = lambda group: {}
+    ) -> None:
         self._members = members
         self._clock = clock
         self._life_s = settings.life_s
+        self._holders = holders
+        self._awaited_until_s = clock.monotonic() + settings.life_s
         self._rosters: dict[int, _Roster] = {}
 
     def heartbeat(self, group: GroupRecord, subject: Subject, command: Heartbeat) -> bool:
-        """Keep the member alive; True if it came just now and the assignment changed."""
-        roster = self._rosters.setdefault(group.id, _Roster(group, command.order))
-        if not roster.deadline_s:
-            roster.order = command.order
-        elif roster.order != command.order:
-            raise GroupConflict(
-                group.name,
-                f"its members use order={roster.order!r}, this one asks for {command.order!r}; use the same for all",
-            )
-        is_new = command.member not in roster.deadline_s
-        roster.deadline_s[command.member] = self._clock.monotonic() + self._life_s
-        if is_new:
-            self._members.set_online(group.id, command.member, True, self._clock.time_ms())
-            self._reassign(roster, subject.partition_count)
-        return is_new
+        """Keep the member alive; True if it came just now."""
+        strategy = one_of(AssignmentStrategy, "assignment", command.assignment)
+        roster = self._rosters.get(group.id)
+        if roster is None:
+            roster = self._rosters[group.id] = self._new_roster(group, command.order, strategy)
+        if not roster.heard:
+            roster.order, roster.strategy = command.order, strategy
+        _check_same(group, "order", roster.order, command.order)
+        _check_same(group, "assignment", roster.strategy.value, strategy.value)
+        now_s = self._clock.monotonic()
+        member = roster.members.setdefault(command.member, _Member(now_s))
+        member.deadline_s = now_s + self._life_s
+        if member.since_ms is not None:
+            return False
+        member.since_ms = self._clock.time_ms()
+        self._members.set_online(group.id, command.member, True, member.since_ms)
+        roster.reassign(subject.partition_count)
+        return True
+
+    def _new_roster(self, group: GroupRecord, order: str, strategy: AssignmentStrategy) -> _Roster:
+        holders = self._holders(group)
+        roster = _Roster(group, order, strategy, assignment=dict(holders))
+        if self._clock.monotonic() < self._awaited_until_s:
+            roster.members = {name: _Member(self._awaited_until_s) for name in holders}
+        return roster
 
     def answer(
         self, group: GroupRecord, subject: Subject, member: str, requests: tuple[KeyRequest, ...] = ()
@@ -65,39 +106,80 @@ class Membership:
         if roster is not None:
             roster.generation += 1
 
+    def reassign(self, group: GroupRecord, subject: Subject) -> bool:
+        """Make the assignment anew, for the subject as it is now; True if that changed anything."""
+        roster = self._rosters.get(group.id)
+        return roster is not None and roster.reassign(subject.partition_count)
+
     def order(self, group: GroupRecord) -> str | None:
         """What its members keep to; None if there are none."""
         roster = self._rosters.get(group.id)
-        return None if roster is None or not roster.deadline_s else roster.order
+        return None if roster is None or not roster.heard else roster.order
+
+    def strategy(self, group: GroupRecord) -> AssignmentStrategy | None:
+        """How its partitions are divided; None if there are no members."""
+        roster = self._rosters.get(group.id)
+        return None if roster is None or not roster.heard else roster.strategy
 
     def generation(self, group: GroupRecord) -> int:
         roster = self._rosters.get(group.id)
         return 0 if roster is None else roster.generation
 
+    def hasten(self, group: GroupRecord, name: str, within_s: float) -> None:
+        """The member may be gone: it has this long to be heard again, not longer."""
+        roster = self._rosters.get(group.id)
+        member = None if roster is None else roster.members.get(name)
+        if member is not None:
+            member.deadline_s = min(member.deadline_s, self._clock.monotonic() + within_s)
+
     def leave(self, group: GroupRecord, subject: Subject, member: str) -> bool:
         roster = self._rosters.get(group.id)
-        if roster is None or roster.deadline_s.pop(member, None) is None:
+        gone = None if roster is None else roster.members.pop(member, None)
+        if roster is None or gone is None:
             return False
-        self._members.set_online(group.id, member, False, self._clock.time_ms())
-        self._reassign(roster, subject.partition_count)
+        if gone.since_ms is not None:
+            self._members.set_online(group.id, member, False, self._clock.time_ms())
+        roster.reassign(subject.partition_count)
         return True
 
     def silent(self, now_s: float) -> list[tuple[GroupRecord, str]]:
         """The members whose time is over; `leave` is to be called for each."""
         return [
-            (roster.group, member)
+            (roster.group, name)
             for roster in self._rosters.values()
-            for member, deadline_s in roster.deadline_s.items()
-            if deadline_s <= now_s
+            for name, member in roster.members.items()
+            if member.deadline_s <= now_s
         ]
 
     def next_deadline_s(self) -> float | None:
-        return min((d for roster in self._rosters.values() for d in roster.deadline_s.values()), default=None)
+        """When the next member would be silent for too long; None if there are no members."""
+        deadlines_s = (member.deadline_s for roster in self._rosters.values() for member in roster.members.values())
+        return min(deadlines_s, default=None)
+
+    def groups(self) -> list[GroupRecord]:
+        """Those that have members."""
+        return [roster.group for roster in self._rosters.values() if roster.members]
 
     def members(self, group: GroupRecord) -> tuple[str, ...]:
         roster = self._rosters.get(group.id)
-        return () if roster is None else tuple(sorted(roster.deadline_s))
+        return () if roster is None else tuple(roster.heard)
 
-    def _reassign(self, roster: _Roster, partition_count: int) -> None:
-        roster.assignment = assign_sticky(roster.deadline_s, partition_count, roster.assignment)
-        roster.generation += 1
+    def describe(self, group: GroupRecord) -> tuple[MemberDescription, ...]:
+        """The members with what is assigned to them, and what they hold, by name."""
+        roster = self._rosters.get(group.id)
+        if roster is None:
+            return ()
+        holders = self._holders(group)
+        return tuple(
+            MemberDescription(
+                name, roster.members[name].since_ms or 0, roster.assignment.get(name, ()), holders.get(name, ())
+            )
+            for name in roster.heard
+        )
+
+
+def _check_same(group: GroupRecord, what: str, used: str, asked: str) -> None:
+    if used != asked:
+        raise GroupConflict(
+            group.name, f"its members use {what}={used!r}, this one asks for {asked!r}; use the same for all"
+        )

@@ -42,7 +42,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
 
 
-class Batch(msgspec.Struct, frozen=True, gc=False):
+class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Messages ready to be stored: what a producer hands to the log."""
 
     count: int
@@ -75,7 +75,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
         return fields + _CHECKSUM.pack(xxh3_64_intdigest(fields, seed))
 
 
-class BatchHeader(msgspec.Struct, frozen=True, gc=False):
+class BatchHeader(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A header whose checksum was right."""
 
     compression: int
@@ -99,11 +99,11 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         return HEADER_BYTES + self.payload_bytes
 
 
-class StoredBatch(msgspec.Struct, frozen=True, gc=False):
+class StoredBatch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A batch as it stands in the log. The payload's checksum is checked by `decode`, at the reader."""
 
     header: BatchHeader
-    payload: bytes | memoryview
+    payload: memoryview
 
 
 def parse_header(data: bytes | memoryview, position: int, seed: int) -> BatchHeader | None:

@@ -15,12 +15,35 @@ import msgspec
 from inturn.model.batch import Batch, StoredBatch
 from inturn.model.errors import InturnError
 from inturn.model.route import Partition
-from inturn.model.settings import Limits
+from inturn.model.settings import LeaseSettings, Limits
 from inturn.model.subject import Subject
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
     pass
+
+
+# Connecting: between a client and a server only
+
+
+class Hello(Command, frozen=True, gc=False):
+    """The first frame of a client; nothing else is taken before. Answered with Welcome, or VersionMismatch."""
+
+    versions: tuple[int, int]  # of the protocol, the lowest and the highest that the client speaks
+    software: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True, gc=False):
+    """The version that both speak from now on, and what the client has to keep to."""
+
+    version: int
+    software: str
+    frame_bytes: int  # the largest frame that is taken
+    lease: LeaseSettings
+
+
+class Ping(Command, frozen=True, gc=False):
+    """Is anybody there? Answered with Done. A client that has been silent for a minute is hung up on."""
 
 
 # Producing
@@ -37,7 +60,7 @@ class ProducerOpened(msgspec.Struct, frozen=True, gc=False):
     epoch: int
 
 
-class Append(Command, frozen=True, gc=False):
+class Append(Command, frozen=True, gc=False, array_like=True):
     """Store a batch. Answered when it is durable as the log's flush setting says.
 
     A batch whose sequence was stored already is answered with its first offset again. A sequence that leaves
@@ -50,7 +73,7 @@ class Append(Command, frozen=True, gc=False):
     gap: bool = False
 
 
-class Appended(msgspec.Struct, frozen=True, gc=False):
+class Appended(msgspec.Struct, frozen=True, gc=False, array_like=True):
     base_offset: int
 
 
@@ -70,6 +93,7 @@ class Heartbeat(Command, frozen=True, gc=False):
     start: str
     generation: int = 0
     wait_s: float = 0.0
+    assignment: str = "sticky"  # one of AssignmentStrategy; as with `order`, the members of a group agree
 
 
 class KeyRequest(msgspec.Struct, frozen=True, gc=False):
@@ -170,7 +194,7 @@ class Renewed(msgspec.Struct, frozen=True, gc=False):
     partitions: tuple[int, ...]
 
 
-class Pull(Command, frozen=True, gc=False):
+class Pull(Command, frozen=True, gc=False, array_like=True):
     """Read from an offset on, under a lease, which this renews."""
 
     subject: str
@@ -183,7 +207,7 @@ class Pull(Command, frozen=True, gc=False):
     wait_s: float = 0.0
 
 
-class Pulled(msgspec.Struct, frozen=True, gc=False):
+class Pulled(msgspec.Struct, frozen=True, gc=False, array_like=True):
     batches: tuple[StoredBatch, ...]
     next_offset: int  # where to go on; behind the last batch, or behind a gap in which nothing is stored
     end_offset: int  # one past the newest that may be read
@@ -350,6 +374,7 @@ class PartitionDescription(msgspec.Struct, frozen=True, gc=False):
     end_offset: int
     size_bytes: int
     state: str  # "ok", "stopped", "damaged"
+    appended_per_s: float = 0.0  # messages, over the last ten seconds
 
 
 class SubjectDescription(msgspec.Struct, frozen=True, gc=False):
@@ -394,17 +419,37 @@ class GroupPartition(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     remaining_s: float | None  # until the lease ends unless it is renewed
     finished_count: int = 0  # above `committed`, done all the same
+    done_per_s: float = 0.0  # over the last ten seconds
+    blocking: KeyDescription | None = None  # of the keys that fail, are blocked or parked: most waits behind it
 
     @property
     def lag(self) -> int:
         return max(0, self.end_offset - self.committed - self.finished_count)
 
 
+class MemberDescription(msgspec.Struct, frozen=True, gc=False):
+    """Its name says on which host and in which process it is."""
+
+    name: str
+    since_ms: int  # when it came
+    assigned: tuple[int, ...]
+    held: tuple[int, ...]  # partitions whose leases it has
+
+
 class GroupDescription(msgspec.Struct, frozen=True, gc=False):
+    """`order` and `assignment` are what its members agree on; None if there are none."""
+
     subject: str
     group: str
     members: tuple[str, ...]
     partitions: tuple[GroupPartition, ...]
+    member_details: tuple[MemberDescription, ...] = ()  # of the same members, by name
+    order: str | None = None
+    assignment: str | None = None  # one of AssignmentStrategy
+
+    @property
+    def lag(self) -> int:
+        return sum(one.lag for one in self.partitions)
 
 
 class ResetGroup(Command, frozen=True, gc=False):
@@ -496,7 +541,8 @@ class KeyDetails(msgspec.Struct, frozen=True, gc=False):
 
 
 Answer: TypeAlias = (
-    ProducerOpened
+    Welcome
+    | ProducerOpened
     | Appended
     | Assignment
     | Done

@@ -24,6 +24,11 @@ InturnError
 │   └── SendFailed          given up
 ├── GroupConflict           members of one group that ask for different things, or a reset of a group at work
 ├── HandlerError            a handler returned something that is not a result
+├── WireError               between a client and a server
+│   ├── ConnectionLost      the server cannot be reached, or the answer did not come (retriable)
+│   ├── ServerStopping      the server takes no new work, it is about to end (retriable)
+│   ├── VersionMismatch     client and server know no common version of the protocol
+│   └── ProtocolError       bytes that are no frame, or a frame that nobody knows
 └── Closed                  the connection, producer or consumer was closed
 
 `retriable` says whether the same call may succeed later without anybody changing anything.
@@ -226,6 +231,42 @@ class HandlerError(InturnError):
     def __init__(self, handler: str, returned: object, allowed: Sequence[str]) -> None:
         self.handler, self.returned = handler, returned
         super().__init__(f"handler {handler} returned {returned!r}; return one of {', '.join(allowed)}")
+
+
+class WireError(InturnError):
+    """Something between a client and a server."""
+
+
+class ConnectionLost(WireError, ConnectionError):
+    retriable = True
+
+    def __init__(self, address: str, why: str) -> None:
+        self.address, self.why = address, why
+        super().__init__(
+            f"no connection to {address}: {why}; it is tried again by itself. Is the server running? `inturn serve`"
+        )
+
+
+class ServerStopping(WireError):
+    retriable = True
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping and takes no new work; try again when it is back")
+
+
+class VersionMismatch(WireError):
+    def __init__(self, theirs: tuple[int, int], ours: tuple[int, int], software: str) -> None:
+        self.theirs, self.ours, self.software = theirs, ours, software
+        super().__init__(
+            f"the client speaks protocol versions {theirs[0]} to {theirs[1]}, the server ({software}) {ours[0]} to "
+            f"{ours[1]}; install versions of inturn that have one in common"
+        )
+
+
+class ProtocolError(WireError):
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"{why}; the other end is no inturn of this kind, or the stream is damaged")
 
 
 class Closed(InturnError):

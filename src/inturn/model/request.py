@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TypeVar
 
 from inturn.model.commands import Answer, Command, Node
-from inturn.model.errors import InturnError
+from inturn.model.errors import ConnectionLost, InturnError, ServerStopping
 
 _Wanted = TypeVar("_Wanted")
+PATIENCE_S = 15.0  # as long as a server may take to be started again
+_PAUSE_S = 0.05
 
 
-def ask(node: Node, command: Command, wanted: type[_Wanted]) -> _Wanted:
-    """Submit a command, wait, and return its answer or raise its error."""
+def ask(node: Node, command: Command, wanted: type[_Wanted], patience_s: float = PATIENCE_S) -> _Wanted:
+    """Submit a command, wait, and return its answer or raise its error. While there is no connection it is repeated,
+    for `patience_s`."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        answer = _ask_once(node, command)
+        if isinstance(answer, ConnectionLost | ServerStopping) and time.monotonic() < until_s:
+            time.sleep(_PAUSE_S)
+            continue
+        if isinstance(answer, InturnError):
+            raise answer
+        if not isinstance(answer, wanted):
+            raise InturnError(f"{type(command).__name__} was answered with {answer!r}, not {wanted.__name__}")
+        return answer
+
+
+def _ask_once(node: Node, command: Command) -> Answer | InturnError:
     answers: list[Answer | InturnError] = []
-    answered = threading.Event()
+    answered = threading.Lock()  # a bare lock wakes its waiter sooner than an event does
+    answered.acquire()
 
     def reply(answer: Answer | InturnError) -> None:
         answers.append(answer)
-        answered.set()
+        answered.release()
 
     node.submit(command, reply)
-    if not answers:
-        answered.wait()
-    answer = answers[0]
-    if isinstance(answer, InturnError):
-        raise answer
-    if not isinstance(answer, wanted):
-        raise InturnError(f"{type(command).__name__} was answered with {answer!r}, not {wanted.__name__}")
-    return answer
+    answered.acquire()
+    return answers[0]

@@ -10,6 +10,13 @@ from inturn.model.slot import SLOT_COUNT, SlotRange
 PARTITION_COUNT_MAX = SLOT_COUNT
 
 
+def check_partition_count(subject: str, count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= PARTITION_COUNT_MAX:
+        raise InvalidInput(
+            f"subject {subject!r} with {count!r} partitions: use a whole number from 1 to {PARTITION_COUNT_MAX}"
+        )
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
     """A log in a broker group. The name is given by us and says nothing about the subject."""

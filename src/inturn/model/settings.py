@@ -50,6 +50,20 @@ class Order(enum.StrEnum):
     NONE = "none"
 
 
+class AssignmentStrategy(enum.StrEnum):
+    """How the partitions of a subject are divided among the members of a group.
+
+    AVERAGE: neighbouring partitions, as even as can be. CIRCLE: dealt out one by one, as even as can be.
+    CONSISTENT_HASH: by a ring; who comes or goes moves no partition between the others, but shares are less even.
+    STICKY: as even as can be, and each member keeps what it has as far as that allows.
+    """
+
+    AVERAGE = "average"
+    CIRCLE = "circle"
+    CONSISTENT_HASH = "consistent-hash"
+    STICKY = "sticky"
+
+
 class Keyless(enum.StrEnum):
     """Under order by key: whether messages without a key are independent of each other, or wait in one lane."""
 
@@ -295,10 +309,12 @@ class ConsumerSettings:
     answer_timeout_s: float = 10.0  # a command without an answer is sent again after this
     flow: FlowControl = field(default_factory=FlowControl)
     retry: RetryDelays = field(default_factory=RetryDelays)  # best effort only
+    assignment: AssignmentStrategy | str = AssignmentStrategy.STICKY  # the same for all members of a group
 
     def __post_init__(self) -> None:
         _set_enum(self, "strategy", Strategy)
         _set_enum(self, "on_exhausted", OnExhausted)
+        _set_enum(self, "assignment", AssignmentStrategy)
         if self.max_attempts is not None:
             _positive(self, "max_attempts")
         _positive(

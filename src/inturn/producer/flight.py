@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -30,6 +31,7 @@ class Flight:
     """Filled by `add` until it is encoded; then it never changes, however often it is sent."""
 
     __slots__ = (
+        "_callbacks",
         "_event",
         "base_offset",
         "batch",
@@ -67,6 +69,7 @@ class Flight:
         self.done = False
         self.is_seen = False  # somebody was told that it failed
         self._event: threading.Event | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
 
     def finish(self, base_offset: int, error: InturnError | None = None) -> None:
         self.base_offset = base_offset
@@ -74,6 +77,22 @@ class Flight:
         self.done = True  # before the event is looked at: see `wait`
         if self._event is not None:
             self._event.set()
+        if self._callbacks is not None:
+            with _making_event:
+                callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks or ():
+                callback()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call this when it is over, in the thread that notices; at once if it is."""
+        with _making_event:
+            if not self.done:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                # `finish` may have looked for callbacks just before this one was there.
+                if not self.done:
+                    return
+                self._callbacks = [one for one in self._callbacks if one is not callback]
+        callback()
 
     def wait(self, timeout_s: float | None) -> bool:
         """An event is made only if somebody waits: most flights are never waited for."""
@@ -99,6 +118,10 @@ class SendHandle(msgspec.Struct, frozen=True, eq=False, gc=False, repr_omit_defa
     def done(self) -> bool:
         """Acknowledged or failed."""
         return self._flight.done
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call this once it is acknowledged or has failed, in whatever thread that is noticed; at once if it is."""
+        self._flight.when_done(callback)
 
     def result(self, timeout_s: float | None = None) -> Stored:
         """Where it was stored. Raises what made it fail, or SendTimeout if it is still on its way."""

@@ -86,7 +86,11 @@ class Producer:
     ) -> Stored:
         """Return when the message is stored. SendTimeout leaves it queued, in its order."""
         handle = self._accept(False, subject, body, key, tags, properties, message_id, selector, arg)
-        self._pump()  # in this thread, which has nothing else to do: no time is lost waking another
+        try:
+            self._pump()  # in this thread, which has nothing else to do: no time is lost waking another
+        except Exception as error:
+            self._broke(error)
+            raise
         return handle.result(timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -98,6 +102,10 @@ class Producer:
         for flight in failed:
             if flight.error is not None and not flight.is_seen:
                 raise copy.copy(flight.error)
+
+    def would_wait(self, subject: str) -> bool:
+        """Whether `send` would have to wait now: for room in the buffer, or to learn the subject's route."""
+        return not self._core.knows(subject) or self._core.waiting_bytes >= self._settings.buffer_bytes
 
     @property
     def is_closed(self) -> bool:
@@ -213,11 +221,15 @@ class Producer:
         try:
             self._run_until_closed()
         except BaseException as error:  # a thread that dies in silence would be waited for
-            _log.exception("producer.failed", producer=self.name)
-            with self._lock:
-                self._closed = True
-                self._core.abandon(InturnError(f"the producer failed: {error!r}"))
-                self._roomier.notify_all()
+            self._broke(error)
+
+    def _broke(self, error: BaseException) -> None:
+        _log.exception("producer.failed", producer=self.name)
+        with self._lock:
+            self._closed = True
+            self._core.abandon(InturnError(f"the producer failed: {error!r}"))
+            self._changed.notify_all()
+            self._roomier.notify_all()
 
     def _run_until_closed(self) -> None:
         while True:

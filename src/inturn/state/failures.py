@@ -35,6 +35,9 @@ _SELECT_GROUP = (
     .where(_OF_GROUP)
     .order_by(partitions.c.position, failures.c.offset)
 )
+_SELECT_MOST_WAITING = (
+    _SELECT_GROUP.order_by(None).order_by(failures.c.waiting.desc(), failures.c.first_at_ms).limit(bindparam("at_most"))
+)
 _UPDATE = (
     update(failures)
     .where(*_ROW)
@@ -93,6 +96,13 @@ class Failures:
         with self._database.transaction() as connection:
             rows = connection.execute(_SELECT_GROUP, {"of_group": group_id})
             return [FailureRow(partition, first_at_ms, Failure(*rest)) for partition, first_at_ms, *rest in rows]
+
+    def most_waiting(self, group_id: int, count_max: int) -> list[FailureRow]:
+        """Those behind which most waits, by partition and offset."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_SELECT_MOST_WAITING, {"of_group": group_id, "at_most": count_max})
+            found = [FailureRow(partition, first_at_ms, Failure(*rest)) for partition, first_at_ms, *rest in rows]
+        return sorted(found, key=lambda row: (row.partition, row.failure.offset))
 
     # Within the transaction of a commit or a reset
 

@@ -197,6 +197,16 @@ class Offsets:
             return 0 if partition_id is None else _highest(connection, partition_id)
 
 
+def finished_count(finished: bytes) -> int:
+    """How many offsets are in a finished set; none if it cannot be read."""
+    if not finished:
+        return 0
+    try:
+        return len(BitMap64.deserialize(finished))
+    except ValueError:
+        return 0
+
+
 def check_offset(offset: object) -> None:
     """Raise InvalidInput unless it is a whole number that a log can reach."""
     check_number("offset", offset)

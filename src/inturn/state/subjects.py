@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, String, bindparam, cast, insert, literal
 
 from inturn.model.errors import AlreadyExists, InvalidInput, NotFound
 from inturn.model.names import check_name
-from inturn.model.route import PARTITION_COUNT_MAX, Partition, Route
+from inturn.model.route import Partition, Route, check_partition_count
 from inturn.model.settings import Keyless, Limits, Routing, Strategy, one_of
 from inturn.model.slot import SlotRange, even_ranges
 from inturn.model.subject import Subject
@@ -72,7 +72,7 @@ class Subjects:
         """
         check_name("subject", name, reserved=reserved)
         check_name("broker group", broker_group)
-        _check_partition_count(name, partition_count)
+        check_partition_count(name, partition_count)
         wanted = Subject(
             name,
             Route(
@@ -135,13 +135,6 @@ class Subjects:
 
 def _not_found(name: str) -> NotFound:
     return NotFound("subject", name, "create it first, or check the name (case matters)")
-
-
-def _check_partition_count(name: str, count: object) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= PARTITION_COUNT_MAX:
-        raise InvalidInput(
-            f"subject {name!r} with {count!r} partitions: use a whole number from 1 to {PARTITION_COUNT_MAX}"
-        )
 
 
 def _checked_limits(limits: object) -> Limits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -91,6 +92,16 @@ def node_crash_while_writing(sim: Simulation) -> None:
         sim.crash_node(power=False)
 
 
+def node_graceful_restart(sim: Simulation) -> None:
+    """The node takes no new work, waits a while for its consumers to give back what they hold, and is restarted.
+
+    Often a handler runs for longer than that.
+    """
+    sim.pick_consumer().slow_next = sim.world.happens(0.5)
+    grace_s = sim.world.spread(0.1, 2.0)
+    sim.world.after(sim.world.spread(0.1, 0.4), lambda: sim.stop_node_gently(grace_s))
+
+
 def requests_lost(sim: Simulation) -> None:
     sim.network.request_loss = sim.world.spread(0.05, 0.5)
     sim.world.after(sim.world.spread(0.5, 2.0), lambda: setattr(sim.network, "request_loss", 0.0))
@@ -116,9 +127,59 @@ def _come_and_go(sim: Simulation) -> None:
     sim.world.after(sim.world.spread(0.2, 1.0), consumer.stop)
 
 
+def stream_cut(sim: Simulation) -> None:
+    """Streams break, most of them in the middle of a frame; both ends learn of it."""
+    for client in sim.pick_clients(3):
+        link = client.link
+        if link is not None and link.stream is not None:
+            stream = link.stream
+            pipe = sim.world.rng.choice((stream.to_node, stream.to_client))
+            pipe.cut_after(sim.world.rng.randrange(500), partial(stream.cut, node_learns=True, client_learns=True))
+
+
+def stream_half_open(sim: Simulation) -> None:
+    """Streams break, and one end or none learns of it; the others have nothing but silence to tell."""
+    for client in sim.pick_clients(3):
+        link = client.link
+        if link is not None and link.stream is not None:
+            node_learns = sim.world.happens(0.4)
+            link.stream.cut(node_learns=node_learns, client_learns=not node_learns and sim.world.happens(0.5))
+
+
+def stream_one_way(sim: Simulation) -> None:
+    """For a while nothing gets through from a client to the node, or the other way round. Later it arrives."""
+    for client in sim.pick_clients(2):
+        if client.link is not None:
+            to_node = sim.world.happens(0.5)
+            client.link.block(to_node=to_node, to_client=not to_node)
+            unblock = partial(client.link.block, to_node=False, to_client=False)
+            sim.world.after(sim.world.spread(0.3, 2 * LEASE_LIFE_S), unblock)
+
+
+def stream_in_pieces(sim: Simulation) -> None:
+    """Frames arrive in pieces, wherever they are cut."""
+    sim.network.weather.split = sim.world.spread(0.4, 0.95)
+    sim.world.after(sim.world.spread(1.0, 4.0), lambda: setattr(sim.network.weather, "split", 0.02))
+
+
+def frames_twice(sim: Simulation) -> None:
+    """Something on the way sends whole frames again, a little later. Meanwhile members come and go."""
+    sim.network.weather.duplicate = sim.world.spread(0.3, 0.9)
+    sim.world.after(sim.world.spread(1.0, 4.0), lambda: setattr(sim.network.weather, "duplicate", 0.0))
+    sim.world.after(sim.world.spread(0.0, 1.0), lambda: _come_and_go(sim))
+
+
+def bytes_flipped(sim: Simulation) -> None:
+    """Something on the way damages what it carries."""
+    for client in sim.pick_clients(3):
+        link = client.link
+        if link is not None and link.stream is not None:
+            link.stream.damage(sim.world.rng.choice((link.stream.to_node, link.stream.to_client)))
+
+
 def network_slow(sim: Simulation) -> None:
-    sim.network.delay_s_max = sim.world.spread(0.1, 1.5)
-    sim.world.after(sim.world.spread(0.5, 2.0), lambda: setattr(sim.network, "delay_s_max", 0.003))
+    sim.network.weather.delay_s_max = sim.world.spread(0.1, 1.5)
+    sim.world.after(sim.world.spread(0.5, 2.0), lambda: setattr(sim.network.weather, "delay_s_max", 0.003))
 
 
 def disk_full(sim: Simulation) -> None:
@@ -177,9 +238,16 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
         node_power_loss,
         node_kill,
         node_crash_while_writing,
+        node_graceful_restart,
         requests_lost,
         answers_lost,
         requests_repeated,
+        stream_cut,
+        stream_half_open,
+        stream_one_way,
+        stream_in_pieces,
+        frames_twice,
+        bytes_flipped,
         network_slow,
         disk_full,
         sync_fails,
@@ -188,3 +256,9 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
         wall_clock_jump,
     )
 }
+# The others happen in every history.
+OF_COMMANDS = frozenset(fault.__name__ for fault in (requests_lost, answers_lost, requests_repeated))
+OF_STREAMS = frozenset(
+    fault.__name__
+    for fault in (stream_cut, stream_half_open, stream_one_way, stream_in_pieces, frames_twice, bytes_flipped)
+)

@@ -33,6 +33,8 @@ import inturn.meta.membership
 import inturn.producer.queue
 import inturn.state.lots
 import inturn.state.offsets
+import inturn.wire.frames
+import inturn.wire.link
 from inturn.broker.broker import Broker
 from inturn.broker.leases import Lease, LeaseKey, LeaseTable
 from inturn.consumer.core import ConsumerCore
@@ -49,12 +51,13 @@ from inturn.log.engine import AppendReply
 from inturn.log.partition_log import PartitionLog
 from inturn.log.producers import ProducerTable
 from inturn.log.segment import Segment
-from inturn.meta.assignment import assign_sticky
+from inturn.meta.assignment import assign
 from inturn.meta.membership import Membership
 from inturn.model.batch import Batch, BatchHeader, StoredBatch
 from inturn.model.clock import Clock
 from inturn.model.commands import (
     Acquire,
+    Answer,
     Append,
     Appended,
     Command,
@@ -68,8 +71,9 @@ from inturn.model.commands import (
 )
 from inturn.model.errors import DiskFull, InturnError, StaleEpoch
 from inturn.model.message import Message
-from inturn.model.settings import ConsumerSettings, LotState, OnExhausted
+from inturn.model.settings import AssignmentStrategy, ConsumerSettings, LotState, OnExhausted
 from inturn.model.subject import Subject
+from inturn.node import InProcessNode
 from inturn.producer.flight import Flight
 from inturn.producer.queue import PartitionQueue
 from inturn.state.failures import Failures
@@ -80,6 +84,9 @@ from inturn.state.producers import OpenedProducer, Producers
 from inturn.state.schema import leases, offsets
 from inturn.testing.sim_disk import SimCrash
 from inturn.testing.simulation import simulate
+from inturn.wire.frames import Frame, FrameReader
+from inturn.wire.link import Delivery, Link
+from inturn.wire.session import Session
 
 SEEDS_MAX = 1000
 _ANNOTATIONS = __future__.annotations.compiler_flag
@@ -164,13 +171,17 @@ def _add(name: str, layer: str, description: str, *patches: Patch) -> None:
     BUGS[name] = SeededBug(name, layer, description, patches)
 
 
+def _layer(owner: Any) -> str:
+    name: str = owner.__module__ if isinstance(owner, type) else owner.__name__
+    return name.split(".")[1]
+
+
 def _instead_of(owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the function as a bug: its name and its docstring are the bug's."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         assert function.__doc__ is not None
-        layer = (owner.__module__ if isinstance(owner, type) else owner.__name__).split(".")[1]
-        _add(function.__name__, layer, function.__doc__, Patch(owner, attribute, function))
+        _add(function.__name__, _layer(owner), function.__doc__, Patch(owner, attribute, function))
         return function
 
     return register
@@ -188,7 +199,7 @@ def _edited(function: Any, old: str, new: str) -> Any:
 
 def _add_edit(name: str, description: str, owner: Any, attribute: str, old: str, new: str) -> None:
     edited = _edited(vars(owner)[attribute], old, new)
-    _add(name, owner.__module__.split(".")[1], description, Patch(owner, attribute, edited))
+    _add(name, _layer(owner), description, Patch(owner, attribute, edited))
 
 
 # Broker: leases and fencing
@@ -436,6 +447,174 @@ def one_message_of_a_commit_is_parked(
     _change_lots(self, connection, group_id, partition_id, first, now_ms)
 
 
+# Node: clients in other processes
+
+_node_close = InProcessNode.close
+_hung_up = InProcessNode.hung_up
+
+
+_add_edit(
+    "remote_lease_counts_as_local",
+    "The leases of consumers in other processes are released when the node is opened again, though they live on.",
+    InProcessNode,
+    "submit_remote",
+    "if type(command) is Acquire:",
+    "if False:",
+)
+
+
+@_instead_of(InProcessNode, "hung_up")
+def lost_stream_ends_the_leases(self: InProcessNode, session: object) -> None:
+    """When a stream is lost, the leases of its members are released, though they may live on."""
+    members = [one for one, through in self._spoke_through.items() if through is session]
+    _hung_up(self, session)
+    for one in members:
+        for partition in self.broker.leases.release_all(self._group(one.subject, one.group), one.member):
+            self.wake(("lease", one.subject, one.group, partition))
+
+
+_add_edit(
+    "asks_of_a_lost_stream_are_granted",
+    "What is held back for a client whose stream is lost stays so, and a lease is granted to nobody.",
+    InProcessNode,
+    "hung_up",
+    'self._held.abandon(lambda reply: getattr(reply, "session", None) is session)',
+    "pass",
+)
+
+
+@_instead_of(InProcessNode, "close")
+def leases_end_with_the_node(self: InProcessNode) -> None:
+    """A node that ends in good order takes all leases back, also those that are still in use."""
+    for group in self._known_groups.values():
+        for owner in self.broker.leases.holders(group):
+            self.broker.leases.release_all(group, owner)
+    _node_close(self)
+
+
+# Wire: the client's end
+
+_link_lost = Link.lost
+
+_add(
+    "numbers_come_round_too_soon",
+    "wire",
+    "A request gets the number of another one that is not answered yet.",
+    Patch(inturn.wire.link, "NUMBER_MAX", 15),
+)
+
+
+def _lost_but_kept(self: Link, why: str, now_s: float) -> list[Delivery]:
+    pending = dict(self._pending)
+    _link_lost(self, why, now_s)
+    self._pending, self._number = pending, 0
+    return []
+
+
+_add(
+    "requests_are_kept_over_a_reconnect",
+    "wire",
+    "What is unanswered when the stream is lost waits on, and the numbers begin again with the next one.",
+    Patch(Link, "lost", _lost_but_kept),
+)
+
+
+@_instead_of(Link, "lost")
+def lost_requests_are_not_answered(self: Link, why: str, now_s: float) -> list[Delivery]:
+    """What is unanswered when the stream is lost is forgotten."""
+    _link_lost(self, why, now_s)
+    return []
+
+
+@_instead_of(Link, "is_silent")
+def silence_is_not_noticed(self: Link, now_s: float) -> bool:
+    """A client waits for ever on a stream that is cut without its knowledge."""
+    return False
+
+
+_add_edit(
+    "second_copy_of_an_answer_ends_the_stream",
+    "An answer to something that was answered before is taken for nonsense.",
+    Link,
+    "received",
+    "elif frame.number == 0 and isinstance(answer, InturnError):",
+    "else:",
+)
+_add_edit(
+    "answers_before_nonsense_are_forgotten",
+    "What came together with nonsense, but before it, is neither delivered nor answered with ConnectionLost.",
+    Link,
+    "received",
+    "self._pending.update((number, reply) for number, (reply, _) in answered.items())",
+    "pass",
+)
+
+
+# Wire: frames
+
+_add_edit(
+    "rest_of_a_read_is_dropped",
+    "When a read ends in the middle of a frame, the piece is forgotten.",
+    FrameReader,
+    "_cut",
+    "self._rest += view[at:]",
+    "pass",
+)
+_add_edit(
+    "damaged_frames_are_taken",
+    "Nobody looks at the checksum of a frame.",
+    FrameReader,
+    "_cut",
+    "& 0xFFFFFFFF != checksum:",
+    "< 0:",
+)
+_add(
+    "damaged_length_is_believed",
+    "wire",
+    "A client waits for the rest of a frame that is not as long as it says, while other answers come.",
+    Patch(inturn.wire.frames, "_check_guard", lambda length, guard: None),
+)
+
+
+# Wire: the node's end
+
+_session_handle = Session._handle
+_session_answer = Session.answer
+
+
+def _handle_and_note(self: Session, frame: Frame) -> None:
+    self.__dict__["newest"] = frame.number
+    _session_handle(self, frame)
+
+
+def _answer_the_newest(self: Session, number: int, size_bytes: int, answer: Answer | InturnError) -> None:
+    _session_answer(self, self.__dict__["newest"], size_bytes, answer)
+
+
+_add(
+    "session_answers_the_newest_request",
+    "wire",
+    "An answer that was held back gets the number of what was asked last.",
+    Patch(Session, "_handle", _handle_and_note),
+    Patch(Session, "answer", _answer_the_newest),
+)
+_add_edit(
+    "full_session_drops_what_it_cannot_take",
+    "What comes while too much is unanswered is forgotten.",
+    Session,
+    "go_on",
+    "while self._inbox and not self.is_full and not self.is_closed:",
+    "if self.is_full:\n        self._inbox.clear()\n    while self._inbox and not self.is_full and not self.is_closed:",
+)
+
+
+@_instead_of(Session, "lost")
+def node_does_not_hear_of_a_lost_stream(self: Session) -> None:
+    """A stream is lost, and nobody tells the node."""
+    self.is_closed = True
+    self._inbox.clear()
+
+
 # Meta: who should consume what
 
 
@@ -445,14 +624,14 @@ def silent_member_keeps_its_share(self: Membership) -> float | None:
     return None
 
 
-@_instead_of(inturn.meta.membership, "assign_sticky")
+@_instead_of(inturn.meta.membership, "assign")
 def last_partition_belongs_to_nobody(
-    members: Any, partition_count: int, previous: dict[str, tuple[int, ...]]
+    strategy: AssignmentStrategy, members: Any, partition_count: int, previous: dict[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     """The assignment leaves one partition out when it cannot be divided evenly."""
     names = list(members)
     left_out = bool(names) and partition_count % len(names) != 0
-    return assign_sticky(names, partition_count - left_out, previous)
+    return assign(strategy, names, partition_count - left_out, previous)
 
 
 # Log: appending and syncing
@@ -1006,6 +1185,14 @@ def rows_at_hand_leave_the_lot_when_it_is_parked_again(self: Handling, lane: Lan
 
 # Consumer: skipping
 
+_add_edit(
+    "skipped_message_runs_with_the_tail",
+    "A message that is skipped while it is on its way to its lot runs all the same.",
+    Handling,
+    "lot_read",
+    " | lot.not_again",
+    "",
+)
 _add_edit(
     "skip_drops_whatever_is_first",
     "A skip drops the first message of the key, even if it is not the one that somebody looked at.",

@@ -25,7 +25,8 @@ from inturn.model.message import Message
 from inturn.model.result import Result, suspend
 from inturn.model.settings import ConsumerSettings, KeyAction, LeaseSettings, LotState, OnExhausted, Order
 from inturn.testing.recorder import Recorder
-from inturn.testing.sim_node import SimClient, SimNetwork
+from inturn.testing.sim_client import SimClient
+from inturn.testing.sim_network import SimNetwork
 from inturn.testing.world import World
 
 # Several changes of stage may happen within one `poll`: by the first and the last stage, those between.
@@ -137,7 +138,9 @@ class SimConsumer(SimClient):
             self._network.send(self, command, partial(self._answered, command))
         self._note_stages(in_poll=True)
         self._work()
-        if not core.is_stopped:
+        if core.is_stopped:
+            self.hang_up()
+        else:
             due_s = core.next_due_s(now_s)
             if not now_s < self._next_tick_s <= due_s:
                 self._next_tick_s = due_s if due_s > now_s else now_s + 0.01

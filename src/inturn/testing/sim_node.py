@@ -1,13 +1,23 @@
-"""The real node on a simulated disk, that can lose its process or its power at any moment, and its network."""
+"""The real node on a simulated disk, that can lose its process or its power at any moment."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 from inturn.log.embedded import EmbeddedEngine
-from inturn.model.commands import Answer, Append, Appended, Command, CreateSubject, ProducerOpened, Reply
+from inturn.model.commands import (
+    Acquire,
+    Answer,
+    Append,
+    Appended,
+    Command,
+    CreateSubject,
+    Granted,
+    ProducerOpened,
+    Reply,
+)
 from inturn.model.errors import InturnError, StorageError
 from inturn.model.observer import Observer
 from inturn.model.request import ask
@@ -32,7 +42,7 @@ class SimNode:
         coverage: Counter[str],
         *,
         sync_s_max: float,
-        local: bool,
+        is_remote: bool,
         on_crash: Callable[[], None],
     ) -> None:
         self._world = world
@@ -41,13 +51,15 @@ class SimNode:
         self._lease = lease
         self._observer = observer
         self._sync_s_max = sync_s_max
-        self._local = local
+        self._is_remote = is_remote  # its clients outlive it
         self._on_crash = on_crash
         self.life = 0
         self.disk = SimDisk(world.rng)
         self.database = Database.open(None)
         self.is_up = False
         self.problems: list[str] = []
+        self.failure: Exception | None = None  # a mistake of ours, while it did what a session asked for
+        self._gone: set[object] = set()  # sessions that were hung up, of this life
         self._producer_epochs: dict[int, int] = {}  # the newest that was given out
         self.start()
 
@@ -67,9 +79,8 @@ class SimNode:
         engine = EmbeddedEngine(
             "log", self._settings, self._timers, clock=self._world, disk=self.disk, submit=self._run_soon
         )
-        self.node = InProcessNode(
-            self.database, engine, self._world, self._timers, self._lease, self._observer, local=self._local
-        )
+        self.node = InProcessNode(self.database, engine, self._world, self._timers, self._lease, self._observer)
+        self._gone.clear()
         self._timers.on_earlier = self._schedule_timers
         self._schedule_timers()
         self._coverage["log.torn tail cut"] += self._stored_bytes() < stored_bytes
@@ -91,22 +102,51 @@ class SimNode:
             self.disk.kill()
         self._on_crash()
 
+    @property
+    def held_count(self) -> int:
+        return self.node.held_count
+
+    def stop_gently(self) -> None:
+        self._guard(self.life, self.node.stop_gently)
+
+    def close(self) -> None:
+        """End in good order. Whoever is connected hears nothing of it but the end."""
+        self.life += 1
+        try:
+            self.node.close()
+        except SimCrash:
+            self.crash(power=True)
+        else:
+            self.crash(power=False)
+
     def submit(self, command: Command, reply: Reply) -> None:
         """Nobody answers while it is down."""
         if self.is_up:
-            life = self.life
-            watched = partial(self._watch_fencing, command, self._newest_epoch(command), reply)
-            self._guard(life, lambda: self.node.submit(command, partial(self._reply, life, watched)))
+            submit = self.node.submit_remote if self._is_remote else self.node.submit
+            watched = _Watched(self, command, self._newest_epoch(command), reply)
+            self._guard(self.life, lambda: submit(command, watched))
 
-    def _reply(self, life: int, reply: Reply, answer: Answer | InturnError) -> None:
-        if life == self.life:
-            reply(answer)
+    def submit_remote(self, command: Command, reply: Reply) -> None:
+        """For sessions."""
+        try:
+            self.submit(command, reply)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def watch_gone(self, session: object) -> None:
+        """From now on nothing may be granted to this one."""
+        self._gone.add(session)
+
+    def hung_up(self, session: object) -> None:
+        if self.is_up:
+            self._guard(self.life, lambda: self.node.hung_up(session))
 
     def _newest_epoch(self, command: Command) -> int:
         return self._producer_epochs.get(command.batch.producer_id, 0) if isinstance(command, Append) else 0
 
-    def _watch_fencing(self, command: Command, newest: int, reply: Reply, answer: Answer | InturnError) -> None:
-        """What comes with an older epoch than was given out before must be refused."""
+    def watch_answer(self, command: Command, newest: int, session: object, answer: Answer | InturnError) -> None:
+        """What comes with an older epoch than was given out before must be refused; nothing is granted to nobody."""
         if isinstance(answer, ProducerOpened):
             self._producer_epochs[answer.producer_id] = answer.epoch
         elif isinstance(command, Append) and isinstance(answer, Appended) and command.batch.producer_epoch < newest:
@@ -115,7 +155,10 @@ class SimNode:
                 f"stored though fenced: producer {batch.producer_id} at epoch {batch.producer_epoch}, "
                 f"partition {command.partition}, offset {answer.base_offset}; epoch {newest} had been given out"
             )
-        reply(answer)
+        elif isinstance(command, Acquire) and isinstance(answer, Granted) and session in self._gone:
+            self.problems.append(
+                f"granted to nobody: partition {command.partition} to {command.member}, whose stream was hung up before"
+            )
 
     def _run_soon(self, job: Callable[[], None]) -> None:
         life = self.life
@@ -141,80 +184,20 @@ class SimNode:
             self.crash(power=True)
 
 
-class SimClient:
-    """Something at the other end of the network: it can die, freeze, and be cut off."""
+class _Watched:
+    """Where an answer of the node goes, unless its process is gone by then."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        self.name = name
-        self.is_dead = False
-        self.is_cut = False
-        self._is_frozen = False
-        self._missed: list[Callable[[], None]] = []
-        self.sent_until_s = 0.0
-        self.answered_until_s = 0.0
+    __slots__ = ("_command", "_life", "_newest", "_node", "_reply", "session")
 
-    def freeze(self, for_s: float) -> None:
-        self._is_frozen = True
-        self.world.after(for_s, self.thaw)
-
-    def thaw(self) -> None:
-        """Everything that should have happened meanwhile happens now, late, in its order."""
-        self._is_frozen = False
-        missed, self._missed = self._missed, []
-        for action in missed:
-            self.do(action)
-
-    def do(self, action: Callable[[], None]) -> None:
-        if self._is_frozen:
-            self._missed.append(action)
-        elif not self.is_dead:
-            action()
-
-    def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        self.world.after(delay_s, lambda: self.do(action))
-
-
-class SimNetwork:
-    """Streams between clients and the node: in order, unless something is lost and sent again."""
-
-    def __init__(self, world: World, node: SimNode, coverage: Counter[str]) -> None:
-        self._world = world
+    def __init__(self, node: SimNode, command: Command, newest: int, reply: Reply) -> None:
         self._node = node
-        self._coverage = coverage
-        self.request_loss = 0.0
-        self.answer_loss = 0.0
-        self.repeat = 0.0
-        self.delay_s_max = 0.003
+        self._life = node.life
+        self._command = command
+        self._newest = newest
+        self._reply = reply
+        self.session: Any = getattr(reply, "session", None)  # the real node looks for it
 
-    def heal(self) -> None:
-        self.request_loss = self.answer_loss = self.repeat = 0.0
-        self.delay_s_max = 0.003
-
-    def send(self, client: SimClient, command: Command, reply: Reply) -> None:
-        world = self._world
-        if client.is_cut or world.happens(self.request_loss):
-            self._coverage["network.request lost"] += 1
-            return
-        at_s = max(client.sent_until_s, world.now_s + world.spread(0.0002, self.delay_s_max))
-        client.sent_until_s = at_s
-        deliver = partial(self._deliver, client, command, reply)
-        world.after(at_s - world.now_s, deliver)
-        if world.happens(self.repeat):
-            self._coverage["network.request repeated"] += 1
-            # Late enough to reach another process of the node.
-            world.after(at_s - world.now_s + world.spread(0.0, 6.0), deliver)
-
-    def _deliver(self, client: SimClient, command: Command, reply: Reply) -> None:
-        self._node.submit(command, partial(self._answer, client, reply))
-
-    def _answer(self, client: SimClient, reply: Reply, answer: Answer | InturnError) -> None:
-        if isinstance(answer, InturnError):
-            self._coverage[f"error.{type(answer).__name__}"] += 1
-        world = self._world
-        if client.is_cut or client.is_dead or world.happens(self.answer_loss):
-            self._coverage["network.answer lost"] += 1
-            return
-        at_s = max(client.answered_until_s, world.now_s + world.spread(0.0002, self.delay_s_max))
-        client.answered_until_s = at_s
-        client.later(at_s - world.now_s, lambda: reply(answer))
+    def __call__(self, answer: Answer | InturnError) -> None:
+        if self._life == self._node.life:
+            self._node.watch_answer(self._command, self._newest, self.session, answer)
+            self._reply(answer)

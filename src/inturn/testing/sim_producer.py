@@ -12,7 +12,8 @@ from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore, SendAttempt
 from inturn.producer.flight import Flight
 from inturn.testing.recorder import Recorder
-from inturn.testing.sim_node import SimClient, SimNetwork
+from inturn.testing.sim_client import SimClient
+from inturn.testing.sim_network import SimNetwork
 from inturn.testing.world import World
 
 _OPEN_TIMEOUT_S = 0.5

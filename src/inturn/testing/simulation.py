@@ -14,6 +14,7 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -48,7 +49,7 @@ from inturn.model.settings import (
 )
 from inturn.model.subject import Subject
 from inturn.testing.checker import Verdict, check
-from inturn.testing.faults import FAULTS, LEASE_LIFE_S
+from inturn.testing.faults import FAULTS, LEASE_LIFE_S, OF_COMMANDS, OF_STREAMS
 from inturn.testing.history import (
     Committed,
     ConsumerCrashed,
@@ -59,10 +60,16 @@ from inturn.testing.history import (
     LeaseEnded,
     SendAcknowledged,
 )
+from inturn.testing.sim_client import SimClient
 from inturn.testing.sim_consumer import SimConsumer, SimRecorder
-from inturn.testing.sim_node import SimNetwork, SimNode
+from inturn.testing.sim_network import SimNetwork
+from inturn.testing.sim_node import SimNode
 from inturn.testing.sim_producer import SimProducer
+from inturn.testing.sim_server import SimServer
+from inturn.testing.sim_stream import Weather
 from inturn.testing.world import World
+from inturn.wire.link import LinkSettings
+from inturn.wire.session import ServerSettings
 
 SUBJECT = "order.book"
 GROUP = "notify"
@@ -107,6 +114,7 @@ class Simulation:
         self.recorder = SimRecorder(world)
         # What lives in the node's process dies with it. Remote clients survive it, and their leases do.
         self._is_local = rng.random() < 0.4
+        self.has_streams = not self._is_local and rng.random() < 0.6
         flush = Flush.ALWAYS if rng.random() < 0.65 else Flush.OS
         # Without a sync before the acknowledgement, only a lost process is survived without losing messages.
         self.loses_power = flush is Flush.ALWAYS or (self._is_local and rng.random() < 0.8)
@@ -152,10 +160,10 @@ class Simulation:
             self.coverage,
             # On a slow disk more is written and not yet synced when the power goes.
             sync_s_max=rng.choice((0.008, 0.15)),
-            local=self._is_local,
+            is_remote=not self._is_local,
             on_crash=self._node_crashed,
         )
-        self.network = SimNetwork(world, self.node, self.coverage)
+        self.network = self._new_network()
         self._subject = self.node.create_subject(SUBJECT, PARTITIONS)
         ask(self.node.node, OpenDeadLetters(SUBJECT, GROUP), Subject)
         self._keys = [f"order-{number}".encode() for number in range(rng.choice((KEYS, KEYS, 5 * KEYS)))]
@@ -169,12 +177,26 @@ class Simulation:
         self.add_producer()
         self.add_producer()
         self.add_producer(writer=WRITER)
+        impossible = OF_COMMANDS if self.has_streams else OF_STREAMS
+        self.possible_faults = [name for name in FAULTS if name not in impossible]
         self._messages_left = MESSAGES
         world.after(0.1, self._produce)
         world.after(0.5, self._steer)
         for _ in range(rng.randint(FAULTS_MIN, FAULTS_MIN + 4)):
-            name = rng.choice(list(FAULTS))
-            world.after(world.spread(0.5, TROUBLE_S), lambda name=name: self._inject(name))  # type: ignore[misc]
+            if self.possible_faults:
+                name = rng.choice(self.possible_faults)
+                world.after(world.spread(0.5, TROUBLE_S), partial(self._inject, name))
+
+    def _new_network(self) -> SimNetwork:
+        weather = Weather()
+        if not self.has_streams:
+            return SimNetwork(self.world, self.node, self.coverage, weather)
+        rng = self.world.rng
+        # With few unanswered commands sessions let others wait now and then.
+        settings = ServerSettings(unanswered_count=rng.choice((65_536, 65_536, 6)), silence_s=2 * LEASE_LIFE_S)
+        self._server = SimServer(self.world, self.node, self._lease, settings, weather, self.coverage)
+        links = LinkSettings(dial_timeout_s=0.5, backoff_max_s=0.5, ping_s=0.3, silence_s=rng.choice((0.8, 2.5)))
+        return SimNetwork(self.world, self.node, self.coverage, weather, self._server, links)
 
     # What faults act upon
 
@@ -184,6 +206,11 @@ class Simulation:
 
     def pick_producer(self) -> SimProducer:
         return self.world.rng.choice(self.producers)
+
+    def pick_clients(self, count: int) -> list[SimClient]:
+        """Consumers and producers that live."""
+        alive = [one for one in (*self.consumers, *self.producers) if not one.is_dead]
+        return self.world.rng.sample(alive, min(count, len(alive)))
 
     def add_consumer(self) -> SimConsumer:
         consumer = SimConsumer(
@@ -229,10 +256,27 @@ class Simulation:
         if self.node.is_up:
             self.node.crash(power=power)
 
+    def stop_node_gently(self, grace_s: float) -> None:
+        if self.node.is_up:
+            self.node.stop_gently()
+            self._close_node(self.node.life, self.world.now_s + grace_s)
+
+    def _close_node(self, life: int, until_s: float) -> None:
+        """When everything is given back, or the time is over."""
+        if life != self.node.life:
+            return  # it has crashed meanwhile
+        if self.node.held_count and self.world.now_s < until_s:
+            self.world.after(0.05, partial(self._close_node, life, until_s))
+            return
+        self.coverage[f"node.stopped {'too late' if self.node.held_count else 'gently'}"] += 1
+        self.node.close()
+
     def _node_crashed(self) -> None:
-        """Called by the node itself, whatever crashed it."""
+        """Called by the node itself, whatever ended it."""
         self.recorder.restarted()
         self.coverage["node.crashed"] += 1
+        if self.has_streams:
+            self._server.crashed()
         if self._is_local:
             for consumer in self.consumers:
                 consumer.die()
@@ -328,6 +372,7 @@ class Simulation:
         for consumer in self.consumers:
             consumer.stop()
         self.world.run(self.world.now_s + 3.0)
+        problems += [problem for link in self.network.links for problem in link.overdue()]
         self.node.crash(power=self._promises_all and self.loses_power)
         self.node.start()
         stored = self._stored()
@@ -338,11 +383,14 @@ class Simulation:
         problems += self._damage
         problems += _log_problems(stored)
         problems += _release_problems(history)
+        if not self._is_local:
+            problems += _gone_problems(history)
         problems += self._dead_letter_problems(history)
         if verdict.parked:
             problems.append(f"still parked at the end: {verdict.parked}")
         problems += self.node.problems
         problems += [problem for consumer in self.consumers for problem in consumer.problems]
+        problems += [problem for link in self.network.links for problem in link.problems]
         self._count(verdict, history)
         self.node.database.close()
         return Report(self.world_seed, verdict, problems, self.faults, self.coverage, history, self.world.now_s)
@@ -462,6 +510,7 @@ class Simulation:
         for name in (f"flush {log.flush.value}", f"clients {clients}", f"ack {self._consumer_settings.ack}"):
             self.coverage[f"setting.{name}"] += 1
         self.coverage[f"setting.order {self._order.value}"] += 1
+        self.coverage[f"setting.network of {'streams' if self.has_streams else 'commands'}"] += 1
 
     def _count(self, verdict: Verdict, history: History) -> None:
         coverage = self.coverage
@@ -514,6 +563,15 @@ def _release_problems(history: History) -> list[str]:
                         f"was still running {sorted(offsets)}"
                     )
     return problems
+
+
+def _gone_problems(history: History) -> list[str]:
+    """Consumers in other processes do not end with the node, so their leases do not either."""
+    return [
+        f"counted as gone: {event.owner}, partition {event.partition}, epoch {event.epoch}"
+        for event in history
+        if isinstance(event, LeaseEnded) and event.why == "gone"
+    ]
 
 
 def simulate(seed: int) -> Report:

@@ -54,11 +54,13 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     *(
         f"error.{name}"
         for name in (
+            "ConnectionLost",
             "DiskFull",
             "LeaseHeld",
             "LogStopped",
             "OutOfSequence",
             "ProducerFenced",
+            "ServerStopping",
             "StaleEpoch",
         )
     ),
@@ -73,11 +75,32 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     *(f"log.{what}" for what in ("segment", "segment after a gap", "torn tail cut", "unsynced lost", "dead letter")),
     *(f"lot.{what}" for what in ("read in several pieces", "tail added while resuming")),
     *(f"network.{what}" for what in ("request lost", "answer lost", "request repeated")),
+    *(f"node.{what}" for what in ("crashed", "stopped gently", "stopped too late")),
     *(f"producer.ended by {name}" for name in ("LogStopped", "ProducerFenced")),
     *(f"setting.{name}" for name in ("ack auto", "ack manual", "clients local", "clients remote")),
     *(f"request.{what}" for what in ("park", "park while resuming", "resume", "skip")),
     "run.of several lanes",
     *(f"setting.{name}" for name in ("flush always", "flush os", "order key", "order partition")),
+    *(f"setting.network of {what}" for what in ("commands", "streams")),
+    *(
+        f"stream.{what}"
+        for what in (
+            "byte flipped",
+            "bytes of a client that is gone",
+            "cut in the middle of a frame",
+            "ended by the node",
+            "frame in pieces",
+            "frame twice",
+            "given up by the client, nonsense",
+            "given up by the node, nonsense",
+            "given up by the node, silence",
+            "given up, nobody answers",
+            "not reached",
+            "opened",
+            "refused",
+            "too much unanswered",
+        )
+    ),
     *(f"verdict.{what}" for what in ("duplicates", "overlaps after lease loss", "skipped")),
 )
 _SHOWN_PROBLEMS = 5

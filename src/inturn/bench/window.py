@@ -1,0 +1,35 @@
+"""How many requests are on their way at once, for all that is measured pipelined."""
+
+from __future__ import annotations
+
+import threading
+
+from inturn.model.errors import InturnError
+
+BURST = 1000  # room is given and taken in so many: a lock per request would be measured, too
+BURSTS = 8
+STALL_S = 60.0
+
+
+class Window:
+    """`take` and `drain` are for the thread that sends, `came_back` for the one that reads."""
+
+    def __init__(self) -> None:
+        self._room = threading.Semaphore(BURSTS)
+        self._back = 0
+
+    def take(self) -> None:
+        """Wait for room for one more burst."""
+        if not self._room.acquire(timeout=STALL_S):
+            raise InturnError(f"no answer for {STALL_S:.0f} s: it stands still")
+
+    def drain(self) -> None:
+        """Wait until all are answered."""
+        for _ in range(BURSTS):
+            self.take()
+
+    def came_back(self, count: int) -> None:
+        self._back += count
+        while self._back >= BURST:
+            self._back -= BURST
+            self._room.release()

@@ -1,0 +1,14 @@
+"""The event loop: uvloop where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+new_event_loop: Callable[[], asyncio.AbstractEventLoop]
+try:
+    import uvloop
+except ImportError:  # not on every platform
+    new_event_loop = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop

@@ -1,0 +1,74 @@
+"""A folder that this process has open: its lock, its database, its logs, and the node on top of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from inturn.folder import Folder
+from inturn.log.embedded import EmbeddedEngine
+from inturn.model.clock import Clock
+from inturn.model.errors import FolderInUse
+from inturn.model.logs import get_logger
+from inturn.model.observer import Observer
+from inturn.model.settings import LeaseSettings, LogSettings
+from inturn.node import InProcessNode
+from inturn.state.database import Database
+from inturn.timer_thread import TimerThread
+
+_log = get_logger("inturn.folder")
+RETENTION_CHECK_S = 60.0
+# SQLite cannot open a database a second time in a child that was forked while it was open: it would wait for the locks
+# of the parent for ever. Such a child can only be a client of whoever has the folder open.
+_inherited: set[str] = set()
+
+
+class OpenedFolder:
+    """Raises FolderInUse if another process has it."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        log: LogSettings,
+        lease: LeaseSettings,
+        clock: Clock,
+        observer: Observer | None,
+        *,
+        create: bool,
+    ) -> None:
+        self._clock = clock
+        if os.path.realpath(path) in _inherited:
+            raise FolderInUse(os.fspath(path), os.getpid())
+        with contextlib.ExitStack() as undo:
+            self.folder = Folder(path, create=create)
+            undo.callback(self.folder.close)
+            self._database = Database.open(self.folder.database_path)
+            undo.callback(self._database.close)
+            self._timer_thread = TimerThread(clock)
+            undo.callback(self._timer_thread.close)
+            timers = self._timer_thread.timers
+            self._engine = EmbeddedEngine(self.folder.log_path, log, timers, clock=clock)
+            undo.callback(self._engine.close)
+            self.node = InProcessNode(self._database, self._engine, clock, timers, lease, observer)
+            undo.pop_all()
+        if log.retention_s is not None or log.retention_bytes is not None:
+            self._apply_retention()
+
+    def close(self) -> None:
+        """Sync the logs, give the folder free."""
+        with contextlib.ExitStack() as closing:  # backwards, and each of them whatever another one raises
+            for close in (self.folder.close, self._database.close, self._timer_thread.close, self.node.close):
+                closing.callback(close)
+
+    def disown(self) -> None:
+        """In a forked child: everything here is the parent's."""
+        self.node.disown()
+        self.folder.close()
+        _inherited.add(os.path.realpath(self.folder.path))
+
+    def _apply_retention(self) -> None:
+        try:
+            self._engine.apply_retention()
+        except OSError as error:
+            _log.warning("retention.failed", folder=str(self.folder.path), error=str(error))
+        self._timer_thread.timers.at(self._clock.monotonic() + RETENTION_CHECK_S, self._apply_retention)

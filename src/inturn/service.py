@@ -1,0 +1,69 @@
+"""The service: a folder, opened and served at an address, until it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from inturn.model.clock import Clock, SystemClock
+from inturn.model.observer import Observer
+from inturn.model.settings import LeaseSettings, LogSettings
+from inturn.opened_folder import OpenedFolder
+from inturn.shared_folder import listen_in
+from inturn.version import SOFTWARE
+from inturn.wire.address import DEFAULT_PORT, Address
+from inturn.wire.server import Server
+from inturn.wire.session import ServerSettings
+
+GRACE_S = 5.0
+_LOOK_S = 0.01
+
+
+class Service:
+    """Meta and broker in one process. It also listens on the socket in the folder, for `connect(path)`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        address: Address | None = None,
+        log: LogSettings | None = None,
+        lease: LeaseSettings | None = None,
+        settings: ServerSettings | None = None,
+        clock: Clock | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        lease = lease if lease is not None else LeaseSettings()
+        clock = clock if clock is not None else SystemClock()
+        log = log if log is not None else LogSettings()
+        self._clock = clock
+        self._is_closed = False
+        with contextlib.ExitStack() as undo:
+            self._opened = OpenedFolder(path, log, lease, clock, observer, create=True)
+            undo.callback(self._opened.close)
+            self._server = Server(self._opened.node, lease, clock, SOFTWARE, settings)
+            undo.callback(self._server.close)
+            listen_in(self._server, self._opened.folder)
+            self.address = self._server.listen(address if address is not None else Address("127.0.0.1", DEFAULT_PORT))
+            undo.pop_all()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._server.peers)
+
+    def close(self, grace_s: float = GRACE_S) -> bool:
+        """Take no new work, ask consumers to give their partitions back and let their commits in, for `grace_s` at the
+        most; then hang up. False if somebody still held a lease then: it stays theirs for its life."""
+        if self._is_closed:
+            return True
+        self._is_closed = True
+        node = self._opened.node
+        node.stop_gently()
+        until_s = self._clock.monotonic() + grace_s
+        while node.held_count and self._clock.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        is_clean = not node.held_count
+        self._server.close()
+        self._opened.close()
+        return is_clean

@@ -1,0 +1,171 @@
+"""The faults of a fault run: what is done to which process or stream, for how long, and what mends it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from inturn.testing.process_cluster import Cluster, Place, Role
+from inturn.testing.process_proxy import HEALTHY, Behaviour, Proxy
+
+KILLS = ("kill consumer", "kill producer", "kill server")
+FREEZES = ("freeze consumer for long", "freeze consumer shortly", "freeze producer", "freeze server")
+STREAM_FAULTS = (
+    "reset streams",
+    "close streams",
+    "half-open, client stays",
+    "half-open, server stays",
+    "delay",
+    "split",
+    "duplicate frames",
+    "hold",
+    "drop to server",
+    "drop from server",
+    "garble",
+)
+CLOCK_JUMPS = ("clock of consumer jumps", "clock of producer jumps", "clock of server jumps")
+RESTARTS = ("restart server gently",)
+DOWN_S_MAX = 1.0  # until something is started again
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCounts:
+    """How many of each family a run has; within a family all kinds come in turns."""
+
+    kills: int = 14
+    freezes: int = 6
+    stream_faults: int = 8
+    clock_jumps: int = 4
+    restarts: int = 1
+
+    def families(self) -> list[tuple[int, Sequence[str]]]:
+        return [
+            (self.kills, KILLS),
+            (self.freezes, FREEZES),
+            (self.stream_faults, STREAM_FAULTS),
+            (self.clock_jumps, CLOCK_JUMPS),
+            (self.restarts, RESTARTS),
+        ]
+
+
+def plan(faults: FaultCounts | Sequence[str], rng: random.Random) -> list[str]:
+    """The faults of one run, in their order: those that are named, or so many of each family."""
+    if not isinstance(faults, FaultCounts):
+        return list(faults)
+    chosen: list[str] = []
+    for count, kinds in faults.families():
+        turns: list[str] = []
+        while len(turns) < count:
+            turns += rng.sample(kinds, len(kinds))
+        chosen += turns[:count]
+    rng.shuffle(chosen)
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """What is to be done after so long: nothing lasts for ever."""
+
+    after_s: float
+    act: Callable[[], None]
+
+
+class Injector:
+    """Does one fault after the other to a cluster."""
+
+    def __init__(self, cluster: Cluster, rng: random.Random, lease_life_s: float) -> None:
+        self.counts: Counter[str] = Counter()
+        self.log: list[str] = []
+        self._cluster = cluster
+        self._random = rng
+        self._life_s = lease_life_s
+
+    def inject(self, fault: str) -> Mending | None:
+        """None: there is nothing now that it could be done to; try it again."""
+        if fault in STREAM_FAULTS:
+            return self._on_stream(fault)
+        role = next(role for role in _ROLES if role in fault)
+        place = self._pick(role)
+        if place is None:
+            return None
+        self._note(fault, place.name)
+        if fault in KILLS:
+            self._cluster.kill(place)
+            return Mending(self._random.random() * DOWN_S_MAX, lambda: self._start(place))
+        if fault in FREEZES:
+            self._cluster.freeze(place)
+            return Mending(self._frozen_s(fault), lambda: self._cluster.thaw(place))
+        if fault in CLOCK_JUMPS:
+            self._cluster.jump_clock(place)
+            return Mending(0.0, lambda: None)
+        self._cluster.end(place, wait_s=20.0)
+        return Mending(self._random.random() * DOWN_S_MAX, lambda: self._start(place))
+
+    def _start(self, place: Place) -> None:
+        if place.process is None:
+            self._cluster.start(place)
+
+    def _pick(self, role: Role) -> Place | None:
+        places = [one for one in self._cluster.of(role) if one.has_begun]
+        return self._random.choice(places) if places else None
+
+    def _frozen_s(self, fault: str) -> float:
+        if fault == "freeze consumer for long":
+            return self._life_s * (1.1 + self._random.random())
+        return self._life_s * (0.1 + 0.6 * self._random.random())
+
+    def _on_stream(self, fault: str) -> Mending | None:
+        proxies = [place for place in self._cluster.places if place.proxy is not None and place.proxy.stream_count]
+        if not proxies:
+            return None
+        place = self._random.choice(proxies)
+        proxy = place.proxy
+        assert proxy is not None
+        self._note(fault, place.name)
+        match fault:
+            case "reset streams" | "close streams":
+                proxy.cut(reset=fault == "reset streams")
+            case "half-open, client stays" | "half-open, server stays":
+                proxy.half_open(client_stays=fault == "half-open, client stays")
+            case _:
+                proxy.set(*self._behaviour(fault))
+        return Mending(0.5 + 1.5 * self._random.random(), proxy.set)
+
+    def _behaviour(self, fault: str) -> tuple[Behaviour, Behaviour]:
+        match fault:
+            case "delay":
+                slow = Behaviour(delay_s=0.3 * self._random.random())
+                return slow, slow
+            case "split":
+                cut = Behaviour(piece_bytes=self._random.randint(1, 20))
+                return cut, cut
+            case "duplicate frames":
+                twice = Behaviour(duplicate_share=0.5)
+                return twice, twice
+            case "hold":  # what is delivered in the end is long out of date
+                held = Behaviour(is_held=True)
+                return self._random.choice([(held, HEALTHY), (HEALTHY, held), (held, held)])
+            case "drop to server":
+                return Behaviour(is_dropped=True), HEALTHY
+            case "drop from server":
+                return HEALTHY, Behaviour(is_dropped=True)
+        garbled = Behaviour(garble_share=0.1)
+        return garbled, garbled
+
+    def _note(self, fault: str, name: str) -> None:
+        self.counts[fault] += 1
+        self.log.append(f"{fault}: {name}")
+
+
+_ROLES: tuple[Role, ...] = ("server", "consumer", "producer")
+
+
+def family_count(counts: Counter[str], kinds: Iterable[str]) -> int:
+    return sum(counts[kind] for kind in kinds)
+
+
+def heal(proxies: Iterable[Proxy]) -> None:
+    for proxy in proxies:
+        proxy.set()

@@ -1,0 +1,63 @@
+"""Where a server is: `inturn://host:port`, or the path of a socket, `inturn+unix:///path`."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from inturn.model.errors import InvalidInput
+
+DEFAULT_PORT = 7420
+TCP, UNIX = "inturn", "inturn+unix"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`path` is set for a socket in the file system, else host and port."""
+
+    host: str = ""
+    port: int = 0
+    path: str | None = None
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"{UNIX}://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{TCP}://{host}:{self.port}"
+
+    def dial(self, timeout_s: float) -> socket.socket:
+        """A connected socket. Raises OSError."""
+        if self.path is not None:
+            dialed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            dialed.settimeout(timeout_s)
+            try:
+                dialed.connect(self.path)
+            except OSError:
+                dialed.close()
+                raise
+            return dialed
+        dialed = socket.create_connection((self.host, self.port), timeout_s)
+        dialed.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return dialed
+
+
+def is_address(text: object) -> bool:
+    """Whether this is meant as an address, and not as the path of a folder."""
+    return isinstance(text, str) and "://" in text
+
+
+def parse_address(text: str) -> Address:
+    hint = f"give {TCP}://host:port, or {UNIX}:///path/of/socket"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidInput(f"address {text!r}: {error}; {hint}") from None
+    if parts.scheme == UNIX:
+        if not parts.path or parts.netloc:
+            raise InvalidInput(f"address {text!r} has no path; {hint}")
+        return Address(path=unquote(parts.path))
+    if parts.scheme != TCP or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.username:
+        raise InvalidInput(f"address {text!r} is no address of a server; {hint}")
+    return Address(parts.hostname, DEFAULT_PORT if port is None else port)

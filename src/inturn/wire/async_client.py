@@ -1,0 +1,191 @@
+"""The client on an event loop: `Link` around a transport, without threads. It looks like a node, as `RemoteNode` does.
+
+Commands may be submitted from any thread; replies are called in the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from typing import cast
+
+from inturn.model.clock import Clock
+from inturn.model.commands import Answer, Command, Reply
+from inturn.model.errors import Closed, ConnectionLost, InturnError, ProtocolError
+from inturn.model.logs import get_logger
+from inturn.model.settings import LeaseSettings
+from inturn.wire.address import Address
+from inturn.wire.link import Delivery, Link, LinkSettings, LinkState
+
+_log = get_logger("inturn.wire")
+
+
+class AsyncRemoteNode:
+    """Made and closed in the loop that it lives in, which must run as long as it is used."""
+
+    def __init__(self, address: Address, software: str, clock: Clock, settings: LinkSettings | None = None) -> None:
+        self._address = address
+        self._clock = clock
+        self._settings = settings if settings is not None else LinkSettings()
+        self._link = Link(str(address), software, self._settings, random.Random(), self._send)
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.current_thread()
+        self._transport: asyncio.Transport | None = None
+        self._ended: asyncio.Future[str] | None = None  # why the present stream is over
+        self._tried = asyncio.Event()
+        self._is_closed = False
+        self._task = self._loop.create_task(self._run())
+
+    @property
+    def lease(self) -> LeaseSettings | None:
+        """As the server told; None before it was first reached."""
+        return self._link.lease
+
+    async def wait_until_up(self, timeout_s: float) -> None:
+        """Return when the server has answered. Raises what is in the way: after the first try, or `timeout_s` later."""
+        until_s = self._clock.monotonic() + timeout_s
+        while True:
+            await self._tried.wait()
+            self._tried.clear()
+            if self._link.state is LinkState.UP:
+                return
+            if self._link.refusal is not None:
+                raise self._link.refusal
+            if self._clock.monotonic() >= until_s:
+                raise ConnectionLost(str(self._address), self._link.why)
+
+    def submit(self, command: Command, reply: Reply) -> None:
+        """See `inturn.model.commands.Node`."""
+        if threading.current_thread() is self._thread:
+            self._submit(command, reply)
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._submit, command, reply)
+        except RuntimeError:  # the loop is closed
+            reply(Closed("connection"))
+
+    def ask(self, command: Command) -> asyncio.Future[Answer]:
+        """Submit a command in the loop; the future has its answer or its error."""
+        asked: asyncio.Future[Answer] = self._loop.create_future()
+
+        def reply(answer: Answer | InturnError) -> None:
+            if asked.done():  # it was cancelled
+                return
+            if isinstance(answer, InturnError):
+                asked.set_exception(answer)
+            else:
+                asked.set_result(answer)
+
+        self._submit(command, reply)
+        return asked
+
+    def close(self) -> None:
+        """From another thread, as everything that waits."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and all that was in it
+            asyncio.run_coroutine_threadsafe(self.aclose(), self._loop).result()
+
+    async def aclose(self) -> None:
+        """In the loop."""
+        self._is_closed = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def disown(self) -> None:
+        """In a forked child: neither the loop nor the stream is ours."""
+        self._is_closed = True
+
+    async def _run(self) -> None:
+        try:
+            while self._link.refusal is None:
+                why = await self._connect_and_talk()
+                self._deliver(self._link.lost(why, self._clock.monotonic()))
+                self._tried.set()
+                _log.info("wire.lost", address=str(self._address), why=why)
+                await asyncio.sleep(max(0.0, self._link.retry_at_s - self._clock.monotonic()))
+        finally:
+            if self._transport is not None:
+                self._transport.abort()
+            lost = self._link.lost("the connection is closed", self._clock.monotonic())
+            self._deliver([(reply, Closed("connection")) for reply, _ in lost])
+
+    async def _connect_and_talk(self) -> str:
+        """Returns why that is over."""
+        self._ended = self._loop.create_future()
+        try:
+            async with asyncio.timeout(self._settings.dial_timeout_s):
+                if self._address.path is not None:
+                    await self._loop.create_unix_connection(lambda: _Stream(self), self._address.path)
+                else:
+                    await self._loop.create_connection(lambda: _Stream(self), self._address.host, self._address.port)
+        except (OSError, TimeoutError) as error:
+            return str(error) or "no answer"
+        watching = self._loop.create_task(self._watch())
+        try:
+            return await self._ended
+        finally:
+            watching.cancel()
+            if self._transport is not None:
+                self._transport.abort()
+                self._transport = None
+
+    async def _watch(self) -> None:
+        while not self._link.is_silent(self._clock.monotonic()):
+            await asyncio.sleep(max(0.001, self._link.next_due_s() - self._clock.monotonic()))
+        self.end(f"no answer for {self._settings.silence_s:g} s")
+
+    def opened(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._link.opened(self._clock.monotonic())
+
+    def received(self, data: bytes) -> None:
+        was_up = self._link.state is LinkState.UP
+        try:
+            deliveries = self._link.received(data, self._clock.monotonic())
+        except ProtocolError as error:
+            _log.warning("wire.protocol_error", address=str(self._address), error=str(error))
+            self.end(error.why)
+            return
+        if not was_up:
+            self._tried.set()
+            if self._link.refusal is not None:
+                self.end(str(self._link.refusal))
+        self._deliver(deliveries)
+
+    def end(self, why: str) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(why)
+
+    def _submit(self, command: Command, reply: Reply) -> None:
+        instead = (reply, Closed("connection")) if self._is_closed else self._link.submit(command, reply)
+        if instead is not None:
+            reply(instead[1])
+
+    def _send(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        for reply, answer in deliveries:
+            try:
+                reply(answer)
+            except Exception:
+                _log.exception("wire.reply_failed", address=str(self._address))
+
+
+class _Stream(asyncio.Protocol):
+    def __init__(self, node: AsyncRemoteNode) -> None:
+        self._node = node
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._node.opened(cast(asyncio.Transport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._node.received(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._node.end("the server hung up" if error is None else str(error))

@@ -1,0 +1,274 @@
+"""The server's end of a stream, without I/O: frames in, commands to the node, answers out.
+
+A body that cannot be understood is answered with an error; bytes that are no frame end the stream, since nobody knows
+where the next frame would begin. What a client may make us keep is bounded: while its answers are not taken
+(`pause`), or too much of it is unanswered, nothing more of it is looked at, and nothing more is to be read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from inturn.model.batch import NO_COMPRESSION, ZSTD, Batch, payload_checksum
+from inturn.model.commands import (
+    Answer,
+    Append,
+    Command,
+    Done,
+    Hello,
+    Move,
+    Node,
+    Ping,
+    Pull,
+    Read,
+    ReadLot,
+    Reply,
+    Welcome,
+)
+from inturn.model.errors import InturnError, InvalidInput, ProtocolError, VersionMismatch
+from inturn.model.logs import get_logger
+from inturn.model.settings import LeaseSettings
+from inturn.wire.codec import VERSIONS, pack, unpack
+from inturn.wire.frames import Frame, FrameReader
+
+_log = get_logger("inturn.wire")
+MIB = 1 << 20
+HELLO_BYTES_MAX = 1024
+UNWRITTEN_BYTES_MAX = 4 * MIB
+_U32_MAX, _I64_MAX = 2**32 - 1, 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What clients may ask of a server."""
+
+    frame_bytes: int = 64 * MIB  # of one frame
+    pull_bytes: int = 16 * MIB  # of one answer to a pull; a single batch may be larger
+    unanswered_bytes: int = 128 * MIB  # of commands of one client
+    unanswered_count: int = 65_536
+    connections: int = 4096
+    silence_s: float = 60.0  # a client that says nothing for so long is hung up on
+
+
+class ServedNode(Node, Protocol):
+    def submit_remote(self, command: Command, reply: Reply) -> None:
+        """As `submit`, for somebody in another process."""
+        ...
+
+    def hung_up(self, session: object) -> None:
+        """Answers to a session (see `SessionReply`) are of no use any more, and its members may be gone."""
+        ...
+
+
+class SessionReply:
+    """Where an answer goes. The node knows by `session` what is asked in vain once the stream is gone."""
+
+    __slots__ = ("_number", "_size_bytes", "session")
+
+    def __init__(self, session: Session, number: int, size_bytes: int) -> None:
+        self.session = session
+        self._number = number
+        self._size_bytes = size_bytes
+
+    def __call__(self, answer: Answer | InturnError) -> None:
+        self.session.answer(self._number, self._size_bytes, answer)
+
+
+class Session:
+    """Called by one thread at a time, but for `answer`, which any thread may call, as `send` may be then.
+
+    `send` gets the frames, `hang_up` is called when the stream is to be ended after what was sent; `full` says whether
+    reading is to stop, and is to be looked at after each call.
+    """
+
+    def __init__(
+        self,
+        node: ServedNode,
+        settings: ServerSettings,
+        lease: LeaseSettings,
+        software: str,
+        send: Callable[[bytes], None],
+        hang_up: Callable[[], None],
+    ) -> None:
+        self.is_closed = False
+        self._node = node
+        self._settings = settings
+        self._lease = lease
+        self._software = software
+        self._send = send
+        self._hang_up = hang_up
+        self._reader = FrameReader(HELLO_BYTES_MAX)
+        self._is_greeted = False
+        self._is_paused = False
+        self._inbox: deque[Frame] = deque()
+        self._answered: deque[int] = deque()  # sizes; any thread may add to it without a lock
+        self._unanswered_bytes = 0
+        self._unanswered_count = 0
+        self._given: deque[int] = deque()  # the same for the sizes of answers
+        self._unwritten_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        given = self._given
+        while given:
+            self._unwritten_bytes += given.popleft()
+        answered = self._answered
+        while answered:
+            self._unanswered_bytes -= answered.popleft()
+            self._unanswered_count -= 1
+        return (
+            self._is_paused
+            # One read can bring thousands of commands, each with a large answer: not even those are done all at once.
+            or self._unwritten_bytes > UNWRITTEN_BYTES_MAX
+            or self._unanswered_bytes > self._settings.unanswered_bytes
+            or self._unanswered_count > self._settings.unanswered_count
+        )
+
+    @property
+    def has_waiting(self) -> bool:
+        """Something has come that was not looked at, for want of room."""
+        return bool(self._inbox)
+
+    def received(self, data: bytes) -> None:
+        if self.is_closed:
+            return
+        try:
+            frames = self._reader.feed(data)
+            if frames and not self._is_greeted:
+                frames = self._greet(frames)
+            self._inbox.extend(frames)
+        except ProtocolError as error:
+            self._refuse(0, error)
+            return
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Look at what has come, as far as there is room for it."""
+        while self._inbox and not self.is_full and not self.is_closed:
+            self._handle(self._inbox.popleft())
+
+    def pause(self, is_paused: bool) -> None:
+        """Answers are not taken by the client as fast as they come, or are again."""
+        self._is_paused = is_paused
+        self.go_on()
+
+    def written(self, size_bytes: int) -> None:
+        """So much of what was sent is with the socket now, which tells by `pause` when it has too much."""
+        self._unwritten_bytes -= size_bytes
+
+    def lost(self) -> None:
+        """The stream is gone."""
+        self.is_closed = True
+        self._inbox.clear()
+        self._node.hung_up(self)
+
+    def answer(self, number: int, size_bytes: int, answer: Answer | InturnError) -> None:
+        self._answered.append(size_bytes)
+        if self.is_closed:
+            return
+        try:
+            frame = pack(number, answer)
+        except (TypeError, ValueError, OverflowError) as error:  # nobody else may suffer: logs answer in a row
+            _log.exception("wire.answer_failed", answer=type(answer).__name__)
+            frame = pack(number, InturnError(f"the answer cannot be sent: {error}"))
+        if len(frame) > self._settings.frame_bytes:
+            frame = pack(
+                number,
+                InvalidInput(
+                    f"the answer has {len(frame)} bytes, more than a frame may have ({self._settings.frame_bytes}); "
+                    "ask for less at once"
+                ),
+            )
+        self._give(frame)
+
+    def _give(self, frame: bytes) -> None:
+        self._given.append(len(frame))
+        self._send(frame)
+
+    def _greet(self, frames: list[Frame]) -> list[Frame]:
+        """The first frame is a Hello. Until we know whom we talk to, frames have to be small."""
+        number = frames[0].number
+        hello = unpack(frames[0])
+        if not isinstance(hello, Hello):
+            raise ProtocolError(f"the first frame is a {type(hello).__name__}, not Hello")
+        lowest, highest = hello.versions
+        if highest < VERSIONS[0] or lowest > VERSIONS[1]:
+            self._refuse(number, VersionMismatch(hello.versions, VERSIONS, self._software))
+            return []
+        self._is_greeted = True
+        self._reader.bytes_max = self._settings.frame_bytes
+        version = min(highest, VERSIONS[1])
+        self._give(pack(number, Welcome(version, self._software, self._settings.frame_bytes, self._lease)))
+        return frames[1:]
+
+    def _refuse(self, number: int, error: InturnError) -> None:
+        _log.warning("wire.hung_up", error=str(error))
+        self.is_closed = True
+        self._give(pack(number, error))
+        self._hang_up()
+
+    def _handle(self, frame: Frame) -> None:
+        size_bytes = len(frame.body)
+        self._unanswered_bytes += size_bytes
+        self._unanswered_count += 1
+        reply = SessionReply(self, frame.number, size_bytes)
+        try:
+            command = self._checked(unpack(frame))
+        except ProtocolError as error:  # the frame is whole: only this command cannot be understood
+            reply(InvalidInput(error.why))
+            return
+        except InvalidInput as error:
+            reply(error)
+            return
+        if type(command) is Ping:
+            reply(Done())
+            return
+        try:
+            self._node.submit_remote(command, reply)
+        except Exception as error:  # of ours, or made by a command that no client of ours would send
+            _log.exception("wire.command_failed", command=type(command).__name__)
+            reply(InturnError(f"{type(command).__name__} failed: {error!r}"))
+
+    def _checked(self, command: object) -> Command:
+        """What our own clients take care of, nobody else has to."""
+        if not isinstance(command, Command) or isinstance(command, Hello):
+            raise ProtocolError(f"{type(command).__name__} is no command")
+        wait_s = getattr(command, "wait_s", 0.0)
+        if not 0 <= wait_s < math.inf:
+            raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
+        if isinstance(command, Pull | Read | ReadLot) and command.max_bytes > self._settings.pull_bytes:
+            return msgspec.structs.replace(command, max_bytes=self._settings.pull_bytes)
+        if isinstance(command, Append | Move):
+            _check_batch(command.batch)
+        return command
+
+
+def _check_batch(batch: Batch) -> None:
+    """A log stores what it gets: what does not fit into a header, or says that it has no messages, would damage it."""
+    fits = (
+        0 < batch.count <= _U32_MAX
+        and batch.compression in (NO_COMPRESSION, ZSTD)
+        and 0 <= batch.producer_epoch <= _U32_MAX
+        and 0 <= batch.route_version <= _U32_MAX
+        and 0 <= batch.producer_id <= _I64_MAX
+        and 0 <= batch.first_sequence <= _I64_MAX - batch.count
+    )
+    if not fits or not _has_count(batch) or payload_checksum(batch.payload) != batch.checksum:
+        raise InvalidInput("the batch is damaged: its numbers are absurd, or do not fit its payload")
+
+
+def _has_count(batch: Batch) -> bool:
+    """Whether the messages behind the slot vector say that they are as many; what is compressed cannot be asked."""
+    body = batch.payload[2 * batch.count : 2 * batch.count + 5]
+    if batch.compression != NO_COMPRESSION:
+        return bool(body)
+    for mark, size in ((b"\xdc", 2), (b"\xdd", 4)):
+        if body.startswith(mark):
+            return int.from_bytes(body[1 : 1 + size], "big") == batch.count
+    return bool(body) and body[0] == 0x90 | batch.count & 0x0F and batch.count < 16

@@ -1,0 +1,91 @@
+"""Real processes, killed, frozen, cut off and misled; and bugs on purpose, which these runs must find."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inturn.testing.process_faults import FaultCounts
+from inturn.testing.process_run import ProcessReport, ProcessSettings, run_processes
+from inturn.testing.process_soak import main
+from inturn.testing.verdict import ViolationKind
+
+# Together: 54 kills, 21 freezes and 24 faults of streams.
+COUNTS = FaultCounts(kills=18, freezes=7, stream_faults=8, clock_jumps=3, restarts=1)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("seed", "order", "flush"), [(1, "key", "always"), (2, "partition", "os"), (3, "key", "os")], ids=str
+)
+def test_order_is_kept_and_nothing_is_lost_whatever_happens_to_the_processes(
+    tmp_path: Path, seed: int, order: str, flush: str
+) -> None:
+    settings = ProcessSettings(seed=seed, order=order, flush=flush, faults=COUNTS, folder=tmp_path)  # type: ignore[arg-type]
+    report = run_processes(settings)
+    report.raise_if_bad()
+    assert (report.kills, report.freezes, report.stream_faults) == (18, 7, 8)
+    assert report.faults["kill server"] == 6
+    assert report.verdict.sent > 200
+    assert report.verdict.lease_grants > 4
+    assert list(tmp_path.iterdir()) == []  # nothing is kept of a good run
+
+
+LONG_FREEZES = ("freeze consumer for long",) * 4
+
+
+def _with_bug(tmp_path: Path, role: str, bug: str, *faults: str, **options: object) -> ProcessReport:
+    settings = ProcessSettings(seed=5, faults=faults, bugs={role: bug}, folder=tmp_path, quiet_s=8.0, **options)  # type: ignore[arg-type, dict-item]
+    report = run_processes(settings)
+    assert not report.ok
+    assert report.folder is not None
+    assert (Path(report.folder) / "history.jsonl").exists()
+    with pytest.raises(AssertionError, match="everything it wrote is in"):
+        report.raise_if_bad()
+    return report
+
+
+@pytest.mark.timeout(120)
+def test_a_consumer_that_ignores_the_end_of_its_lease_is_found(tmp_path: Path) -> None:
+    bugs = "deadline_is_not_checked_before_a_start+dropped_partition_goes_on"
+    report = _with_bug(tmp_path, "consumer", bugs, *LONG_FREEZES, gap_s=0.6)
+    assert ViolationKind.STALE_START in report.verdict.kinds()
+
+
+@pytest.mark.timeout(120)
+def test_a_server_that_accepts_stale_commits_is_found(tmp_path: Path) -> None:
+    faults = ("hold", "freeze consumer for long") * 5
+    report = _with_bug(tmp_path, "server", "commit_is_not_fenced_anywhere", *faults, consumers=4, producers=1)
+    assert ViolationKind.STALE_COMMIT in report.verdict.kinds()
+
+
+@pytest.mark.timeout(120)
+def test_a_server_that_counts_epochs_in_memory_is_found(tmp_path: Path) -> None:
+    report = _with_bug(tmp_path, "server", "epoch_lives_in_memory", "kill server", "kill consumer", "kill server")
+    assert ViolationKind.EPOCH_NOT_RAISED in report.verdict.kinds()
+
+
+@pytest.mark.timeout(120)
+def test_a_server_that_times_leases_by_the_wall_clock_is_found(tmp_path: Path) -> None:
+    jumps = ("clock of server jumps",) * 6
+    report = _with_bug(tmp_path, "server", "lease_ends_by_the_wall_clock", *jumps)
+    assert report.problems
+
+
+@pytest.mark.timeout(120)
+def test_a_log_that_stores_what_is_sent_again_is_found(tmp_path: Path) -> None:
+    faults = ("duplicate frames", "reset streams", "kill server") * 2
+    report = _with_bug(tmp_path, "server", "duplicates_are_stored", *faults, consumers=2)
+    assert [problem for problem in report.problems if problem.startswith("STORED")]
+
+
+@pytest.mark.timeout(120)
+def test_the_command_runs_one_history_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--runs", "1", "--seed", "4", "--save", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"]
+    assert told["runs"] == 1
+    assert told["faults"]["kill server"] >= 1
+    assert told["failures"] == []

@@ -1,0 +1,221 @@
+"""The server's end of a stream: greeting, limits, and what a client can and cannot make it do."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from inturn.model.batch import Batch, payload_checksum
+from inturn.model.commands import (
+    Append,
+    Command,
+    Done,
+    FindSubject,
+    Hello,
+    ListSubjects,
+    Ping,
+    Pull,
+    Reply,
+    SubjectList,
+)
+from inturn.model.errors import InturnError, InvalidInput, ProtocolError, VersionMismatch
+from inturn.model.settings import LeaseSettings
+from inturn.wire.codec import pack, unpack
+from inturn.wire.frames import FrameReader
+from inturn.wire.session import ServerSettings, Session
+
+
+class FakeNode:
+    """Keeps what it is asked; answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: deque[tuple[Command, Reply]] = deque()
+        self.gone: list[object] = []
+        self.error: Exception | None = None
+
+    def submit(self, command: Command, reply: Reply) -> None:
+        raise AssertionError("a client in another process is remote")
+
+    def submit_remote(self, command: Command, reply: Reply) -> None:
+        if self.error is not None:
+            raise self.error
+        self.asked.append((command, reply))
+
+    def hung_up(self, session: object) -> None:
+        self.gone.append(session)
+
+
+class Played:
+    def __init__(self, **settings: Any) -> None:
+        self.node = FakeNode()
+        self.sent = bytearray()
+        self.is_hung_up = False
+        self.session = Session(
+            self.node, ServerSettings(**settings), LeaseSettings(), "inturn/test", self.sent.extend, self._hang_up
+        )
+        self._reader = FrameReader(1 << 30)
+
+    def _hang_up(self) -> None:
+        self.is_hung_up = True
+
+    def greet(self) -> None:
+        self.send(1, Hello((1, 1), "test"))
+        ((number, welcome),) = self.answers()
+        assert number == 1
+        assert welcome.version == 1
+
+    def send(self, number: int, command: Any) -> None:
+        self.session.received(bytes(pack(number, command)))
+
+    def answers(self) -> list[tuple[int, Any]]:
+        found = [(frame.number, unpack(frame)) for frame in self._reader.feed(bytes(self.sent))]
+        self.sent.clear()
+        return found
+
+
+@pytest.fixture
+def played() -> Played:
+    made = Played()
+    made.greet()
+    return made
+
+
+def test_commands_go_to_the_node_and_answers_back_with_their_numbers(played: Played) -> None:
+    played.send(7, ListSubjects())
+    played.send(8, FindSubject("a"))
+    assert [command for command, _ in played.node.asked] == [ListSubjects(), FindSubject("a")]
+    played.node.asked[1][1](InvalidInput("no"))
+    played.node.asked[0][1](SubjectList(()))
+    (eight, no), (seven, yes) = played.answers()
+    assert (eight, type(no)) == (8, InvalidInput)
+    assert (seven, yes) == (7, SubjectList(()))
+
+
+def test_a_ping_is_answered_without_the_node(played: Played) -> None:
+    played.send(3, Ping())
+    assert played.answers() == [(3, Done())]
+    assert not played.node.asked
+
+
+@pytest.mark.parametrize("versions", [(2, 9), (-1, 0)])
+def test_no_common_version_is_refused_with_both_named(versions: tuple[int, int]) -> None:
+    played = Played()
+    played.send(1, Hello(versions))
+    ((number, error),) = played.answers()
+    assert number == 1
+    assert isinstance(error, VersionMismatch)
+    assert error.theirs == versions
+    assert error.ours == (1, 1)
+    assert played.is_hung_up
+
+
+def test_a_newer_client_that_knows_ours_is_welcome() -> None:
+    played = Played()
+    played.send(1, Hello((1, 99)))
+    ((_, welcome),) = played.answers()
+    assert welcome.version == 1
+
+
+@pytest.mark.parametrize("first", [Ping(), ListSubjects(), SubjectList(())])
+def test_whoever_does_not_greet_is_hung_up_on(first: Any) -> None:
+    played = Played()
+    played.send(1, first)
+    ((number, error),) = played.answers()
+    assert (number, type(error)) == (0, ProtocolError)
+    assert played.is_hung_up
+    played.send(2, Hello((1, 1)))
+    assert played.answers() == []
+
+
+def test_before_the_greeting_frames_are_small() -> None:
+    played = Played()
+    played.session.received(bytes(pack(1, Hello((1, 1), "x" * 2000)))[:4])
+    assert played.is_hung_up
+
+
+def test_bytes_that_are_no_frame_end_the_stream(played: Played) -> None:
+    played.session.received(b"GET / HTTP/1.1\r\n")
+    assert played.is_hung_up
+    played.session.lost()
+    assert played.node.gone == [played.session]
+
+
+def test_a_body_that_cannot_be_understood_is_answered_and_the_stream_goes_on(played: Played) -> None:
+    played.send(2, FindSubject(5))  # type: ignore[arg-type]
+    played.send(3, SubjectList(()))
+    played.send(4, Hello((1, 1)))
+    played.send(5, Pull("s", "g", 0, "m", 1, 0, 100, float("nan")))
+    played.send(6, ListSubjects())
+    assert [(number, type(error)) for number, error in played.answers()] == [
+        (number, InvalidInput) for number in (2, 3, 4, 5)
+    ]
+    assert len(played.node.asked) == 1
+
+
+def test_a_damaged_batch_never_reaches_the_log(played: Played) -> None:
+    payload = b"\0\0something"
+    good = Batch(1, 1, 1, 0, 1, 0, payload_checksum(payload), payload)
+    played.send(2, Append("s", 0, Batch(1, 1, 1, 0, 1, 0, 1234, payload)))
+    played.send(3, Append("s", 0, Batch(100, 1, 1, 0, 1, 0, payload_checksum(payload), payload)))
+    played.send(4, Append("s", 0, good))
+    assert [number for number, error in played.answers() if "damaged" in str(error)] == [2, 3]
+    assert [command for command, _ in played.node.asked] == [Append("s", 0, good)]
+
+
+def test_a_pull_cannot_ask_for_more_than_is_allowed() -> None:
+    played = Played(pull_bytes=1000)
+    played.greet()
+    played.send(2, Pull("s", "g", 0, "m", 1, 0, 10**12))
+    command, _ = played.node.asked[0]
+    assert isinstance(command, Pull)
+    assert command.max_bytes == 1000
+
+
+def test_an_error_of_ours_is_answered_and_the_stream_goes_on(played: Played) -> None:
+    played.node.error = ZeroDivisionError("oops")
+    played.send(2, ListSubjects())
+    ((number, error),) = played.answers()
+    assert (number, type(error)) == (2, InturnError)
+    assert "oops" in str(error)
+
+
+def test_nothing_more_is_looked_at_while_too_much_is_unanswered() -> None:
+    played = Played(unanswered_count=2)
+    played.greet()
+    for number in range(2, 8):
+        played.send(number, ListSubjects())
+    assert played.session.is_full
+    assert len(played.node.asked) == 3
+    played.node.asked.popleft()[1](SubjectList(()))
+    played.node.asked.popleft()[1](SubjectList(()))
+    assert not played.session.is_full
+    played.session.go_on()
+    assert played.session.is_full
+    assert len(played.node.asked) == 3, "one is left of the first three, two came"
+
+
+def test_nothing_more_is_looked_at_while_answers_are_not_taken(played: Played) -> None:
+    played.session.pause(True)
+    played.send(2, ListSubjects())
+    assert not played.node.asked
+    played.session.pause(False)
+    assert len(played.node.asked) == 1
+
+
+def test_an_answer_after_the_end_of_the_stream_is_dropped(played: Played) -> None:
+    played.send(2, ListSubjects())
+    played.session.lost()
+    played.node.asked[0][1](SubjectList(()))
+    assert played.answers() == []
+
+
+def test_an_answer_that_is_too_large_is_told_so() -> None:
+    played = Played(frame_bytes=2000)
+    played.greet()
+    played.send(2, ListSubjects())
+    played.node.asked[0][1](InvalidInput("x" * 5000))
+    ((_, error),) = played.answers()
+    assert "5" in str(error)
+    assert "ask for less" in str(error)
