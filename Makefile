@@ -31,8 +31,13 @@ lint: $(INSTALLED) ## ruff and mypy
 bench: $(INSTALLED) ## all benchmarks, full length
 	$(VENV)/bin/inturn bench all
 
-soak: $(INSTALLED) ## the simulation, over SEEDS=20000 seeds
+soak: $(INSTALLED) ## the simulation, over SEEDS=20000 seeds; or HOURS=2, half of it with real processes and faults
+ifdef HOURS
+	$(PY) -m inturn.testing.soak --minutes $$(awk 'BEGIN { print $(HOURS) * 30 }')
+	$(PY) -m inturn.testing.process_soak --minutes $$(awk 'BEGIN { print $(HOURS) * 30 }')
+else
 	$(PY) -m inturn.testing.soak --seeds $(SEEDS)
+endif
 
 lock: | $(PY) ## write requirements.lock again (LOCK_ARGS=--upgrade for newer versions)
 	$(PY) -m uv --version >/dev/null 2>&1 || $(PY) -m pip install --quiet uv

@@ -36,6 +36,7 @@ PRINTS = {
         r"refused: producer bookkeeper .* was replaced by a newer one",
         r"0: opening balance 100\n1: withdraw 30\n$",
     ],
+    "asyncio_orders.py": [r"^10 orders, each in its order: created, paid, shipped\n$"],
     "key_order.py": [
         r"up to \d\d handlers at once, 1 partition",
         r"order-7 is parked at offset 57: failed 3 times, RuntimeError: no such street",

@@ -186,10 +186,19 @@ class InProcessNode:
     def submit_remote(self, command: Command, reply: Reply) -> None:
         """As `submit`, for a client in another process: its consumers outlive this node."""
         if type(command) is Acquire:
-            self.broker.leases.remote.add(command.member)
+            if (command.subject, command.group) in self._known_groups:
+                self.broker.leases.remote.add(command.member)
         elif type(command) is Heartbeat:
             member = Leave(command.subject, command.group, command.member)
             self._spoke_through[member] = getattr(reply, "session", None)
+        elif isinstance(command, Commit | Release):
+            try:
+                subject = self._subject(command.subject)
+                for progress in command.progress if isinstance(command, Commit) else (command.progress,):
+                    self.broker.check_places(subject, progress)
+            except InturnError as error:
+                reply(error)
+                return
         self.submit(command, reply)
 
     def hung_up(self, session: object) -> None:

@@ -52,6 +52,11 @@ class Service:
     def connection_count(self) -> int:
         return len(self._server.peers)
 
+    @property
+    def held_count(self) -> int:
+        """How many leases are live."""
+        return self._opened.node.held_count
+
     def close(self, grace_s: float = GRACE_S) -> bool:
         """Take no new work, ask consumers to give their partitions back and let their commits in, for `grace_s` at the
         most; then hang up. False if somebody still held a lease then: it stays theirs for its life."""

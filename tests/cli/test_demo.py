@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from inturn.cli import demo_act
-from inturn.cli.demo_children import ChildFailed
-from inturn.cli.demo_consumer import Record
-from inturn.cli.demo_events import Events
-from inturn.cli.demo_key_board import KeyBoard
-from inturn.cli.demo_key_story import KeyStory
-from inturn.cli.demo_orders import (
+from inturn.cli.demo import act as demo_act
+from inturn.cli.demo.children import ChildFailed
+from inturn.cli.demo.consumer import Record
+from inturn.cli.demo.events import Events
+from inturn.cli.demo.key_board import KeyBoard
+from inturn.cli.demo.key_story import KeyStory
+from inturn.cli.demo.orders import (
     ATTEMPTS_MAX,
     CONCURRENCY,
     KEY_GROUP,
@@ -37,9 +37,9 @@ from inturn.cli.demo_orders import (
     key_of,
     life_cycles,
 )
-from inturn.cli.demo_served_board import ServedBoard
-from inturn.cli.demo_served_story import ServedStory
-from inturn.cli.demo_story import FIRST_CONSUMERS
+from inturn.cli.demo.served_board import ServedBoard
+from inturn.cli.demo.served_story import ServedStory
+from inturn.cli.demo.story import FIRST_CONSUMERS
 from inturn.consumer.lot import HeldLot
 from inturn.testing.checker import ViolationKind, check
 from inturn.testing.history import HandlerEnd, HandlerStart
@@ -291,10 +291,10 @@ THIRD_ACT = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from inturn.cli.demo_events import Events
-from inturn.cli.demo_orders import QUICK
-from inturn.cli.demo_served_board import ServedBoard
-from inturn.cli.demo_served_story import ServedStory
+from inturn.cli.demo.events import Events
+from inturn.cli.demo.orders import QUICK
+from inturn.cli.demo.served_board import ServedBoard
+from inturn.cli.demo.served_story import ServedStory
 scale = replace(QUICK.served, sending_s=600.0)
 board = ServedBoard(scale, Events(time.monotonic()))
 story = ServedStory(scale, Path(sys.argv[1]), board)

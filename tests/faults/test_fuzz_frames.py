@@ -32,7 +32,7 @@ from inturn.model.commands import (
     Pull,
     Read,
 )
-from inturn.model.errors import InturnError
+from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.message import Outgoing
 from inturn.wire.codec import ERROR, KINDS, VERSIONS, pack
 from inturn.wire.frames import HEADER_BYTES, seal
@@ -222,6 +222,31 @@ def test_garbage_in_a_finished_set_harms_nobody_but_its_group(server: ServerProc
             raw.ask(Commit(VICTIM, "attackers", "mallory", (progress,)))
             raw.ask(commands.DescribeGroup(VICTIM, "attackers"))
         raw.ask(Commit(VICTIM, "attackers", "mallory", (Progress(0, epoch, 0, 10**6, rng.randbytes(2 * MIB)),)))
+
+
+def test_progress_beyond_the_end_of_the_log_is_refused(server: ServerProcess) -> None:
+    """The log would go on behind it after the next start, for everybody."""
+    with _greeted(server) as raw:
+        epoch = _lease(raw, "far")
+        end = 1_000_000
+        failure = commands.Failure(end, b"k", 1, "")
+        parked = commands.LotChange(b"k", "parked", added=(commands.ParkedMessage(1, end, b""),))
+        for progress in (
+            Progress(0, epoch, end, 1),
+            Progress(0, epoch, 2**63 - 1, 2),
+            Progress(0, epoch, 0, 3, failed=(failure,)),
+            Progress(0, epoch, 0, 4, lots=(parked,)),
+        ):
+            assert isinstance(raw.ask(Commit(VICTIM, "far", "mallory", (progress,))), InvalidInput)
+            assert isinstance(raw.ask(commands.Release(VICTIM, "far", "mallory", progress)), InvalidInput)
+        assert raw.ask(Commit(VICTIM, "far", "mallory", (Progress(0, epoch, 0, 5),))) == commands.Committed((0,))
+    server.assert_unharmed()
+
+
+def test_a_member_name_without_end_is_refused(server: ServerProcess) -> None:
+    with _greeted(server) as raw:
+        assert isinstance(raw.ask(Heartbeat(VICTIM, "far", "m" * 100_000, "key", "first")), InvalidInput)
+        assert isinstance(raw.ask(Acquire(VICTIM, "far", 0, "m" * 100_000, 1)), InvalidInput)
 
 
 def _batch(**changes: Any) -> Any:

@@ -43,7 +43,7 @@ class Bed:
         """To the node, one after the other."""
         for index, frame in enumerate(frames):
             at_s = within_s * index / len(frames)
-            self.world.after(at_s, lambda frame=frame: self.stream.to_node.write(bytearray(frame)))  # type: ignore[misc]
+            self.world.after(at_s, lambda frame=frame: self.stream.to_node.write(frame))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -93,7 +93,7 @@ def test_a_cut_loses_what_is_on_its_way() -> None:
     bed.send(within_s=0.0)
     bed.world.run(0.0)
     bed.stream.cut(node_learns=True, client_learns=False)
-    bed.stream.to_node.write(bytearray(b"more"))
+    bed.stream.to_node.write(b"more")
     bed.world.run(5.0)
     assert (bed.node.data, bed.node.ends, bed.client.ends) == (b"", 1, 0)
 
@@ -109,7 +109,7 @@ def test_a_half_open_stream_tells_nobody() -> None:
 def test_what_is_blocked_arrives_later() -> None:
     bed = Bed()
     bed.stream.to_node.block(True)
-    bed.stream.to_client.write(bytearray(b"other way"))
+    bed.stream.to_client.write(b"other way")
     bed.send()
     bed.world.run(3.0)
     assert (bed.node.data, bed.client.data) == (b"", b"other way")
@@ -121,8 +121,8 @@ def test_what_is_blocked_arrives_later() -> None:
 def test_what_a_client_wrote_before_it_closed_arrives_before_the_end() -> None:
     bed = Bed()
     bed.stream.to_node.block(True)
-    bed.stream.to_node.write(bytearray(b"last words"))
-    bed.stream.to_client.write(bytearray(b"not heard"))
+    bed.stream.to_node.write(b"last words")
+    bed.stream.to_client.write(b"not heard")
     bed.stream.closed_by_client(resets=False)
     bed.world.run(2.0)
     assert bed.node.ends == 0
@@ -134,7 +134,7 @@ def test_what_a_client_wrote_before_it_closed_arrives_before_the_end() -> None:
 
 def test_a_reset_loses_what_is_on_its_way() -> None:
     bed = Bed()
-    bed.stream.to_client.write(bytearray(b"not heard"))
+    bed.stream.to_client.write(b"not heard")
     bed.stream.closed_by_node(resets=True)
     bed.world.run(1.0)
     assert (bed.client.data, bed.client.ends) == (b"", 1)
@@ -142,9 +142,9 @@ def test_a_reset_loses_what_is_on_its_way() -> None:
 
 def test_of_a_machine_that_is_gone_nobody_learns() -> None:
     bed = Bed()
-    bed.stream.to_client.write(bytearray(b"heard"))
+    bed.stream.to_client.write(b"heard")
     bed.stream.left_by_node()
-    bed.stream.to_client.write(bytearray(b"never sent"))
+    bed.stream.to_client.write(b"never sent")
     bed.world.run(1.0)
     assert (bed.client.data, bed.client.ends) == (b"heard", 0)
 

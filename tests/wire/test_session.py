@@ -155,7 +155,7 @@ def test_a_body_that_cannot_be_understood_is_answered_and_the_stream_goes_on(pla
 
 
 def test_a_damaged_batch_never_reaches_the_log(played: Played) -> None:
-    payload = b"\0\0something"
+    payload = b"\0\0\x91something"  # a slot, and one message
     good = Batch(1, 1, 1, 0, 1, 0, payload_checksum(payload), payload)
     played.send(2, Append("s", 0, Batch(1, 1, 1, 0, 1, 0, 1234, payload)))
     played.send(3, Append("s", 0, Batch(100, 1, 1, 0, 1, 0, payload_checksum(payload), payload)))

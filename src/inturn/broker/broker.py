@@ -207,6 +207,22 @@ class Broker:
             self.keys.acted_upon(group, [command.progress])
             self._count_done(group, [command.progress])
 
+    def check_places(self, subject: Subject, progress: Progress) -> None:
+        """Raises InvalidInput for what is beyond the end of the log. Offsets that a group had to do with are never given
+        out again, so they would be lost to everybody."""
+        places = [
+            (progress.partition, progress.offset - 1),
+            *((progress.partition, one.offset) for one in progress.failed),
+            *((one.partition, one.offset) for lot in progress.lots for one in lot.added),
+        ]
+        for index, offset in places:
+            end_offset = self.log(subject, index).end_offset
+            if offset >= end_offset:
+                raise InvalidInput(
+                    f"progress of partition {progress.partition} with offset {offset} of partition {index}, "
+                    f"whose log ends at {end_offset}"
+                )
+
     def _count_done(self, group: GroupRecord, stored: Iterable[Progress]) -> None:
         for progress in stored:
             done = progress.offset + finished_count(progress.finished)

@@ -64,7 +64,7 @@ app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 @app.command("demo", epilog=examples("inturn demo", "inturn demo --quick --json"))
 def run_demo(json_output: Json = False, quick: Quick = False) -> None:
     """Show what inturn does: order under load, a hand-over, a crash. Needs no folder."""
-    from inturn.cli.demo import demo
+    from inturn.cli.demo.demo import demo
     from inturn.cli.session import command
 
     with command(json_output):

@@ -193,4 +193,4 @@ def _leases_text(service: Service) -> str:
 
 
 def _held_count(service: Service) -> int:
-    return service._opened.node.held_count
+    return service.held_count

@@ -37,7 +37,7 @@ def command(is_json: bool) -> Iterator[Screen]:
         screen.drop_stdout()
         raise typer.Exit(0) from None
     except (InturnError, OSError) as error:
-        screen.error(error)
+        screen.error(_unreachable(error) if isinstance(error, ConnectionLost) else error)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -50,19 +50,15 @@ def opened(data: str, *, create: bool = False, log: LogSettings | None = None) -
 
     if not create and not is_address(data):
         check_folder(data)
-    try:
-        connection = Connection(data, log=log, create=create)
-    except ConnectionLost as error:
-        raise _unreachable(error) from None
-    with connection:
+    with Connection(data, log=log, create=create) as connection:
         yield connection
 
 
 def _unreachable(error: ConnectionLost) -> ConnectionLost:
-    """The same, with the words for a command that ends now instead of trying again."""
-    error.args = (
-        f"no server at {error.address}: {error.why}; start one with `inturn serve`, or give its address with --server",
-    )
+    """The same, with the words for a command, which ends now instead of trying again."""
+    if is_address(error.address):
+        next_step = "start one with `inturn serve`, or give its address with --server"
+        error.args = (f"no server at {error.address}: {error.why}; {next_step}",)
     return error
 
 

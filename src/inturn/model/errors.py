@@ -243,7 +243,7 @@ class ConnectionLost(WireError, ConnectionError):
     def __init__(self, address: str, why: str) -> None:
         self.address, self.why = address, why
         super().__init__(
-            f"no connection to {address}: {why}; it is tried again by itself. Is the server running? `inturn serve`"
+            f"no connection to {address}: {why}; is the server running? Start it with `inturn serve`, or wait for it"
         )
 
 

@@ -1,4 +1,5 @@
-"""For tests of ordered systems: the order checker, histories, a fake clock, a disk that fails, and the simulation.
+"""For tests of ordered systems: the order checker, histories, a fake clock, a disk that fails, the simulation, and
+faults done to real processes.
 
 Names are loaded when they are first used, so that a test that needs the checker does not load the simulation.
 """
@@ -26,16 +27,21 @@ if TYPE_CHECKING:
         ProcessRestarted,
         SendAcknowledged,
     )
+    from inturn.testing.process_faults import FaultCounts
+    from inturn.testing.process_proxy import Behaviour, Proxies, Proxy
+    from inturn.testing.process_run import ProcessReport, ProcessSettings, run_processes
     from inturn.testing.recorder import Recorder
     from inturn.testing.sim_disk import SimCrash, SimDisk
     from inturn.testing.simulation import Report, simulate
     from inturn.testing.verdict import OrderViolated, Verdict, Violation, ViolationKind
 
 __all__ = [
+    "Behaviour",
     "Committed",
     "ConsumerCrashed",
     "Event",
     "FakeClock",
+    "FaultCounts",
     "HandlerEnd",
     "HandlerStart",
     "History",
@@ -45,7 +51,11 @@ __all__ = [
     "LeaseGranted",
     "OffsetsReset",
     "OrderViolated",
+    "ProcessReport",
     "ProcessRestarted",
+    "ProcessSettings",
+    "Proxies",
+    "Proxy",
     "Recorder",
     "Report",
     "SendAcknowledged",
@@ -55,13 +65,17 @@ __all__ = [
     "Violation",
     "ViolationKind",
     "check",
+    "run_processes",
     "simulate",
 ]
 
 _MODULES = {
     "check": "checker",
     "FakeClock": "clock",
+    "FaultCounts": "process_faults",
     "Recorder": "recorder",
+    **dict.fromkeys(("Behaviour", "Proxies", "Proxy"), "process_proxy"),
+    **dict.fromkeys(("ProcessReport", "ProcessSettings", "run_processes"), "process_run"),
     **dict.fromkeys(("SimCrash", "SimDisk"), "sim_disk"),
     **dict.fromkeys(("Report", "simulate"), "simulation"),
     **dict.fromkeys(("OrderViolated", "Verdict", "Violation", "ViolationKind"), "verdict"),

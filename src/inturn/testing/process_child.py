@@ -54,6 +54,8 @@ class ConsumerSpec(ClientSpec, frozen=True, kw_only=True):
     order: str
     failing_share: float = 0.02
     handling_s_max: float = 0.005
+    slow_share: float = 0.02  # of the messages: so that handlers run when their process is hit
+    slow_s_max: float = 0.3
 
 
 class ProducerSpec(ClientSpec, frozen=True, kw_only=True):

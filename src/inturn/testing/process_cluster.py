@@ -46,6 +46,10 @@ class Place:
         """It runs, and has opened its file, and so listens to signals."""
         return self.process is not None and not self.is_frozen and self.events.exists()
 
+    @property
+    def has_written(self) -> bool:
+        return self.has_begun and self.events.stat().st_size > 0
+
 
 class Cluster:
     """Keeps everything in one folder: the server's own, and per process a file of events and one of what it said."""

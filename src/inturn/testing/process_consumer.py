@@ -42,7 +42,8 @@ class RecordedHandler:
 
     def __call__(self, message: Message, context: Context) -> None:
         with self._recorded(message, context):
-            time.sleep(self._random.random() * self._spec.handling_s_max)
+            is_slow = self._random.random() < self._spec.slow_share
+            time.sleep(self._random.random() * (self._spec.slow_s_max if is_slow else self._spec.handling_s_max))
             if self._random.random() < self._spec.failing_share:
                 raise FailedOnPurpose
 

@@ -81,6 +81,7 @@ class Injector:
         self._cluster = cluster
         self._random = rng
         self._life_s = lease_life_s
+        self._troubled: set[str] = set()  # places whose streams are being hurt
 
     def inject(self, fault: str) -> Mending | None:
         """None: there is nothing now that it could be done to; try it again."""
@@ -113,16 +114,22 @@ class Injector:
 
     def _frozen_s(self, fault: str) -> float:
         if fault == "freeze consumer for long":
-            return self._life_s * (1.1 + self._random.random())
+            return self._life_s * (1.3 + 1.2 * self._random.random())
         return self._life_s * (0.1 + 0.6 * self._random.random())
 
     def _on_stream(self, fault: str) -> Mending | None:
-        proxies = [place for place in self._cluster.places if place.proxy is not None and place.proxy.stream_count]
-        if not proxies:
+        # One thing at a time, so that mending it does not mend another one too early.
+        places = [
+            place
+            for place in self._cluster.places
+            if place.proxy is not None and place.proxy.stream_count and place.name not in self._troubled
+        ]
+        if not places:
             return None
-        place = self._random.choice(proxies)
+        place = self._random.choice(places)
         proxy = place.proxy
         assert proxy is not None
+        self._troubled.add(place.name)
         self._note(fault, place.name)
         match fault:
             case "reset streams" | "close streams":
@@ -131,7 +138,13 @@ class Injector:
                 proxy.half_open(client_stays=fault == "half-open, client stays")
             case _:
                 proxy.set(*self._behaviour(fault))
-        return Mending(0.5 + 1.5 * self._random.random(), proxy.set)
+        # What was held for longer than a lease lives is out of date when it comes.
+        shortest_s = self._life_s if fault == "hold" else self._life_s / 2
+        return Mending(shortest_s * (1.2 + 1.5 * self._random.random()), lambda: self._mend(place, proxy))
+
+    def _mend(self, place: Place, proxy: Proxy) -> None:
+        self._troubled.discard(place.name)
+        proxy.set()
 
     def _behaviour(self, fault: str) -> tuple[Behaviour, Behaviour]:
         match fault:
@@ -144,7 +157,7 @@ class Injector:
             case "duplicate frames":
                 twice = Behaviour(duplicate_share=0.5)
                 return twice, twice
-            case "hold":  # what is delivered in the end is long out of date
+            case "hold":
                 held = Behaviour(is_held=True)
                 return self._random.choice([(held, HEALTHY), (HEALTHY, held), (held, held)])
             case "drop to server":

@@ -26,6 +26,7 @@ from typing import Self, TypeVar
 
 HOST = "127.0.0.1"
 READ_BYTES = 64 * 1024
+CHUNKS_MAX = 1000  # that wait to be passed on
 _LENGTH = struct.Struct("<I")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset, and nothing else
 _T = TypeVar("_T")
@@ -199,15 +200,20 @@ class Proxy:
         behaviour: Callable[[], Behaviour],
     ) -> None:
         cutter = FrameCutter()
-        with contextlib.suppress(OSError):
-            while data := await reader.read(READ_BYTES):
-                if stream.is_left:
-                    continue
-                for frame in cutter.feed(data):
-                    await self._pass(stream, frame, writer, behaviour)
-            if not stream.is_left and not stream.is_broken:
-                writer.write(bytes(cutter.rest))
-                writer.write_eof()
+        chunks: asyncio.Queue[bytes] = asyncio.Queue(CHUNKS_MAX)
+        reading = asyncio.create_task(_read_all(reader, chunks))
+        try:
+            with contextlib.suppress(OSError):
+                while data := await chunks.get():
+                    if stream.is_left:
+                        continue
+                    for frame in cutter.feed(data):
+                        await self._pass(stream, frame, writer, behaviour)
+                if not stream.is_left and not stream.is_broken and not writer.is_closing():
+                    writer.write(bytes(cutter.rest))
+                    writer.write_eof()
+        finally:
+            reading.cancel()
 
     async def _pass(
         self, stream: _Stream, frame: bytes, writer: asyncio.StreamWriter, behaviour: Callable[[], Behaviour]
@@ -249,6 +255,14 @@ class Proxy:
         """Not in the length: then the stream would only stand still."""
         at = self._random.randrange(_LENGTH.size, len(frame))
         return frame[:at] + bytes([frame[at] ^ 1 << self._random.randrange(8)]) + frame[at + 1 :]
+
+
+async def _read_all(reader: asyncio.StreamReader, chunks: asyncio.Queue[bytes]) -> None:
+    """Whatever was sent before the end gets through, also if its sender is gone by the time that it is passed on."""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(READ_BYTES):
+            await chunks.put(data)
+    await chunks.put(b"")
 
 
 class _Stream:

@@ -46,6 +46,7 @@ from inturn.testing.verdict import Verdict
 
 SHORT_LEASE = LeaseSettings(life_s=1.0, renew_s=0.2, margin_s=0.1)
 LOOK_S = 0.01
+START_S = 60.0
 HISTORY_NAME = "history.jsonl"
 FAULT_LOG_NAME = "faults.txt"
 PROBLEMS_NAME = "problems.txt"
@@ -178,13 +179,14 @@ class _Run:
             mq.create_subject(SUBJECT, self._settings.partitions)
             for place in cluster.places[1:]:
                 cluster.start(place)
-            self._wait_for(self._has_some_of_each, "some processes of each kind have begun")
+            self._wait_for(self._is_at_work, "messages are sent and handled", START_S)
             self._hurt()
             self._heal()
             self._end_all(mq)
 
-    def _has_some_of_each(self) -> bool:
-        return all(any(place.has_begun for place in self.cluster.of(role)) for role in self.cluster.events)
+    def _is_at_work(self) -> bool:
+        """Something of each kind has happened: only then is there anything to hurt."""
+        return all(any(place.has_written for place in self.cluster.of(role)) for role in self.cluster.events)
 
     def _hurt(self) -> None:
         waiting = deque(plan(self._settings.faults, self._random))
@@ -237,11 +239,12 @@ class _Run:
         for place in (*cluster.of("consumer"), cluster.server):
             cluster.end(place, self._settings.quiet_s)
 
-    def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        until_s = time.monotonic() + self._settings.quiet_s
+    def _wait_for(self, condition: Callable[[], bool], what: str, wait_s: float | None = None) -> None:
+        wait_s = self._settings.quiet_s if wait_s is None else wait_s
+        until_s = time.monotonic() + wait_s
         while not condition():
             if time.monotonic() > until_s:
-                self.cluster.problems.append(f"not within {self._settings.quiet_s:g} s: {what}")
+                self.cluster.problems.append(f"not within {wait_s:g} s: {what}")
                 return
             self._pass(0.05)
 

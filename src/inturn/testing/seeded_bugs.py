@@ -580,6 +580,7 @@ _add(
 
 _session_handle = Session._handle
 _session_answer = Session.answer
+_session_go_on = Session.go_on
 
 
 def _handle_and_note(self: Session, frame: Frame) -> None:
@@ -598,14 +599,12 @@ _add(
     Patch(Session, "_handle", _handle_and_note),
     Patch(Session, "answer", _answer_the_newest),
 )
-_add_edit(
-    "full_session_drops_what_it_cannot_take",
-    "What comes while too much is unanswered is forgotten.",
-    Session,
-    "go_on",
-    "while self._inbox and not self.is_full and not self.is_closed:",
-    "if self.is_full:\n        self._inbox.clear()\n    while self._inbox and not self.is_full and not self.is_closed:",
-)
+@_instead_of(Session, "go_on")
+def full_session_drops_what_it_cannot_take(self: Session) -> None:
+    """What comes while too much is unanswered is forgotten."""
+    if self.is_full:
+        self._inbox.clear()
+    _session_go_on(self)
 
 
 @_instead_of(Session, "lost")
@@ -1185,14 +1184,6 @@ def rows_at_hand_leave_the_lot_when_it_is_parked_again(self: Handling, lane: Lan
 
 # Consumer: skipping
 
-_add_edit(
-    "skipped_message_runs_with_the_tail",
-    "A message that is skipped while it is on its way to its lot runs all the same.",
-    Handling,
-    "lot_read",
-    " | lot.not_again",
-    "",
-)
 _add_edit(
     "skip_drops_whatever_is_first",
     "A skip drops the first message of the key, even if it is not the one that somebody looked at.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from inturn.log.embedded import EmbeddedEngine
@@ -13,9 +13,14 @@ from inturn.model.commands import (
     Append,
     Appended,
     Command,
+    Commit,
+    Committed,
     CreateSubject,
     Granted,
     ProducerOpened,
+    Progress,
+    Renew,
+    Renewed,
     Reply,
 )
 from inturn.model.errors import InturnError, StorageError
@@ -49,7 +54,7 @@ class SimNode:
         self._coverage = coverage
         self._settings = settings
         self._lease = lease
-        self._observer = observer
+        self._leases = _LeaseWatch(observer)
         self._sync_s_max = sync_s_max
         self._is_remote = is_remote  # its clients outlive it
         self._on_crash = on_crash
@@ -79,7 +84,7 @@ class SimNode:
         engine = EmbeddedEngine(
             "log", self._settings, self._timers, clock=self._world, disk=self.disk, submit=self._run_soon
         )
-        self.node = InProcessNode(self.database, engine, self._world, self._timers, self._lease, self._observer)
+        self.node = InProcessNode(self.database, engine, self._world, self._timers, self._lease, self._leases)
         self._gone.clear()
         self._timers.on_earlier = self._schedule_timers
         self._schedule_timers()
@@ -146,7 +151,7 @@ class SimNode:
         return self._producer_epochs.get(command.batch.producer_id, 0) if isinstance(command, Append) else 0
 
     def watch_answer(self, command: Command, newest: int, session: object, answer: Answer | InturnError) -> None:
-        """What comes with an older epoch than was given out before must be refused; nothing is granted to nobody."""
+        """What comes with an epoch that is over must be refused, and nothing is granted to nobody."""
         if isinstance(answer, ProducerOpened):
             self._producer_epochs[answer.producer_id] = answer.epoch
         elif isinstance(command, Append) and isinstance(answer, Appended) and command.batch.producer_epoch < newest:
@@ -159,6 +164,20 @@ class SimNode:
             self.problems.append(
                 f"granted to nobody: partition {command.partition} to {command.member}, whose stream was hung up before"
             )
+        elif isinstance(answer, Renewed) and isinstance(command, Renew):
+            self._watch_lease(command, [one for one in command.held if one[0] in answer.partitions])
+        elif isinstance(answer, Committed) and isinstance(command, Commit):
+            taken = [one for one in command.progress if one.partition in answer.partitions]
+            self._watch_lease(command, [(one.partition, one.epoch) for one in taken])
+
+    def _watch_lease(self, command: Renew | Commit, taken: Iterable[tuple[int, int]]) -> None:
+        for partition, epoch in taken:
+            holder = self._leases.holders.get((command.subject, command.group, partition))
+            if holder != (command.member, epoch):
+                self.problems.append(
+                    f"{type(command).__name__} taken though the lease is not held: {command.member}, "
+                    f"partition {partition}, epoch {epoch}; held by {holder}"
+                )
 
     def _run_soon(self, job: Callable[[], None]) -> None:
         life = self.life
@@ -182,6 +201,25 @@ class SimNode:
             job()
         except SimCrash:
             self.crash(power=True)
+
+
+class _LeaseWatch:
+    """Knows from what the node decides who holds what, and passes it on."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.holders: dict[tuple[str, str, int], tuple[str, int]] = {}  # by subject, group and partition: owner, epoch
+
+    def lease_granted(self, subject: str, group: str, partition: int, owner: str, epoch: int) -> None:
+        self.holders[subject, group, partition] = owner, epoch
+        self._observer.lease_granted(subject, group, partition, owner, epoch)
+
+    def lease_ended(self, subject: str, group: str, partition: int, owner: str, epoch: int, why: str) -> None:
+        self.holders.pop((subject, group, partition), None)
+        self._observer.lease_ended(subject, group, partition, owner, epoch, why)
+
+    def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
+        self._observer.committed(subject, group, owner, progress)
 
 
 class _Watched:

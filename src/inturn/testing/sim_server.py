@@ -109,7 +109,8 @@ class _Peer:
 
     def _send(self, frame: bytes) -> None:
         self.stream.to_client.write(frame)
-        if self._is_full:
+        self.session.written(len(frame))
+        if self._is_full or self.session.has_waiting:
             self._server.world.after(0.0, self._go_on)
 
     def _hang_up(self) -> None:

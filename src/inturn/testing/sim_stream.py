@@ -51,11 +51,10 @@ class SimPipe:
         self._on_cut: Callable[[], None] | None = None
 
     def write(self, frame: bytes) -> None:
-        data = bytes(frame)
-        self._put(data)
+        self._put(frame)
         if self._weather.duplicate and self._world.happens(self._weather.duplicate):
             self._coverage["stream.frame twice"] += 1
-            self._world.after(self._world.spread(0.0, 0.5), lambda: self._put(data))
+            self._world.after(self._world.spread(0.0, 0.5), lambda: self._put(frame))
 
     def close(self) -> None:
         """The writer is done: after what is on its way the reader learns of the end."""

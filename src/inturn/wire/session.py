@@ -20,6 +20,7 @@ from inturn.model.commands import (
     Answer,
     Append,
     Command,
+    Commit,
     Done,
     Hello,
     Move,
@@ -28,6 +29,8 @@ from inturn.model.commands import (
     Pull,
     Read,
     ReadLot,
+    Release,
+    Renew,
     Reply,
     Welcome,
 )
@@ -41,6 +44,8 @@ _log = get_logger("inturn.wire")
 MIB = 1 << 20
 HELLO_BYTES_MAX = 1024
 UNWRITTEN_BYTES_MAX = 4 * MIB
+MEMBER_LENGTH_MAX = 1000
+_ZSTD_MARK = b"\x28\xb5\x2f\xfd"
 _U32_MAX, _I64_MAX = 2**32 - 1, 2**63 - 1
 
 
@@ -237,8 +242,13 @@ class Session:
 
     def _checked(self, command: object) -> Command:
         """What our own clients take care of, nobody else has to."""
+        if type(command) in _UNCHECKED:  # which is quicker than to ask for everything else
+            return command  # type: ignore[return-value]
         if not isinstance(command, Command) or isinstance(command, Hello):
             raise ProtocolError(f"{type(command).__name__} is no command")
+        member = getattr(command, "member", "")
+        if len(member) > MEMBER_LENGTH_MAX:
+            raise InvalidInput(f"a member name of {len(member)} characters; the limit is {MEMBER_LENGTH_MAX}")
         wait_s = getattr(command, "wait_s", 0.0)
         if not 0 <= wait_s < math.inf:
             raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
@@ -247,6 +257,9 @@ class Session:
         if isinstance(command, Append | Move):
             _check_batch(command.batch)
         return command
+
+
+_UNCHECKED = frozenset((Ping, Commit, Renew, Release))
 
 
 def _check_batch(batch: Batch) -> None:
@@ -266,8 +279,8 @@ def _check_batch(batch: Batch) -> None:
 def _has_count(batch: Batch) -> bool:
     """Whether the messages behind the slot vector say that they are as many; what is compressed cannot be asked."""
     body = batch.payload[2 * batch.count : 2 * batch.count + 5]
-    if batch.compression != NO_COMPRESSION:
-        return bool(body)
+    if batch.compression == ZSTD:
+        return body.startswith(_ZSTD_MARK)
     for mark, size in ((b"\xdc", 2), (b"\xdd", 4)):
         if body.startswith(mark):
             return int.from_bytes(body[1 : 1 + size], "big") == batch.count

@@ -14,23 +14,23 @@ from pathlib import Path
 import typer
 
 from inturn.cli import logs
-from inturn.cli.demo_act import Act
-from inturn.cli.demo_board import Board
-from inturn.cli.demo_events import Events
-from inturn.cli.demo_key_board import KeyBoard
-from inturn.cli.demo_key_story import KeyStory
-from inturn.cli.demo_key_verdict import KeyActResult, judge_by_key
-from inturn.cli.demo_key_view import KeyView, key_verdict_panel
-from inturn.cli.demo_orders import FULL, QUICK, SUBJECT, Scale
-from inturn.cli.demo_picture import WIDTH, coloured
-from inturn.cli.demo_served_board import ServedBoard
-from inturn.cli.demo_served_story import ServedStory
-from inturn.cli.demo_served_verdict import ServedActResult, judge_served
-from inturn.cli.demo_served_view import ServedView, served_verdict_panel
-from inturn.cli.demo_story import Story
-from inturn.cli.demo_verdict import DemoResult, judge
-from inturn.cli.demo_view import View, verdict_panel
-from inturn.cli.demo_watch import ActBoard, ActView, LookT, watch
+from inturn.cli.demo.act import Act
+from inturn.cli.demo.board import Board
+from inturn.cli.demo.events import Events
+from inturn.cli.demo.key_board import KeyBoard
+from inturn.cli.demo.key_story import KeyStory
+from inturn.cli.demo.key_verdict import KeyActResult, judge_by_key
+from inturn.cli.demo.key_view import KeyView, key_verdict_panel
+from inturn.cli.demo.orders import FULL, QUICK, SUBJECT, Scale
+from inturn.cli.demo.picture import WIDTH, coloured
+from inturn.cli.demo.served_board import ServedBoard
+from inturn.cli.demo.served_story import ServedStory
+from inturn.cli.demo.served_verdict import ServedActResult, judge_served
+from inturn.cli.demo.served_view import ServedView, served_verdict_panel
+from inturn.cli.demo.story import Story
+from inturn.cli.demo.verdict import DemoResult, judge
+from inturn.cli.demo.view import View, verdict_panel
+from inturn.cli.demo.watch import ActBoard, ActView, LookT, watch
 from inturn.cli.screen import Screen
 from inturn.testing.history import SendAcknowledged
 

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inturn.cli.demo_orders import STEPS
-from inturn.cli.demo_picture import (
+from inturn.cli.demo.orders import STEPS
+from inturn.cli.demo.picture import (
     BAD,
     BAR_COLUMNS,
     COLOURS,
@@ -25,9 +25,9 @@ from inturn.cli.demo_picture import (
     table_of,
     title_of,
 )
-from inturn.cli.demo_served_board import Process, ServedLook, ServedPartition
-from inturn.cli.demo_served_verdict import ServedActResult
-from inturn.cli.demo_story import FIRST_CONSUMERS
+from inturn.cli.demo.served_board import Process, ServedLook, ServedPartition
+from inturn.cli.demo.served_verdict import ServedActResult
+from inturn.cli.demo.story import FIRST_CONSUMERS
 
 
 class ServedView:

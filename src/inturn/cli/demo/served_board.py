@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from inturn.cli.demo_board import short
-from inturn.cli.demo_consumer import Record
-from inturn.cli.demo_events import Event, Events
-from inturn.cli.demo_orders import PARTITION_COUNT, ServedScale
+from inturn.cli.demo.board import short
+from inturn.cli.demo.consumer import Record
+from inturn.cli.demo.events import Event, Events
+from inturn.cli.demo.orders import PARTITION_COUNT, ServedScale
 from inturn.model.commands import GroupPartition
 from inturn.producer.flight import Stored
 from inturn.testing.history import ConsumerCrashed, HandlerStart, History, SendAcknowledged

@@ -10,9 +10,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from inturn.cli.demo_events import Event
-from inturn.cli.demo_story import FIRST_CONSUMERS, LATE_CONSUMER
-from inturn.cli.demo_violations import HasViolations
+from inturn.cli.demo.events import Event
+from inturn.cli.demo.story import FIRST_CONSUMERS, LATE_CONSUMER
+from inturn.cli.demo.violations import HasViolations
 
 WIDTH = 98
 BAR_COLUMNS = 24

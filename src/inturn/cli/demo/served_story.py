@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from inturn.cli.demo_act import LIMIT_S, Act
-from inturn.cli.demo_board import OrderStep
-from inturn.cli.demo_children import GRACE_S, Children
-from inturn.cli.demo_orders import PARTITION_COUNT, SERVED_GROUP, SUBJECT, ServedScale, key_of, life_cycles
-from inturn.cli.demo_served_board import ServedBoard
-from inturn.cli.demo_story import FIRST_CONSUMERS
+from inturn.cli.demo.act import LIMIT_S, Act
+from inturn.cli.demo.board import OrderStep
+from inturn.cli.demo.children import GRACE_S, Children
+from inturn.cli.demo.orders import PARTITION_COUNT, SERVED_GROUP, SUBJECT, ServedScale, key_of, life_cycles
+from inturn.cli.demo.served_board import ServedBoard
+from inturn.cli.demo.story import FIRST_CONSUMERS
 from inturn.connection import Connection, connect
 from inturn.model.errors import NotFound
 from inturn.model.slot import slot_of
@@ -70,11 +70,11 @@ class ServedStory(Act):
     def _start(self, children: Children) -> None:
         """The consumers at the same time as the server: they are told its address when there is one."""
         data, scale = str(self._folder / "data"), self._scale
-        pid = children.start(SERVER, "inturn.cli.demo_server", data, str(scale.lease_s))
+        pid = children.start(SERVER, "inturn.cli.demo.server", data, str(scale.lease_s))
         for name in FIRST_CONSUMERS:
             records = self._folder / f"{name}.jsonl"
             how = (name, str(records), str(scale.handling_s), str(scale.lease_s / 5))
-            self._board.joined(name, children.start(name, "inturn.cli.demo_consumer", *how), records)
+            self._board.joined(name, children.start(name, "inturn.cli.demo.consumer", *how), records)
         said: list[bytes] = []
 
         def is_ready() -> bool:

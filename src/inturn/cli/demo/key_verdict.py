@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from inturn.cli.demo_key_board import KeyBoard
-from inturn.cli.demo_key_story import KeyStory
-from inturn.cli.demo_orders import CONCURRENCY, KEY_GROUP, LATER_STEPS, STEPS, SUBJECT, Scale, key_of
-from inturn.cli.demo_violations import count_violations
+from inturn.cli.demo.key_board import KeyBoard
+from inturn.cli.demo.key_story import KeyStory
+from inturn.cli.demo.orders import CONCURRENCY, KEY_GROUP, LATER_STEPS, STEPS, SUBJECT, Scale, key_of
+from inturn.cli.demo.violations import count_violations
 from inturn.testing.checker import check
 
 

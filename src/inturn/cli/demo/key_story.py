@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from inturn.cli.demo_act import Act
-from inturn.cli.demo_board import OrderStep
-from inturn.cli.demo_key_board import KeyBoard
-from inturn.cli.demo_key_list import list_lines
-from inturn.cli.demo_orders import (
+from inturn.cli.demo.act import Act
+from inturn.cli.demo.board import OrderStep
+from inturn.cli.demo.key_board import KeyBoard
+from inturn.cli.demo.key_list import list_lines
+from inturn.cli.demo.orders import (
     ATTEMPTS_MAX,
     CONCURRENCY,
     KEY_GROUP,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from inturn.cli.demo_events import Event, Events
-from inturn.cli.demo_orders import PARTITION_COUNT, SUBJECT, Ledger
+from inturn.cli.demo.events import Event, Events
+from inturn.cli.demo.orders import PARTITION_COUNT, SUBJECT, Ledger
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
 from inturn.model.clock import SystemClock

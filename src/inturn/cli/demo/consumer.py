@@ -1,6 +1,6 @@
 """A consumer process of the demo's third act; it writes down when each handler started and ended.
 
-python -m inturn.cli.demo_consumer NAME FILE HANDLING_S HEARTBEAT_S, and the address of the server on stdin.
+python -m inturn.cli.demo.consumer NAME FILE HANDLING_S HEARTBEAT_S, and the address of the server on stdin.
 
 Each record is one line and one write, so kill -9 leaves whole lines only. The start is noted before the handler runs,
 the end after it, on the clock that all processes of a machine share.
@@ -17,9 +17,9 @@ from typing import cast
 
 import msgspec
 
-from inturn.cli.demo_board import recorded_as
-from inturn.cli.demo_children import GRACE_S, end_with_parent
-from inturn.cli.demo_orders import SERVED_CONCURRENCY, SERVED_GROUP, SUBJECT
+from inturn.cli.demo.board import recorded_as
+from inturn.cli.demo.children import GRACE_S, end_with_parent
+from inturn.cli.demo.orders import SERVED_CONCURRENCY, SERVED_GROUP, SUBJECT
 from inturn.connection import connect
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook

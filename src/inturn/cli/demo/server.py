@@ -1,6 +1,6 @@
 """The server of the demo's third act: `inturn serve`, but that it ends with the demo.
 
-python -m inturn.cli.demo_server FOLDER LEASE_S
+python -m inturn.cli.demo.server FOLDER LEASE_S
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from inturn.cli.demo_children import end_with_parent
+from inturn.cli.demo.children import end_with_parent
 from inturn.cli.main import app
 
 

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inturn.cli.demo_board import ConsumerLook, Look, PartitionLook
-from inturn.cli.demo_orders import STEPS
-from inturn.cli.demo_picture import (
+from inturn.cli.demo.board import ConsumerLook, Look, PartitionLook
+from inturn.cli.demo.orders import STEPS
+from inturn.cli.demo.picture import (
     BAD,
     BAR_COLUMNS,
     COLOURS,
@@ -30,7 +30,7 @@ from inturn.cli.demo_picture import (
     table_of,
     title_of,
 )
-from inturn.cli.demo_verdict import DemoResult
+from inturn.cli.demo.verdict import DemoResult
 
 
 class View:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from inturn.cli.demo_orders import SERVED_GROUP, SUBJECT, Ledger, ServedScale
-from inturn.cli.demo_served_board import ServedBoard
-from inturn.cli.demo_served_story import ServedStory
-from inturn.cli.demo_violations import count_violations
+from inturn.cli.demo.orders import SERVED_GROUP, SUBJECT, Ledger, ServedScale
+from inturn.cli.demo.served_board import ServedBoard
+from inturn.cli.demo.served_story import ServedStory
+from inturn.cli.demo.violations import count_violations
 from inturn.testing.checker import check
 from inturn.testing.history import HandlerEnd, History
 

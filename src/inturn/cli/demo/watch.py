@@ -6,8 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from inturn.cli.demo_act import Act
-from inturn.cli.demo_events import Event
+from inturn.cli.demo.act import Act
+from inturn.cli.demo.events import Event
 from inturn.cli.screen import Screen
 
 if TYPE_CHECKING:

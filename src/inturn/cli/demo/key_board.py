@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from inturn.cli.demo_board import OrderStep, recorded_as
-from inturn.cli.demo_events import Event, Events
-from inturn.cli.demo_orders import KEY_GROUP, PARTITION_COUNT, STEPS, SUBJECT, Ledger, key_of
+from inturn.cli.demo.board import OrderStep, recorded_as
+from inturn.cli.demo.events import Event, Events
+from inturn.cli.demo.orders import KEY_GROUP, PARTITION_COUNT, STEPS, SUBJECT, Ledger, key_of
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
 from inturn.model.clock import SystemClock

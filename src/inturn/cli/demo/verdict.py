@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from inturn.cli.demo_board import Board
-from inturn.cli.demo_key_verdict import KeyActResult
-from inturn.cli.demo_orders import GROUP, SUBJECT, Scale
-from inturn.cli.demo_served_verdict import ServedActResult
-from inturn.cli.demo_story import LATE_CONSUMER, Story
-from inturn.cli.demo_violations import count_violations
+from inturn.cli.demo.board import Board
+from inturn.cli.demo.key_verdict import KeyActResult
+from inturn.cli.demo.orders import GROUP, SUBJECT, Scale
+from inturn.cli.demo.served_verdict import ServedActResult
+from inturn.cli.demo.story import LATE_CONSUMER, Story
+from inturn.cli.demo.violations import count_violations
 from inturn.testing.checker import check
 
 

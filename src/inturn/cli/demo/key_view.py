@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from inturn.cli.demo_key_board import KeyLook, Share
-from inturn.cli.demo_key_list import list_rows
-from inturn.cli.demo_key_verdict import KeyActResult
-from inturn.cli.demo_orders import CONCURRENCY, KEY_GROUP, LATER_STEPS, PARTITION_COUNT, STEPS, SUBJECT
-from inturn.cli.demo_picture import (
+from inturn.cli.demo.key_board import KeyLook, Share
+from inturn.cli.demo.key_list import list_rows
+from inturn.cli.demo.key_verdict import KeyActResult
+from inturn.cli.demo.orders import CONCURRENCY, KEY_GROUP, LATER_STEPS, PARTITION_COUNT, STEPS, SUBJECT
+from inturn.cli.demo.picture import (
     BAD,
     BAR_COLUMNS,
     EVENT_ROWS,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from inturn.cli.demo_act import LIMIT_S, Act
-from inturn.cli.demo_board import Board, OrderStep
-from inturn.cli.demo_orders import GROUP, PARTITION_COUNT, SUBJECT, Scale, key_of, life_cycles, troubles
+from inturn.cli.demo.act import LIMIT_S, Act
+from inturn.cli.demo.board import Board, OrderStep
+from inturn.cli.demo.orders import GROUP, PARTITION_COUNT, SUBJECT, Scale, key_of, life_cycles, troubles
 from inturn.connection import Connection, connect
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context
