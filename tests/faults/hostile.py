@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import socket
@@ -93,7 +92,7 @@ class Raw:
     def hello(self) -> Answer | InturnError | Command:
         return self.ask(Hello(VERSIONS, "a stranger"))
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         self.socket.sendall(data)
 
     def send_frame(self, code: int, body: bytes) -> int:
@@ -226,6 +225,3 @@ def unharmed(server: ServerProcess, subject: str) -> Iterator[None]:
 def no_trace_of_ours(log: Path) -> list[str]:
     """What the server said about commands that broke something inside of it."""
     return [line for line in log.read_text().splitlines() if "command_failed" in line]
-
-
-assert os.name == "posix"

@@ -144,14 +144,15 @@ TEXTS = [
     *("' or 1=1 --", "x" * 200_000, "slots", "strict", "independent", "sticky", "partition", "parked"),
 ]
 BLOBS = [b"", b"k", b"\xff" * 2000, bytes(300_000), BitMap64([3, 5]).serialize(), b"\x01" + bytes(30)]
-OTHERS = [None, True, [], {}, [[]], {"a": 1}, "text", 5, 1.5, b"bytes", [1, 2, 3], [[1, 2], [3, 4]]]
+OTHERS: list[Any] = [None, True, [], {}, [[]], {"a": 1}, "text", 5, 1.5, b"bytes", [1, 2, 3], [[1, 2], [3, 4]]]
 
 
 def _hostile(hint: Any, rng: random.Random, depth: int = 0) -> Any:
     """Something that is of this type, at the edge of it, or not at all."""
     if rng.random() < 0.04:
         return rng.choice(OTHERS)
-    origin, arguments = getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
+    origin: Any = getattr(hint, "__origin__", None)
+    arguments: tuple[Any, ...] = getattr(hint, "__args__", ())
     if origin is tuple:
         if arguments[-1] is Ellipsis:
             count = rng.choice((0, 1, 2, 50)) if depth < 3 else 0

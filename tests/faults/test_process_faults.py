@@ -10,7 +10,6 @@ import pytest
 from inturn.testing.process_faults import FaultCounts
 from inturn.testing.process_run import ProcessReport, ProcessSettings, run_processes
 from inturn.testing.process_soak import main
-from inturn.testing.verdict import ViolationKind
 
 # Together: 54 kills, 21 freezes and 24 faults of streams.
 COUNTS = FaultCounts(kills=18, freezes=7, stream_faults=8, clock_jumps=3, restarts=1)
@@ -34,53 +33,58 @@ def test_order_is_kept_and_nothing_is_lost_whatever_happens_to_the_processes(
 
 
 LONG_FREEZES = ("freeze consumer for long",) * 4
+SEEDS = (5, 6, 7)  # when exactly a fault hits is up to the machine: what one run does not show, the next one does
 
 
-def _with_bug(tmp_path: Path, role: str, bug: str, *faults: str, **options: object) -> ProcessReport:
-    settings = ProcessSettings(seed=5, faults=faults, bugs={role: bug}, folder=tmp_path, quiet_s=10.0, **options)  # type: ignore[arg-type, dict-item]
-    report = run_processes(settings)
+def _findings(tmp_path: Path, sign: str, role: str, bug: str, *faults: str, **options: object) -> list[str]:
+    """What is said about the bug by the first run that says something with this sign in it."""
+    for seed in SEEDS:
+        settings = ProcessSettings(seed=seed, faults=faults, bugs={role: bug}, folder=tmp_path, quiet_s=10.0, **options)  # type: ignore[arg-type, dict-item]
+        report = run_processes(settings)
+        found = [problem for problem in report.problems if problem.startswith(sign)]
+        if found:
+            _is_kept(report)
+            return found
+    return []
+
+
+def _is_kept(report: ProcessReport) -> None:
     assert not report.ok
     assert report.folder is not None
     assert (Path(report.folder) / "history.jsonl").exists()
     with pytest.raises(AssertionError, match="everything it wrote is in"):
         report.raise_if_bad()
-    return report
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_consumer_that_ignores_the_end_of_its_lease_is_found(tmp_path: Path) -> None:
     bugs = "deadline_is_not_checked_before_a_start+dropped_partition_goes_on"
-    report = _with_bug(tmp_path, "consumer", bugs, *LONG_FREEZES, gap_s=0.6)
-    assert ViolationKind.STALE_START in report.verdict.kinds()
+    assert _findings(tmp_path, "STALE START", "consumer", bugs, *LONG_FREEZES, gap_s=0.6)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_server_that_accepts_stale_commits_is_found(tmp_path: Path) -> None:
-    faults = ("hold",) * 8
-    report = _with_bug(
-        tmp_path, "server", "commit_is_not_fenced_anywhere", *faults, consumers=4, producers=1, gap_s=0.6
-    )
-    assert ViolationKind.STALE_COMMIT in report.verdict.kinds()
+    bugs = "commit_is_not_checked_by_the_broker+commit_goes_back"
+    holds = ("hold to server",) * 12
+    assert _findings(tmp_path, "STALE COMMIT", "server", bugs, *holds, consumers=4, producers=1, partitions=8)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_server_that_counts_epochs_in_memory_is_found(tmp_path: Path) -> None:
     faults = ("kill server", "kill consumer", "kill consumer")
-    report = _with_bug(tmp_path, "server", "epoch_lives_in_memory", *faults, gap_s=1.0)
-    assert ViolationKind.EPOCH_NOT_RAISED in report.verdict.kinds()
+    assert _findings(tmp_path, "EPOCH NOT RAISED", "server", "epoch_lives_in_memory", *faults, gap_s=1.0)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_consumer_that_commits_what_it_has_only_pulled_is_found(tmp_path: Path) -> None:
-    report = _with_bug(tmp_path, "consumer", "commits_what_was_pulled", "kill consumer", "kill consumer")
-    assert ViolationKind.PREMATURE_COMMIT in report.verdict.kinds()
+    kills = ("kill consumer",) * 2
+    assert _findings(tmp_path, "PREMATURE COMMIT", "consumer", "commits_what_was_pulled", *kills)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_log_that_stores_what_is_sent_again_is_found(tmp_path: Path) -> None:
     faults = ("duplicate frames", "reset streams", "kill server") * 2
-    report = _with_bug(tmp_path, "server", "duplicates_are_stored", *faults, consumers=2)
-    assert [problem for problem in report.problems if problem.startswith("STORED")]
+    assert _findings(tmp_path, "STORED", "server", "duplicates_are_stored", *faults, consumers=2)
 
 
 @pytest.mark.timeout(120)

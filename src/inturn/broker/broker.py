@@ -208,8 +208,8 @@ class Broker:
             self._count_done(group, [command.progress])
 
     def check_places(self, subject: Subject, progress: Progress) -> None:
-        """Raises InvalidInput for what is beyond the end of the log. Offsets that a group had to do with are never given
-        out again, so they would be lost to everybody."""
+        """Raises InvalidInput for what is beyond the end of the log. Offsets that a group had to do with are never
+        given out again, so they would be lost to everybody."""
         places = [
             (progress.partition, progress.offset - 1),
             *((progress.partition, one.offset) for one in progress.failed),

@@ -20,7 +20,8 @@ STREAM_FAULTS = (
     "delay",
     "split",
     "duplicate frames",
-    "hold",
+    "hold to server",
+    "hold from server",
     "drop to server",
     "drop from server",
     "garble",
@@ -139,7 +140,7 @@ class Injector:
             case _:
                 proxy.set(*self._behaviour(fault))
         # What was held for longer than a lease lives is out of date when it comes.
-        shortest_s = self._life_s if fault == "hold" else self._life_s / 2
+        shortest_s = self._life_s if fault.startswith("hold") else self._life_s / 2
         return Mending(shortest_s * (1.2 + 1.5 * self._random.random()), lambda: self._mend(place, proxy))
 
     def _mend(self, place: Place, proxy: Proxy) -> None:
@@ -157,9 +158,10 @@ class Injector:
             case "duplicate frames":
                 twice = Behaviour(duplicate_share=0.5)
                 return twice, twice
-            case "hold":
-                held = Behaviour(is_held=True)
-                return self._random.choice([(held, HEALTHY), (HEALTHY, held), (held, held)])
+            case "hold to server":
+                return Behaviour(is_held=True), HEALTHY
+            case "hold from server":
+                return HEALTHY, Behaviour(is_held=True)
             case "drop to server":
                 return Behaviour(is_dropped=True), HEALTHY
             case "drop from server":

@@ -599,6 +599,8 @@ _add(
     Patch(Session, "_handle", _handle_and_note),
     Patch(Session, "answer", _answer_the_newest),
 )
+
+
 @_instead_of(Session, "go_on")
 def full_session_drops_what_it_cannot_take(self: Session) -> None:
     """What comes while too much is unanswered is forgotten."""

@@ -20,7 +20,7 @@ class SimClient:
         self.answered_until_s = 0.0
         self._is_dead = False
         self._is_cut = False
-        self._is_frozen = False
+        self.is_frozen = False
         self._missed: list[Callable[[], None]] = []
 
     @property
@@ -48,18 +48,18 @@ class SimClient:
             self.link.close()
 
     def freeze(self, for_s: float) -> None:
-        self._is_frozen = True
+        self.is_frozen = True
         self.world.after(for_s, self.thaw)
 
     def thaw(self) -> None:
         """Everything that should have happened meanwhile happens now, late, in its order."""
-        self._is_frozen = False
+        self.is_frozen = False
         missed, self._missed = self._missed, []
         for action in missed:
             self.do(action)
 
     def do(self, action: Callable[[], None]) -> None:
-        if self._is_frozen:
+        if self.is_frozen:
             self._missed.append(action)
         elif not self._is_dead:
             action()

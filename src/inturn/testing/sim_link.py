@@ -41,7 +41,7 @@ from inturn.testing.world import World
 from inturn.wire.link import Delivery, Link, LinkSettings
 
 _TIMER_S_MIN = 0.02
-ANSWERED_WITHIN_S = 10.0  # whatever happens: a stream that nobody answers on is given up long before
+ANSWERED_WITHIN_S = 5.0  # whatever happens: a stream that nobody answers on is given up long before
 _ANSWERS: dict[type[Command], type] = {
     OpenProducer: ProducerOpened,
     Append: Appended,
@@ -128,7 +128,7 @@ class SimLink:
 
     def overdue(self) -> list[str]:
         """What should have been answered by now, if only with ConnectionLost."""
-        if self._is_closed:
+        if self._is_closed or self._client.is_frozen:
             return []
         return sorted(
             f"never answered: {type(one.command).__name__} of {self._client.name}, asked at {one.at_s:.3f} s"
