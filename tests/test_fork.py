@@ -96,6 +96,69 @@ producer.flush(10)
 mq.close()
 print(sent, *codes)
 """
+# Forks while another thread is closing a connection, or opening one: then says whether the folder is free while the
+# child lives.
+MEANWHILE = """
+import os, sys, threading
+import inturn
+from inturn.folder import Folder
+from inturn.opened_folder import OpenedFolder
+from inturn.state.database import Database
+
+reached, go_on = threading.Event(), threading.Event()
+
+def slowly(function):
+    def wait_first(*arguments):
+        reached.set()
+        go_on.wait()
+        return function(*arguments)
+    return wait_first
+
+path, when = sys.argv[1:]
+if when == "closing":
+    OpenedFolder.close = slowly(OpenedFolder.close)
+    mq = inturn.connect(path)
+    thread = threading.Thread(target=mq.close)
+else:
+    Database.open = slowly(Database.open)
+    thread = threading.Thread(target=lambda: inturn.connect(path).close())
+thread.start()
+reached.wait()
+alive, end = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(end)
+    os.read(alive, 1)
+    os._exit(0)
+go_on.set()
+thread.join()
+try:
+    Folder(path).close()
+    print("free")
+except inturn.errors.FolderInUse as error:
+    print(error)
+os.close(end)
+os.waitpid(child, 0)
+"""
+# A number that was the parent's lock file is somebody else's in the child; so says its exit code.
+FOREIGN = """
+import os, sys
+from inturn.folder import Folder
+
+folder = Folder(sys.argv[1])
+number = folder._lock_file
+child = os.fork()
+if child == 0:
+    own = os.open(os.devnull, os.O_RDONLY)
+    folder.close()
+    os.fstat(own)
+    os._exit(7 if own == number else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    Folder(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__)
+"""
 
 
 class Forked:
@@ -158,3 +221,21 @@ def test_forking_while_threads_send_hurts_neither_parent_nor_child(tmp_path: Pat
     assert codes == [7] * 10
     with inturn.connect(tmp_path) as mq:
         assert [message.body for message in mq.reader("orders")] == [b"%d" % number for number in range(sent)]
+
+
+def _said(script: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+@pytest.mark.parametrize("when", ["closing", "opening"])
+def test_a_child_forked_while_a_connection_is_closed_or_opened_does_not_keep_the_lock(
+    tmp_path: Path, when: str
+) -> None:
+    assert _said(MEANWHILE, str(tmp_path), when) == ["free"]
+
+
+def test_closing_a_folder_of_the_parents_in_a_forked_child_harms_neither(tmp_path: Path) -> None:
+    assert _said(FOREIGN, str(tmp_path)) == ["7", "FolderInUse"]

@@ -10,12 +10,16 @@ async with inturn.aio.connect("inturn://127.0.0.1:7420") as mq:
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import copy
 import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from inturn.connection import Connection, check_served
 from inturn.connection import connect as connect_blocking
@@ -23,7 +27,7 @@ from inturn.consumer.consumer import Consumer, ConsumerStatistics
 from inturn.consumer.hook import Hook
 from inturn.consumer.worker import Handler
 from inturn.model.clock import SystemClock
-from inturn.model.errors import InturnError
+from inturn.model.errors import Closed, InturnError
 from inturn.model.message import Message
 from inturn.model.observer import Observer
 from inturn.model.position import Position
@@ -39,6 +43,47 @@ from inturn.wire.async_client import AsyncRemoteNode
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _Opened = TypeVar("_Opened", bound="_Closable")
+THREADS_MAX = 64
+LOOK_S = 0.05  # how often a consumer is looked at by those who wait for its end
+READ_WAIT_S = 1.0  # a read waits so long at once: so long a cancelled one still keeps its thread
+
+
+class _Threads:
+    """Those of one connection. The loop's own are few, and everybody's: who waits there would keep out others, among
+    them those that it waits for."""
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(THREADS_MAX, "inturn-aio")
+        self._is_closed = False
+
+    def submit(
+        self, function: Callable[_Parameters, _Result], /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
+    ) -> concurrent.futures.Future[_Result]:
+        call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+        if not self._is_closed:
+            return self._pool.submit(call)
+        with contextlib.closing(_Threads()) as late:  # to be told that it is closed, most likely
+            return late.submit(call)
+
+    async def run(
+        self, function: Callable[_Parameters, _Result], /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
+    ) -> _Result:
+        return await asyncio.wrap_future(self.submit(function, *args, **kwargs))
+
+    async def make(self, make: Callable[[], _Result], undo: Callable[[_Result], object]) -> _Result:
+        """As `run`. If this is cancelled, what the thread makes all the same is undone."""
+        made = self.submit(make)
+        try:
+            return await asyncio.wrap_future(made)
+        except asyncio.CancelledError:
+            if not made.cancel():
+                self.submit(lambda: undo(made.result()))
+            raise
+
+    def close(self) -> None:
+        """What was submitted is still done."""
+        self._is_closed = True
+        self._pool.shutdown(wait=False)
 
 
 def _in_thread(
@@ -48,7 +93,7 @@ def _in_thread(
 
     @functools.wraps(method)
     async def awaited(self: AsyncConnection, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        return await asyncio.to_thread(method, self.blocking, *args, **kwargs)
+        return await self.threads.run(method, self.blocking, *args, **kwargs)
 
     return awaited
 
@@ -81,8 +126,9 @@ class Opening(Generic[_Opened]):
 class AsyncConnection:
     """What `inturn.aio.connect` opens. `blocking` is the connection underneath."""
 
-    def __init__(self, blocking: Connection) -> None:
+    def __init__(self, blocking: Connection, threads: _Threads) -> None:
         self.blocking = blocking
+        self.threads = threads
 
     create_subject = _in_thread(Connection.create_subject)
     subject = _in_thread(Connection.subject)
@@ -97,13 +143,20 @@ class AsyncConnection:
     park_key = _in_thread(Connection.park_key)
     resume_key = _in_thread(Connection.resume_key)
     skip_key = _in_thread(Connection.skip_key)
-    close = _in_thread(Connection.close)
+
+    async def close(self) -> None:
+        """Stop the consumers, flush the producers, sync the logs, give the folder free."""
+        try:
+            await self.threads.run(self.blocking.close)
+        finally:
+            self.threads.close()
 
     def producer(self, name: str | None = None, settings: ProducerSettings | None = None) -> Opening[AsyncProducer]:
         """A producer. With a name it is the only one of that name: it fences the one before."""
 
         async def make() -> AsyncProducer:
-            return AsyncProducer(await asyncio.to_thread(self.blocking.producer, name, settings))
+            made = functools.partial(self.blocking.producer, name, settings)
+            return AsyncProducer(await self.threads.make(made, Producer.close), self.threads)
 
         return Opening(make)
 
@@ -111,7 +164,7 @@ class AsyncConnection:
         """Read without a group."""
 
         async def make() -> AsyncReader:
-            return AsyncReader(await asyncio.to_thread(self.blocking.reader, subject, start))
+            return AsyncReader(await self.threads.run(self.blocking.reader, subject, start), self.threads)
 
         return Opening(make)
 
@@ -144,74 +197,67 @@ class AsyncConnection:
                 loop=loop,
             )
 
-        return AsyncConsumer(make)
+        return AsyncConsumer(make, self.threads)
+
+
+class SendOptions(TypedDict, total=False):
+    """What `Producer.send` takes by name."""
+
+    key: str | bytes | None
+    tags: tuple[str, ...]
+    properties: dict[str, str] | None
+    message_id: str | None
+    selector: Selector | None
+    arg: object
 
 
 class AsyncProducer:
-    """Sends messages; those of one key are stored in the order in which they were sent."""
+    """Sends messages; those of one key are stored in the order in which the sends began."""
 
-    def __init__(self, blocking: Producer) -> None:
+    def __init__(self, blocking: Producer, threads: _Threads) -> None:
         self.blocking = blocking
+        self._threads = threads
+        self._turn = asyncio.Lock()
+        # Those who wait for their turn, and who has it. The lock alone would not do: it is free between the end of a
+        # turn and the moment when the next one wakes up.
+        self._waiting = 0
 
-    async def send(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        key: str | bytes | None = None,
-        tags: tuple[str, ...] = (),
-        properties: dict[str, str] | None = None,
-        message_id: str | None = None,
-        selector: Selector | None = None,
-        arg: object = None,
-    ) -> Stored:
-        """Return when the message is stored."""
-        sent = await self.send_soon(
-            subject,
-            body,
-            key=key,
-            tags=tags,
-            properties=properties,
-            message_id=message_id,
-            selector=selector,
-            arg=arg,
-        )
-        return await sent
+    async def send(self, subject: str, body: bytes, **options: Unpack[SendOptions]) -> Stored:
+        """Return when the message is stored. Once it is queued it is stored even if this is cancelled."""
+        return await (await self.send_soon(subject, body, **options))
 
-    async def send_soon(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        key: str | bytes | None = None,
-        tags: tuple[str, ...] = (),
-        properties: dict[str, str] | None = None,
-        message_id: str | None = None,
-        selector: Selector | None = None,
-        arg: object = None,
-    ) -> AsyncSend:
+    async def send_soon(self, subject: str, body: bytes, **options: Unpack[SendOptions]) -> AsyncSend:
         """Queue a message, waiting only for room in the buffer; what is returned can be awaited for its place."""
-        send = functools.partial(
-            self.blocking.send,
-            subject,
-            body,
-            key=key,
-            tags=tags,
-            properties=properties,
-            message_id=message_id,
-            selector=selector,
-            arg=arg,
-        )
-        waits = self.blocking.would_wait(subject)
-        return AsyncSend(await asyncio.to_thread(send) if waits else send())
+        send = functools.partial(self.blocking.send, subject, body, **options)
+        if not self._waiting and not self.blocking.would_wait(subject):
+            return AsyncSend(send())
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        except BaseException:
+            self._waiting -= 1
+            raise
+        if not self.blocking.would_wait(subject):
+            try:
+                return AsyncSend(send())
+            finally:
+                self._end_turn()
+        sending = asyncio.wrap_future(self._threads.submit(send))
+        # Its turn lasts as long as the thread is at it, though this be cancelled: nobody is to overtake it.
+        sending.add_done_callback(self._end_turn)
+        return AsyncSend(await asyncio.shield(sending))
+
+    def _end_turn(self, _: object = None) -> None:
+        self._waiting -= 1
+        self._turn.release()
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is unacknowledged. Raises the first failure that nobody was told of yet."""
-        await asyncio.to_thread(self.blocking.flush, timeout_s)
+        await self._threads.run(self.blocking.flush, timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Flush, then stop."""
-        await asyncio.to_thread(self.blocking.close, timeout_s)
+        await self._threads.run(self.blocking.close, timeout_s)
 
 
 class AsyncSend:
@@ -233,7 +279,7 @@ class AsyncSend:
                     done.set_result(None)
 
             def wake() -> None:
-                if not loop.is_closed():
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and with it whoever waited
                     loop.call_soon_threadsafe(tell)
 
             self.handle.when_done(wake)
@@ -244,8 +290,9 @@ class AsyncSend:
 class AsyncReader:
     """Iterates over what is stored, partition by partition in turns; ends at the end of the log."""
 
-    def __init__(self, blocking: Reader) -> None:
+    def __init__(self, blocking: Reader, threads: _Threads) -> None:
         self.blocking = blocking
+        self._threads = threads
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -258,8 +305,19 @@ class AsyncReader:
                 return
 
     async def read(self, partition: int, wait_s: float = 0.0) -> list[Message]:
-        """What comes next in a partition, waiting for it so long; empty if there is nothing."""
-        return await asyncio.to_thread(self.blocking.read, partition, wait_s)
+        """What comes next in a partition, waiting for it so long; empty if there is nothing. A read that is cancelled
+        has read nothing: the next one begins where it began."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + wait_s
+        while True:
+            left_s = max(0.0, until_s - loop.time())
+            # A reader of its own: if this is cancelled, its thread goes on, and must not move ours.
+            reader = copy.copy(self.blocking)
+            reader.offsets = list(self.blocking.offsets)
+            messages = await self._threads.run(reader.read, partition, min(left_s, READ_WAIT_S))
+            self.blocking.offsets[partition] = reader.offsets[partition]
+            if messages or left_s <= READ_WAIT_S:
+                return messages
 
     async def close(self) -> None:
         """There is nothing to close: it is there so that a reader can be used in an `async with` block."""
@@ -268,34 +326,60 @@ class AsyncReader:
 class AsyncConsumer:
     """A member of a group, from `start` (or `async with`) until `stop`."""
 
-    def __init__(self, make: Callable[[], Consumer]) -> None:
+    def __init__(self, make: Callable[[], Consumer], threads: _Threads) -> None:
         self._make = make
-        self._made: Consumer | None = None
+        self._threads = threads
+        self._started: concurrent.futures.Future[Consumer] | None = None
+        self._is_stopped = False
 
     @property
     def blocking(self) -> Consumer:
-        if self._made is None:
+        if self._started is None or not self._started.done():
             raise InturnError("the consumer was not started yet; use `async with`, or await start() first")
-        return self._made
+        return self._started.result()
 
     async def start(self) -> None:
-        """Join the group and begin."""
-
-        def start() -> Consumer:
-            made = self._make()
-            made.start()
-            return made
-
-        if self._made is None:
-            self._made = await asyncio.to_thread(start)
+        """Join the group and begin. If this is cancelled, it is stopped as soon as it has begun."""
+        if self._is_stopped:
+            raise Closed("consumer")
+        if self._started is None:
+            self._started = self._threads.submit(self._start)
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._started))
+        except asyncio.CancelledError:
+            self._is_stopped = True
+            self._threads.submit(self._stop, 30.0)  # an `async with` block that was not entered does not do it
+            raise
+        except BaseException:
+            self._started = None
+            raise
 
     async def stop(self, timeout_s: float | None = 30.0) -> bool:
         """Let running handlers end, commit, give the leases back, leave. Not to be awaited by a handler."""
-        return self._made is None or await asyncio.to_thread(self._made.stop, timeout_s)
+        if self._started is None:
+            return True
+        self._is_stopped = True
+        return await self._threads.run(self._stop, timeout_s)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has stopped. Raises if it stopped because of an error."""
-        return await asyncio.to_thread(self.blocking.wait, timeout_s)
+        consumer, loop = self.blocking, asyncio.get_running_loop()
+        until_s = float("inf") if timeout_s is None else loop.time() + timeout_s
+        while not consumer.is_over and loop.time() < until_s:
+            await asyncio.sleep(min(LOOK_S, until_s - loop.time()))  # no thread: as many as like may wait, however long
+        return consumer.wait(0)
+
+    def _start(self) -> Consumer:
+        made = self._make()
+        made.start()
+        return made
+
+    def _stop(self, timeout_s: float | None) -> bool:
+        """In a thread, which waits for a start that was cancelled: that goes on in its own."""
+        started = self._started
+        if started is None or started.exception() is not None:
+            return True
+        return started.result().stop(timeout_s)
 
     def statistics(self) -> ConsumerStatistics:
         return self.blocking.statistics()
@@ -325,7 +409,12 @@ def connect(
         if is_address(target):
             return await _reached(str(target), wait_s)
         opened = functools.partial(connect_blocking, target, flush=flush, log=log, lease=lease, observer=observer)
-        return AsyncConnection(await asyncio.to_thread(opened))
+        threads = _Threads()
+        try:
+            return AsyncConnection(await threads.make(opened, Connection.close), threads)
+        except BaseException:
+            threads.close()
+            raise
 
     if is_address(target):
         check_served(str(target), log if flush is None else LogSettings(), lease, observer)
@@ -341,4 +430,4 @@ async def _reached(target: str, wait_s: float) -> AsyncConnection:
     except BaseException:
         await node.aclose()
         raise
-    return AsyncConnection(Connection(target, clock=clock, node=node))
+    return AsyncConnection(Connection(target, clock=clock, node=node), _Threads())

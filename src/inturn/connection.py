@@ -462,9 +462,18 @@ class Connection:
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
                 raise InvalidInput(f"{name}={number!r}: give a whole number")
         by = _user_and_host() if by is None else by
+        if action is KeyAction.SKIP and offset is None:
+            # A skip that is repeated after a lost answer must not drop the next message, too.
+            offset = self._head_offset(subject, group, _key_bytes(key), partition)
         command = SteerKey(subject, group, _key_bytes(key), action.value, by, why, partition, offset)
         request = self._ask(command, KeyRequest)
         return self._ask(FindRequest(subject, group, request.id, wait_s), RequestState)
+
+    def _head_offset(self, subject: str, group: str, key: bytes, partition: int | None) -> int | None:
+        for one in self.keys(subject, group):
+            if one.key == key and partition in (None, one.partition):
+                return one.offset
+        return None
 
     # Dead letters
 
@@ -503,6 +512,7 @@ class Connection:
 
     def _forget_in_child(self) -> None:
         """In a forked child: the folder, its logs and its threads are the parent's. Whatever is used says Closed."""
+        self._lock = threading.Lock()  # it may be held by a thread that is not here
         self._is_closed = True
         self._node.disown()
         for producer in self._producers:
@@ -558,8 +568,7 @@ _opened: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for connection in list(_opened):
-        if not connection.is_closed:
-            connection._forget_in_child()
+        connection._forget_in_child()  # also what is closed: perhaps a thread that is not here was about to
 
 
 def _at_exit() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
@@ -16,10 +17,19 @@ DATABASE_NAME = "state.db"
 LOG_NAME = "log"
 SOCKET_NAME = "inturn.sock"
 SOCKET_PATH_MAX = 100  # the system's limit is 104 to 108 bytes
+# A forked child inherits their locks, which must not stay with it, whatever its parent was about to do with them.
+_locked: set[Folder] = set()
+_changing = threading.RLock()  # held over a fork, too, so that no lock is taken and not yet in `_locked`
+# SQLite cannot open a database a second time in a child that was forked while it was open: it would wait for the locks
+# of the parent for ever. Such a child can only be a client of whoever has the folder open.
+_inherited: set[str] = set()
 
 
 class Folder:
-    """Locked from construction to `close`; the lock goes with the process, however it ends."""
+    """Locked from construction to `close`; the lock goes with the process, however it ends, and not to its children.
+
+    Raises FolderInUse if another process has it, or if this one was forked from one that had it.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
         if not isinstance(path, str | os.PathLike):
@@ -29,18 +39,21 @@ class Folder:
             raise InvalidInput(f"no folder {str(self.path)!r}; give the folder that connect() was called with")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock_file = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._real_path = os.path.realpath(self.path)
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise InvalidInput(f"folder {str(self.path)!r} cannot be opened: {why}") from error
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = _pid_in(self._lock_file)
-            os.close(self._lock_file)
-            raise FolderInUse(str(self.path), pid) from None
-        os.ftruncate(self._lock_file, 0)
-        os.pwrite(self._lock_file, str(os.getpid()).encode(), 0)
+            raise self._not_opened(error) from error
+        with _changing:
+            try:
+                lock_file = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise self._not_opened(error) from error
+            try:
+                self._take(lock_file)
+            except BaseException:
+                os.close(lock_file)
+                raise
+            self._lock_file: int | None = lock_file
+            _locked.add(self)
 
     @property
     def database_path(self) -> Path:
@@ -51,7 +64,25 @@ class Folder:
         return self.path / LOG_NAME
 
     def close(self) -> None:
-        os.close(self._lock_file)
+        with _changing:
+            if self._lock_file is not None:
+                os.close(self._lock_file)
+                self._lock_file = None  # the number may be somebody else's from now on
+                _locked.discard(self)
+
+    def _not_opened(self, error: OSError | ValueError) -> InvalidInput:
+        why = error.strerror if isinstance(error, OSError) else error
+        return InvalidInput(f"folder {str(self.path)!r} cannot be opened: {why}")
+
+    def _take(self, lock_file: int) -> None:
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderInUse(str(self.path), _pid_in(lock_file)) from None
+        if self._real_path in _inherited:
+            raise FolderInUse(str(self.path), os.getpid())
+        os.ftruncate(lock_file, 0)
+        os.pwrite(lock_file, str(os.getpid()).encode(), 0)
 
 
 def socket_path(folder: str | os.PathLike[str]) -> str:
@@ -67,6 +98,17 @@ def socket_path(folder: str | os.PathLike[str]) -> str:
     return os.path.join(own, f"{xxh3_64_hexdigest(os.fsencode(path))}.sock")
 
 
+def _leave_to_parent() -> None:
+    """In a forked child."""
+    _inherited.update(folder._real_path for folder in _locked)
+    for folder in list(_locked):
+        folder.close()
+    _changing.release()
+
+
 def _pid_in(lock_file: int) -> int | None:
     text = os.pread(lock_file, 32, 0)
     return int(text) if text.isdigit() else None
+
+
+os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_leave_to_parent)

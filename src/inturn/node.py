@@ -224,7 +224,8 @@ class InProcessNode:
             self._is_stopping = True
             for group in self.membership.groups():
                 self._announce(group)
-        for key in self._held.keys(_NEW_WORK):
+            waiting = self._held.keys(_NEW_WORK)
+        for key in waiting:
             self.wake(key)
 
     @property
@@ -315,15 +316,15 @@ class InProcessNode:
         group = self._group(command.subject, command.group)
         if self.membership.leave(group, self._subject(command.subject), command.member):
             self._held.wake_later(("group", command.subject, command.group))
-        self._dismiss(command, Acquire | Pull | Heartbeat)
+        self._forget_member(command, Acquire | Pull | Heartbeat)
         for partition in self.broker.leases.release_all(group, command.member):
             self._held.wake_later(("lease", command.subject, command.group, partition))
-        self._spoke_through.pop(command, None)
-        self.broker.leases.remote.discard(command.member)
         return Done()
 
-    def _dismiss(self, leave: Leave, kinds: type[Command] | UnionType) -> None:
+    def _forget_member(self, leave: Leave, kinds: type[Command] | UnionType) -> None:
         """Nothing of these kinds is held back any more for a member that left; it is answered with LeaseHeld."""
+        self._spoke_through.pop(leave, None)
+        self.broker.leases.remote.discard(leave.member)
 
         def left(command: Command) -> LeaseHeld:
             return LeaseHeld(leave.group, str(getattr(command, "partition", "")), "nobody: the member left")
@@ -340,13 +341,15 @@ class InProcessNode:
 
     def _look_at_members(self) -> None:
         with self._lock:
+            if self._watch_timer is not None:
+                self._watch_timer.cancel()  # it may be a newer one than the one that called this
             self._watch_timer = None
             if self._closed:
                 return
             for group, member in self.membership.silent(self._clock.monotonic()):
                 self.membership.leave(group, self._subject(group.subject), member)
                 # If it lives on, it asks again. If not, nothing is to be granted to it.
-                self._dismiss(Leave(group.subject, group.name, member), Acquire)
+                self._forget_member(Leave(group.subject, group.name, member), Acquire)
                 self._held.wake_later(("group", group.subject, group.name))
             for group in self.membership.groups():
                 if self.membership.reassign(group, self._subject(group.subject)):
@@ -429,7 +432,7 @@ class InProcessNode:
     def _open_producer(self, command: OpenProducer, _: Try) -> Answer:
         if command.name is not None:
             check_name("producer", command.name)
-        return ProducerOpened(*self.broker.open_producer(command.name))
+        return ProducerOpened(*self.broker.open_producer(command.name, command.nonce))
 
     # Looking and steering
 

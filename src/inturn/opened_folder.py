@@ -8,7 +8,6 @@ import os
 from inturn.folder import Folder
 from inturn.log.embedded import EmbeddedEngine
 from inturn.model.clock import Clock
-from inturn.model.errors import FolderInUse
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
 from inturn.model.settings import LeaseSettings, LogSettings
@@ -18,9 +17,6 @@ from inturn.timer_thread import TimerThread
 
 _log = get_logger("inturn.folder")
 RETENTION_CHECK_S = 60.0
-# SQLite cannot open a database a second time in a child that was forked while it was open: it would wait for the locks
-# of the parent for ever. Such a child can only be a client of whoever has the folder open.
-_inherited: set[str] = set()
 
 
 class OpenedFolder:
@@ -37,8 +33,6 @@ class OpenedFolder:
         create: bool,
     ) -> None:
         self._clock = clock
-        if os.path.realpath(path) in _inherited:
-            raise FolderInUse(os.fspath(path), os.getpid())
         with contextlib.ExitStack() as undo:
             self.folder = Folder(path, create=create)
             undo.callback(self.folder.close)
@@ -61,10 +55,8 @@ class OpenedFolder:
                 closing.callback(close)
 
     def disown(self) -> None:
-        """In a forked child: everything here is the parent's."""
+        """In a forked child: everything here is the parent's. The folder has seen to its lock itself."""
         self.node.disown()
-        self.folder.close()
-        _inherited.add(os.path.realpath(self.folder.path))
 
     def _apply_retention(self) -> None:
         try:

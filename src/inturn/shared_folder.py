@@ -15,7 +15,7 @@ import threading
 from inturn.folder import Folder, socket_path
 from inturn.model.clock import Clock
 from inturn.model.commands import Command, Reply
-from inturn.model.errors import Closed, FolderInUse, InturnError
+from inturn.model.errors import Closed, FolderInUse, InturnError, VersionMismatch
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
 from inturn.model.settings import LeaseSettings, LogSettings
@@ -104,26 +104,28 @@ class SharedFolder:
 
     def _open(self) -> None:
         """Open it here and serve the others. Raises FolderInUse."""
-        opened = OpenedFolder(self._path, self._log, self._lease, self._clock, self._observer, create=self._create)
-        try:
+        with contextlib.ExitStack() as undo:
+            opened = OpenedFolder(self._path, self._log, self._lease, self._clock, self._observer, create=self._create)
+            undo.callback(opened.close)
             server = Server(opened.node, self._lease, self._clock, SOFTWARE)
+            undo.callback(server.close)
             try:
                 listen_in(server, opened.folder)
-            except InturnError as error:
+            except (InturnError, OSError) as error:
                 # Nothing is lost but company: a file system without sockets, for one.
                 _log.warning("folder.not_shared", folder=str(opened.folder.path), error=str(error))
-        except BaseException:
-            opened.close()
-            raise
+            undo.pop_all()
         self._server, self._opened = server, opened
 
     def _join(self, in_use: FolderInUse) -> None:
         self._remote = RemoteNode(self._dial, str(self._path), SOFTWARE, self._clock, LINK)
         try:
             self._remote.wait_until_up(OPENING_S)
-        except InturnError as error:
-            self.close()
-            raise FolderInUse(in_use.folder, in_use.pid) from error
+        except BaseException as error:
+            self.close()  # else its thread would go on trying to open the folder
+            if isinstance(error, InturnError) and not isinstance(error, VersionMismatch):
+                raise FolderInUse(in_use.folder, in_use.pid) from error
+            raise
 
     def _dial(self, timeout_s: float) -> socket.socket | None:
         """Called whenever there is no stream: perhaps whoever had the folder is gone."""
@@ -131,7 +133,7 @@ class SharedFolder:
             if self._is_closed:
                 return None
             try:
-                self._lease = self.lease  # who goes on consuming counts with what was promised
+                self._lease = self.lease  # as we and the other clients were told until now
                 self._open()
             except FolderInUse:
                 pass

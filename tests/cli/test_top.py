@@ -211,19 +211,46 @@ def test_json_has_one_object_for_each_look(orders: Cli) -> None:
     assert looks[0]["at_ms"] < looks[2]["at_ms"]
 
 
+def test_json_says_soon_that_the_server_cannot_be_reached_and_goes_on_when_it_can(orders: Cli) -> None:
+    with orders.serve() as served:
+        port = served.address.rpartition(":")[2]
+        process = orders.process("top", "--json", "--interval", "0.1", "--server", served.address)
+        assert process.stdout is not None
+        assert "groups" in json.loads(process.stdout.readline())
+        served.end(signal.SIGKILL)
+        began_s = time.monotonic()
+        while "error" not in (look := json.loads(process.stdout.readline())):
+            assert "groups" in look
+        assert time.monotonic() - began_s < 5
+    assert look["error"]["type"] == "ConnectionLost"
+    assert set(look) == {"at_ms", "error"}
+    with orders.serve("--port", port):
+        while "groups" not in json.loads(process.stdout.readline()):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, b"")
+
+
+def test_live_says_soon_that_the_server_cannot_be_reached_and_q_ends_it(orders: Cli) -> None:
+    orders("consume", "orders", "--group", "audit", "--limit", "10")
+    with orders.serve() as served:
+        process, terminal = _in_terminal(orders, "--server", served.address)
+        _read(terminal, b"q ends", b"audit")
+        served.end(signal.SIGKILL)
+        began_s = time.monotonic()
+        _read(terminal, b"no connection to")
+        os.write(terminal, b"q")
+        _read_to_end(terminal)
+        assert time.monotonic() - began_s < 8
+    os.close(terminal)
+    assert process.wait(20) == 0
+
+
 @pytest.mark.parametrize("end", [b"q", b"\x03"])
 def test_live_in_a_terminal_until_q_or_ctrl_c(orders: Cli, end: bytes) -> None:
     orders("consume", "orders", "--group", "audit", "--limit", "10")
-    mine, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", IN_TERMINAL, "top", "--interval", "0.1"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        env={**os.environ, "INTURN_DATA": str(orders.data), "TERM": "xterm", "COLUMNS": "100", "LINES": "20"},
-    )
-    os.close(theirs)
+    process, mine = _in_terminal(orders)
     shown = _read(mine, b"q ends", b"audit")
     os.write(mine, end)
     shown += _read_to_end(mine)
@@ -231,6 +258,21 @@ def test_live_in_a_terminal_until_q_or_ctrl_c(orders: Cli, end: bytes) -> None:
     assert process.wait(20) == 0
     assert shown.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?1049l" in shown, "the terminal is as it was"
     assert b"Traceback" not in shown
+
+
+def _in_terminal(cli: Cli, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+    """`inturn top` in a terminal, and our end of that."""
+    mine, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, "top", "--interval", "0.1", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "INTURN_DATA": str(cli.data), "TERM": "xterm", "COLUMNS": "100", "LINES": "20"},
+    )
+    os.close(theirs)
+    return process, mine
 
 
 def _read(fd: int, *wanted: bytes) -> bytes:

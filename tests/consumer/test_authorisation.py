@@ -138,7 +138,7 @@ def test_an_authorisation_that_is_over_when_it_comes_does_not_make_it_ask_withou
     for _ in range(10):
         bench.poll()
         if bench.has(Heartbeat):
-            bench.answer(bench.take_command(Heartbeat), Assignment(1, (0,), SUBJECT, LEASE.margin_s / 2))
+            bench.answer(bench.take_command(Heartbeat), Assignment(1, (0,), SUBJECT, 0.0))
     assert len(bench.sent(Heartbeat)) == 1
     assert bench.core.held == {}
     bench.wait(0.2)

@@ -13,7 +13,19 @@ import pytest
 import inturn
 from inturn import Connection, Flush, LeaseSettings, LogSettings, Message
 from inturn.consumer.context import Context
-from inturn.model.commands import Acquire, Assignment, Commit, Committed, Granted, Heartbeat, Progress, Pull, Pulled
+from inturn.model.commands import (
+    Acquire,
+    Assignment,
+    Commit,
+    Committed,
+    Granted,
+    Heartbeat,
+    OpenProducer,
+    ProducerOpened,
+    Progress,
+    Pull,
+    Pulled,
+)
 from inturn.model.errors import ConnectionLost, InvalidInput, LeaseHeld, ServerStopping, StaleEpoch
 from inturn.model.request import ask
 from inturn.service import Service
@@ -27,15 +39,15 @@ class Served:
 
     def __init__(self, path: Path, lease: LeaseSettings | None = None, witness: Witness | None = None) -> None:
         self._path = path
-        self._options: dict[str, Any] = {"lease": lease, "log": LogSettings(flush=Flush.OS)}
+        self.options: dict[str, Any] = {"lease": lease, "log": LogSettings(flush=Flush.OS)}
         if witness is not None:
-            self._options["observer"] = witness.recorder
+            self.options["observer"] = witness.recorder
         self._opened: list[Connection] = []
         self._address = Address("127.0.0.1")
         self.start()
 
     def start(self) -> None:
-        self.service = Service(self._path, address=self._address, **self._options)
+        self.service = Service(self._path, address=self._address, **self.options)
         self._address = self.service.address
 
     def connect(self) -> Connection:
@@ -150,6 +162,65 @@ def test_a_lease_that_may_still_be_held_is_not_given_away_after_a_restart(short:
     assert ask(mq.node, commit, Committed).partitions == (), "late, and refused"
     with pytest.raises(StaleEpoch):
         ask(mq.node, Pull("line", "g", 0, "first", granted.epoch, 0, 1000), Pulled)
+
+
+def test_a_lease_keeps_the_life_it_was_granted_with_when_the_server_comes_back_with_a_shorter_one(
+    tmp_path: Path,
+) -> None:
+    """B2: its holder counts with the old one, cut off or frozen as it may be."""
+    long = LeaseSettings(life_s=2.0, renew_s=0.5, margin_s=0.1)
+    served = Served(tmp_path / "data", long)
+    try:
+        mq = served.connect()
+        mq.create_subject("line", 1)
+        ask(mq.node, Heartbeat("line", "g", "first", "partition", "first"), Assignment)
+        granted = ask(mq.node, Acquire("line", "g", 0, "first", 1), Granted)
+        assert granted.life_s == 2.0
+        served.service.close(grace_s=0.0)
+        served.options["lease"] = SHORT_LEASE
+        served.start()
+        began_s = time.monotonic()
+        successor = None
+        while successor is None:
+            ask(mq.node, Heartbeat("line", "g", "second", "partition", "first"), Assignment)
+            with contextlib.suppress(LeaseHeld):
+                successor = ask(mq.node, Acquire("line", "g", 0, "second", 1, wait_s=0.1), Granted)
+        assert time.monotonic() - began_s >= 1.9
+        assert successor.life_s == SHORT_LEASE.life_s
+    finally:
+        served.close()
+
+
+def test_a_consumer_keeps_up_with_a_server_that_came_back_with_shorter_leases(tmp_path: Path) -> None:
+    served = Served(tmp_path / "data")
+    try:
+        mq = served.connect()
+        mq.create_subject("line", 1)
+        seen = Seen()
+        with mq.consumer("line", "g", seen, settings=quick()):
+            send_all(mq, "line", 1)
+            seen.wait_for(1)
+            served.service.close(grace_s=1.0)
+            served.options["lease"] = SHORT_LEASE
+            served.start()
+            send_all(mq, "line", 1)
+            seen.wait_for(2)
+            epoch = mq.describe_group("line", "g").partitions[0].epoch
+            time.sleep(3 * SHORT_LEASE.life_s)
+            assert mq.describe_group("line", "g").partitions[0].epoch == epoch, "it never lost the new lease"
+    finally:
+        served.close()
+
+
+def test_a_late_copy_of_the_opening_of_a_producer_fences_nobody(served: Served) -> None:
+    """P5."""
+    mq = served.connect()
+    mq.create_subject("line", 1)
+    opening = OpenProducer("writer", "nonce-1")
+    first = ask(mq.node, opening, ProducerOpened)
+    assert ask(mq.node, opening, ProducerOpened) == first
+    second = ask(mq.node, OpenProducer("writer", "nonce-2"), ProducerOpened)
+    assert (second.producer_id, second.epoch) == (first.producer_id, first.epoch + 1)
 
 
 def test_a_graceful_hand_over_takes_no_time(served: Served) -> None:

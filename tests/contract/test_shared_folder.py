@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +17,8 @@ from pathlib import Path
 import pytest
 
 import inturn
-from inturn.folder import SOCKET_PATH_MAX, socket_path
+from inturn.folder import SOCKET_PATH_MAX, Folder, socket_path
+from inturn.model.errors import VersionMismatch
 from tests.contract.bed import WAIT_S, Seen, committed, eventually, quick
 
 # Opens the folder, says so, and does as it is told, line by line.
@@ -179,6 +182,7 @@ def test_nobody_is_left_behind_by_many_comings_and_goings(folder: Path) -> None:
         while not stop.is_set():
             with inturn.connect(folder) as mq:
                 mq.subjects()
+            stop.wait(0.05)  # whoever opens it again at once leaves no chance to the others
 
     threads = [threading.Thread(target=come_and_go) for _ in range(2)]
     for thread in threads:
@@ -207,3 +211,53 @@ def test_the_socket_is_for_its_owner_only(folder: Path) -> None:
     with inturn.connect(folder):
         assert os.stat(socket_path(folder)).st_mode & 0o777 == 0o600
     assert not os.path.exists(socket_path(folder))
+
+
+def test_a_process_of_another_version_is_told_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with inturn.connect(folder):
+        monkeypatch.setattr("inturn.wire.link.VERSIONS", (900, 901))
+        with pytest.raises(VersionMismatch):
+            inturn.connect(folder)
+
+
+def test_a_socket_that_cannot_be_made_costs_nothing_but_company(folder: Path) -> None:
+    os.mkdir(socket_path(folder))
+    with inturn.connect(folder) as mq, mq.producer() as producer:
+        assert producer.send_sync("line", b"x", key="k").offset == 0
+
+
+def test_nobody_is_served_if_others_than_the_owner_could_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chmod(path: object, mode: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", chmod)
+    with inturn.connect(folder) as mq:
+        assert [subject.name for subject in mq.subjects()] == ["line"]
+        with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(OSError, match=r"refused|No such file"):
+            stranger.connect(socket_path(folder))
+
+
+def test_a_failure_while_the_folder_is_opened_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("of nobody's making")
+
+    before = set(threading.enumerate())
+    with monkeypatch.context() as patch:
+        patch.setattr("inturn.shared_folder.listen_in", fail)
+        with pytest.raises(RuntimeError):
+            inturn.connect(folder)
+    assert set(threading.enumerate()) <= before
+    Folder(folder).close()
+
+
+def test_a_full_disk_does_not_keep_the_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pwrite(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        with pytest.raises(OSError, match="No space left"):
+            inturn.connect(folder)
+    Folder(folder).close()

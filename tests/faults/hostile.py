@@ -29,7 +29,7 @@ from inturn.testing.process_child import ServerSpec
 from inturn.testing.process_cluster import free_port
 from inturn.testing.recorder import Recorder
 from inturn.wire.codec import VERSIONS, pack, unpack
-from inturn.wire.frames import HEADER_BYTES, FrameReader, seal
+from inturn.wire.frames import FrameReader, frame_of
 
 LEASE = LeaseSettings(life_s=3.0, renew_s=0.5, margin_s=0.2)
 RSS_GROWTH_BYTES_MAX = 150 << 20
@@ -97,7 +97,7 @@ class Raw:
 
     def send_frame(self, code: int, body: bytes) -> int:
         self._number += 1
-        self.send(seal(bytearray(HEADER_BYTES) + body, self._number, code))
+        self.send(frame_of(self._number, code, body))
         return self._number
 
     def ask(self, command: Command) -> Answer | InturnError | Command:

@@ -35,7 +35,7 @@ from inturn.model.commands import (
 from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.message import Outgoing
 from inturn.wire.codec import ERROR, KINDS, VERSIONS, pack
-from inturn.wire.frames import HEADER_BYTES, seal
+from inturn.wire.frames import HEADER_BYTES, frame_of
 from tests.faults.hostile import Raw, ServerProcess, no_trace_of_ours, unharmed
 
 COMMANDS = {code: kind for code, kind in KINDS.items() if issubclass(kind, Command) and kind is not Hello}
@@ -84,7 +84,7 @@ def test_absurd_lengths_end_the_stream_at_once(server: ServerProcess, greets: bo
             with Raw(server.port) as raw, contextlib.suppress(ConnectionError):
                 if greets:
                     raw.hello()
-                frame = bytes(seal(bytearray(HEADER_BYTES), 7, 3))
+                frame = frame_of(7, 3, b"")
                 raw.send(struct.pack("<I", length) + frame[4:])
                 assert raw.is_hung_up_on()
 
@@ -307,7 +307,7 @@ def test_those_who_send_slowly_or_never_end_hold_nobody_up(server: ServerProcess
                 raw.send(bytes([byte]))
         for raw in slow:
             assert raw.answer(1) is not None
-        frame = bytes(seal(bytearray(HEADER_BYTES + 2 * MIB), 2, 3))
+        frame = frame_of(2, 3, bytes(2 * MIB))
         for raw in slow:
             raw.send(frame[: MIB // 2])  # and never the rest
 

@@ -14,6 +14,7 @@ import inturn.state
 from inturn.model.errors import SchemaMismatch, StorageError
 from inturn.state import schema
 from inturn.state.database import Database
+from inturn.state.producers import Producers
 
 
 def _file_with(path: Path, *statements: str) -> None:
@@ -74,23 +75,42 @@ def _add_colour(connection: Connection) -> None:
 
 def test_an_older_version_is_migrated_step_by_step(database: Database) -> None:
     steps: list[int] = []
-    migrations = [_add_colour, lambda _: steps.append(3)]
+    newest = schema.SCHEMA_VERSION + 2
+    migrations = [*schema.MIGRATIONS, _add_colour, lambda _: steps.append(newest)]
     with database.transaction() as connection:
-        schema.prepare(connection, 3, migrations)
-        schema.prepare(connection, 3, migrations)  # nothing left to do
-        assert connection.execute(text("SELECT version FROM schema_version")).scalar() == 3
+        schema.prepare(connection, newest, migrations)
+        schema.prepare(connection, newest, migrations)  # nothing left to do
+        assert connection.execute(text("SELECT version FROM schema_version")).scalar() == newest
         connection.execute(text("SELECT colour FROM subjects"))
-    assert steps == [3]
+    assert steps == [newest]
+
+
+def test_a_folder_of_version_1_goes_on_with_its_leases_and_producers(tmp_path: Path) -> None:
+    """As it was before leases had a life and producers a nonce of their own."""
+    database = Database.open(tmp_path / "state.db")
+    with database.transaction() as connection:
+        connection.execute(text("ALTER TABLE leases DROP COLUMN life_ms"))
+        connection.execute(text("ALTER TABLE producers DROP COLUMN nonce"))
+        connection.execute(text("UPDATE schema_version SET version = 1"))
+        connection.execute(text("INSERT INTO producers (name, epoch) VALUES ('writer', 4)"))
+    database.close()
+    database = Database.open(tmp_path / "state.db")
+    assert Producers(database).open("writer", "mine").epoch == 5
+    with database.transaction() as connection:
+        assert connection.execute(text("SELECT version FROM schema_version")).scalar() == schema.SCHEMA_VERSION
+        connection.execute(text("SELECT life_ms FROM leases"))
+    database.close()
 
 
 def test_a_failing_migration_changes_nothing(database: Database) -> None:
     def fail(_connection: Connection) -> None:
         raise RuntimeError("half way")
 
+    newest = schema.SCHEMA_VERSION + 2
     with pytest.raises(RuntimeError), database.transaction() as connection:
-        schema.prepare(connection, 3, [_add_colour, fail])
+        schema.prepare(connection, newest, [*schema.MIGRATIONS, _add_colour, fail])
     with database.transaction() as connection:
-        assert connection.execute(text("SELECT version FROM schema_version")).scalar() == 1
+        assert connection.execute(text("SELECT version FROM schema_version")).scalar() == schema.SCHEMA_VERSION
         assert "colour" not in connection.execute(text("SELECT * FROM subjects")).keys()  # noqa: SIM118
 
 

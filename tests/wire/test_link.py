@@ -92,6 +92,17 @@ def test_a_second_copy_of_an_answer_changes_nothing() -> None:
     assert played.answers == [SubjectList(())]
 
 
+def test_what_came_before_nonsense_is_answered_when_the_stream_is_given_up() -> None:
+    played = Played()
+    played.up()
+    played.ask(ListSubjects())
+    ((number, _),) = played.frames()
+    with pytest.raises(ProtocolError):
+        played.link.received(bytes(pack(number, SubjectList(()))) + bytes(64), 0.0)
+    played.lose()
+    assert [type(answer) for answer in played.answers] == [ConnectionLost]
+
+
 def test_what_is_unanswered_when_the_stream_is_lost_is_answered_once_and_not_sent_again() -> None:
     played = Played()
     played.up()
@@ -114,8 +125,33 @@ def test_pauses_between_tries_grow_up_to_a_limit_and_begin_anew_after_a_success(
     assert 0.05 <= waits[0] <= 0.1
     assert all(0.5 <= wait <= 1.0 for wait in waits[4:])
     played.up(20.0)
+    played.ask(ListSubjects())
+    ((number, _),) = played.frames()
+    played.receive(number, SubjectList(()), 20.0)
     played.lose(now_s=20.0)
     assert played.link.retry_at_s - 20.0 <= 0.1
+
+
+def test_the_answer_to_a_ping_is_a_success() -> None:
+    played = Played(backoff_min_s=0.1, backoff_max_s=1.0, ping_s=2.0)
+    for _ in range(8):
+        played.lose()
+    played.up(0.0)
+    assert not played.link.is_silent(2.0)
+    ((number, _),) = played.frames()
+    played.receive(number, Done(), 2.0)
+    played.lose(now_s=2.0)
+    assert played.link.retry_at_s - 2.0 <= 0.1
+
+
+def test_pauses_grow_where_the_server_greets_and_then_talks_nonsense() -> None:
+    played = Played(backoff_min_s=0.1, backoff_max_s=1.0)
+    for _ in range(8):
+        played.up()
+        with pytest.raises(ProtocolError):
+            played.link.received(b"\0" * 64, 0.0)
+        played.lose(now_s=0.0)
+    assert played.link.retry_at_s >= 0.5
 
 
 def test_a_silent_server_is_asked_and_then_given_up() -> None:

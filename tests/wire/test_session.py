@@ -23,7 +23,7 @@ from inturn.model.commands import (
 from inturn.model.errors import InturnError, InvalidInput, ProtocolError, VersionMismatch
 from inturn.model.settings import LeaseSettings
 from inturn.wire.codec import pack, unpack
-from inturn.wire.frames import FrameReader
+from inturn.wire.frames import NUMBER_MAX, FrameReader
 from inturn.wire.session import ServerSettings, Session
 
 
@@ -91,6 +91,30 @@ def test_commands_go_to_the_node_and_answers_back_with_their_numbers(played: Pla
     (eight, no), (seven, yes) = played.answers()
     assert (eight, type(no)) == (8, InvalidInput)
     assert (seven, yes) == (7, SubjectList(()))
+
+
+def test_a_second_copy_of_a_command_is_not_done_again(played: Played) -> None:
+    """Whatever stands in between may repeat frames; the numbers of a stream count up."""
+    played.send(2, ListSubjects())
+    played.send(2, ListSubjects())
+    played.send(5, ListSubjects())
+    played.send(2, ListSubjects())
+    assert len(played.node.asked) == 2
+
+
+@pytest.mark.parametrize("first", [1, 2**31 + 5, NUMBER_MAX])
+def test_a_client_that_comes_again_goes_on_counting(first: int) -> None:
+    played = Played()
+    played.send(first, Hello((1, 1)))
+    played.send(first % NUMBER_MAX + 1, ListSubjects())
+    assert len(played.node.asked) == 1
+
+
+def test_numbers_come_round(played: Played) -> None:
+    numbers = [2**31 - 5, 2**31 + 5, NUMBER_MAX, 1, 2]
+    for number in numbers:
+        played.send(number, ListSubjects())
+    assert len(played.node.asked) == len(numbers)
 
 
 def test_a_ping_is_answered_without_the_node(played: Played) -> None:

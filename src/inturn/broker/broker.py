@@ -128,8 +128,8 @@ class Broker:
 
     # Producing
 
-    def open_producer(self, name: str | None) -> tuple[int, int]:
-        producer_id, epoch = self._producers.open(name)
+    def open_producer(self, name: str | None, nonce: str | None = None) -> tuple[int, int]:
+        producer_id, epoch = self._producers.open(name, nonce)
         if name is not None:
             self._producer_epochs[producer_id] = epoch
             self._producer_names[producer_id] = name
@@ -149,14 +149,14 @@ class Broker:
     # Consuming
 
     def acquire(self, group: GroupRecord, command: Acquire) -> Granted:
-        epoch = self.leases.acquire(LeaseKey(group, command.partition), command)
+        lease = self.leases.acquire(LeaseKey(group, command.partition), command)
         stored = self._progress.of_partition(group.id, command.partition)
         done = stored.place.offset + finished_count(stored.place.finished)
         self._done.start((group.id, command.partition), done)
         return Granted(
-            epoch,
+            lease.epoch,
             stored.place.offset,
-            self.leases.life_s,
+            lease.life_s,
             stored.place.finished,
             stored.failures,
             stored.lots,

@@ -7,6 +7,7 @@ the data is the epoch, which every pull and commit has to bring.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from inturn.model.clock import Clock
@@ -24,6 +25,7 @@ class Lease:
     epoch: int
     ask: int
     deadline_s: float
+    life_s: float  # as it was granted: its holder counts with that, also after the settings were changed
     last_owner: str | None = None
 
     def is_live(self, now_s: float) -> bool:
@@ -54,14 +56,15 @@ class LeaseTable:
             if self._observer is not None and row.owner is not None:
                 group = groups[row.group_id]
                 self._observer.lease_ended(group.subject, group.name, row.partition, row.owner, row.epoch, "gone")
-        deadline_s = self._clock.monotonic() + self.life_s
+        now_s = self._clock.monotonic()
         for row in self._rows.all():
-            self._leases[row.group_id, row.partition] = Lease(row.owner, row.epoch, row.ask, deadline_s)
+            life_s = row.life_ms / 1000
+            self._leases[row.group_id, row.partition] = Lease(row.owner, row.epoch, row.ask, now_s + life_s, life_s)
 
     def get(self, key: LeaseKey) -> Lease | None:
         return self._leases.get((key.group.id, key.partition))
 
-    def acquire(self, key: LeaseKey, command: Acquire) -> int:
+    def acquire(self, key: LeaseKey, command: Acquire) -> Lease:
         """Grant the lease with a higher epoch than ever before, or raise LeaseHeld."""
         now_s = self._clock.monotonic()
         lease = self.get(key)
@@ -70,7 +73,7 @@ class LeaseTable:
             if lease.owner == command.member:
                 if lease.ask == command.ask:
                     self._renew(lease, now_s)
-                    return lease.epoch
+                    return lease
                 if lease.ask > command.ask:
                     raise StaleEpoch(key.group.name, str(key.partition), command.ask, lease.ask)
                 ends = "released"
@@ -88,13 +91,15 @@ class LeaseTable:
             self._local and command.member not in self.remote,
             self._clock.time_ms(),
             command.ask,
+            math.ceil(self.life_s * 1000),
         )
         if lease is not None and ends:  # only now: it holds until the next one is durable
             self._end(key, lease, ends)
-        self._leases[key.group.id, key.partition] = Lease(command.member, epoch, command.ask, now_s + self.life_s)
+        granted = Lease(command.member, epoch, command.ask, now_s + self.life_s, self.life_s)
+        self._leases[key.group.id, key.partition] = granted
         if self._observer is not None:
             self._observer.lease_granted(key.group.subject, key.group.name, key.partition, command.member, epoch)
-        return epoch
+        return granted
 
     def check(self, key: LeaseKey, owner: str, epoch: int) -> Lease:
         """The lease, if this owner holds it with this epoch; StaleEpoch if not."""
@@ -152,10 +157,11 @@ class LeaseTable:
                 former = self.get(key)
                 if former is not None:
                     self._end(key, former, "expired")
-                self._leases[group.id, row.partition] = Lease(row.owner, row.epoch, row.ask, self._clock.monotonic())
+                now_s = self._clock.monotonic()
+                self._leases[group.id, row.partition] = Lease(row.owner, row.epoch, row.ask, now_s, self.life_s)
 
     def _renew(self, lease: Lease, now_s: float) -> None:
-        lease.deadline_s = now_s + self.life_s
+        lease.deadline_s = now_s + lease.life_s
 
     def _end(self, key: LeaseKey, lease: Lease, why: str) -> None:
         owner, lease.owner = lease.owner, None

@@ -102,6 +102,8 @@ class LongPolls:
                 if is_gone(one.reply) and one.expiry is not None:
                     one.expiry.cancel()
             waiting[:] = [one for one in waiting if not is_gone(one.reply)]
+        for key in [key for key, waiting in self._held.items() if not waiting]:
+            del self._held[key]
 
     def close(self, error: Callable[[], InturnError]) -> None:
         """Answer everything that is held back with an error."""

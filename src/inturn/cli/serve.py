@@ -19,9 +19,9 @@ from inturn.cli import logs
 from inturn.cli.options import DEFAULT_DATA, Folder, Json, examples
 from inturn.cli.screen import Screen, age_text, counted, plain
 from inturn.cli.session import command
-from inturn.cli.target import is_address
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import Flush, LeaseSettings, LogSettings
+from inturn.wire.address import is_address
 
 if TYPE_CHECKING:
     from inturn.service import Service
@@ -181,7 +181,7 @@ def _wait(screen: Screen, service: Service, signals: _Signals) -> None:
 
 def _stop(screen: Screen, service: Service, signals: _Signals, grace_s: float, lease_s: float) -> None:
     signals.is_stopping = True
-    if _held_count(service):
+    if service.held_count:
         wait = f"waiting for {_leases_text(service)}, {grace_s:g} s at the most; once more ends it at once"
         screen.note(f"stopping: {wait}")
     is_clean = service.close(grace_s)
@@ -189,8 +189,4 @@ def _stop(screen: Screen, service: Service, signals: _Signals, grace_s: float, l
 
 
 def _leases_text(service: Service) -> str:
-    return counted(_held_count(service), "lease")
-
-
-def _held_count(service: Service) -> int:
-    return service.held_count
+    return counted(service.held_count, "lease")

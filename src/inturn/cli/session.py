@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from inturn.cli.screen import Screen
-from inturn.cli.target import is_address
 from inturn.folder import DATABASE_NAME
 from inturn.model.errors import ConnectionLost, InturnError, InvalidInput
 from inturn.model.position import Position, parse_position, position_text
+from inturn.wire.address import is_address
 
 if TYPE_CHECKING:
     from inturn.connection import Connection

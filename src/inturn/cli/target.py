@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from inturn.wire.address import is_address as is_address  # `inturn doctor` takes it from here
+
 _RANKS = {"COMMANDLINE": 2, "ENVIRONMENT": 1}  # what is typed now comes before what was exported once
 
 
@@ -23,10 +25,6 @@ def checked_server(server: str | None) -> str | None:
     if server is not None and not is_address(server):
         raise typer.BadParameter(f"{server!r} is no address: give inturn://host:port, or a folder with --data")
     return server
-
-
-def is_address(target: str) -> bool:
-    return "://" in target
 
 
 def _rank(context: typer.Context, name: str) -> int:

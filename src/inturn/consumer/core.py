@@ -146,7 +146,7 @@ class ConsumerCore:
         """When `poll` has something to do at the latest, if nothing else happens before."""
         due = [now_s + self._settings.heartbeat_s, self.handling.next_due_s()]
         if Renew not in self._pending and _holding(self.held.values()):
-            due.append(self._renewed_at_s + self._lease.renew_s)
+            due.append(self._renewed_at_s + self._renew_s())
         due += [pending.until_s for pending in self._pending.values()]
         due += [at_s for at_s in (*self._retry_at_s.values(), self._authorised_until_s) if at_s > now_s]
         for held in self.held.values():
@@ -308,7 +308,7 @@ class ConsumerCore:
 
     def _poll_renew(self, commands: list[Command], now_s: float) -> None:
         held = tuple((one.index, one.epoch) for one in self.held.values() if one.stage in _HOLDING)
-        if held and now_s >= self._renewed_at_s + self._lease.renew_s and self._may_send(Renew, now_s):
+        if held and now_s >= self._renewed_at_s + self._renew_s() and self._may_send(Renew, now_s):
             self._renewed_at_s = now_s
             self._send(commands, Renew(self.subject, self.group, self.member, held), now_s)
 
@@ -397,7 +397,7 @@ class ConsumerCore:
                 self.is_stopped, self.error = True, self._refusal
 
     def _assigned_to(self, answer: Assignment, sent_at_s: float, now_s: float) -> None:
-        self._authorised_until_s = sent_at_s + answer.authorised_s - self._lease.margin_s
+        self._authorised_until_s = sent_at_s + answer.authorised_s - self._margin_s(answer.authorised_s)
         if self._authorised_until_s <= now_s:
             self._retry_at_s[Heartbeat] = now_s + RETRY_S  # it came too late; the next one is answered at once
         self._generation = answer.generation
@@ -460,9 +460,16 @@ class ConsumerCore:
             return
         held.skip_to(pulled.next_offset)
 
+    def _renew_s(self) -> float:
+        """A server that was started again may grant shorter leases than it said when we came."""
+        return min([self._lease.renew_s, *(held.life_s / 4 for held in _holding(self.held.values()))])
+
     def _deadline_s(self, held: HeldPartition, asked_at_s: float) -> float:
         """Until when handlers may be started: counted from before the lease was asked for, or its renewal."""
-        return asked_at_s + held.life_s - self._lease.margin_s
+        return asked_at_s + held.life_s - self._margin_s(held.life_s)
+
+    def _margin_s(self, life_s: float) -> float:
+        return min(self._lease.margin_s, life_s / 5)
 
     def _moved(self, held: HeldPartition, command: Move) -> None:
         if held.stage in _HOLDING and held.moving_now and held.moving_batch is command.batch:

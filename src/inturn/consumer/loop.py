@@ -12,7 +12,9 @@ from inturn.consumer.threads import Turn
 from inturn.consumer.worker import Worker
 from inturn.model.clock import Clock
 from inturn.model.event_loop import new_event_loop
+from inturn.model.logs import get_logger
 
+_log = get_logger("inturn.consumer")
 YIELD_S = 0.002  # handlers that never wait let others on after this
 
 
@@ -30,6 +32,7 @@ class WorkerLoop:
         given: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.count = count
+        self._name = name
         self._lock = lock
         self._turn = turn
         self._worker = worker
@@ -66,17 +69,20 @@ class WorkerLoop:
             self._wake(wanted)
         elif not self._asked:
             self._asked = wanted
-            self._loop.call_soon_threadsafe(self._wake_asked)
+            with contextlib.suppress(RuntimeError):  # it is closed, and those who waited are gone
+                self._loop.call_soon_threadsafe(self._wake_asked)
 
     def join(self) -> None:
         if self._given is None:
             self._thread.join()
             return
-        while not self._is_over.wait(0.5) and not self._given.is_closed():
+        while not self._is_over.wait(0.5) and self._given.is_running():
             pass
 
     def has_current_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+        """Once a given loop has ended, its thread is one like any other."""
+        is_ours = threading.current_thread() is self._thread
+        return is_ours and (self._given is None or self._given.is_running())
 
     def _tell(self) -> None:
         if self._loop is not None and self._changed is not None and not self._loop.is_closed():
@@ -107,40 +113,50 @@ class WorkerLoop:
             runner.run(self._keep_count())
 
     async def _keep_count(self) -> None:
-        """As many tasks as there should be, until the end."""
+        """As many tasks as there should be, until the end; or until this is cancelled, as when a given loop ends."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
             self._changed = asyncio.Event()
-        while True:
-            self._changed.clear()
-            self._wake(len(self._waiting))  # those that are too many leave
-            if self._is_ended:
-                break
-            while len(self._tasks) < self.count:
-                task = self._loop.create_task(self._work())
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            await self._changed.wait()
+        try:
+            while not self._is_ended:
+                self._changed.clear()
+                self._wake(len(self._waiting))  # those that are too many leave
+                while len(self._tasks) < self.count:
+                    task = self._loop.create_task(self._work())
+                    self._tasks.add(task)
+                    task.add_done_callback(self._left)
+                await self._changed.wait()
+        except asyncio.CancelledError:
+            _log.warning("consumer.loop_ended", consumer=self._name, next_step="stop it before its event loop ends")
+            for task in self._tasks:
+                if not task.cancelling():  # a second time would hit handlers that tidy up
+                    task.cancel()
+        self._wake(len(self._waiting))
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelling() and self._changed is not None:
+            self._changed.set()  # if it was cancelled alone, another one takes its place
+
     async def _work(self) -> None:
         assert self._loop is not None
+        task = asyncio.current_task()
+        assert task is not None
         run: Run | None = None
         while True:
-            is_too_many = len(self._tasks) > self.count
+            leaves = len(self._tasks) > self.count or task.cancelling() > 0
             waiter = None
             with self._lock:
-                run = self._turn(run, not is_too_many)
-                if run is None and not self._is_ended and not is_too_many:
+                run = self._turn(run, not leaves)
+                if run is None and not self._is_ended and not leaves:
                     waiter = self._loop.create_future()
                     self._waiting.append(waiter)  # before anybody can offer something and find nobody waiting
             if waiter is not None:
                 await waiter
                 continue
             if run is None:
-                task = asyncio.current_task()
-                assert task is not None
                 self._tasks.discard(task)
                 return
             try:
@@ -149,5 +165,6 @@ class WorkerLoop:
                 self._worker.broke(run, error)
             now_s = self._monotonic()
             if now_s - self._yielded_at_s > YIELD_S:
-                await asyncio.sleep(0)
+                with contextlib.suppress(asyncio.CancelledError):  # the run is to be finished first
+                    await asyncio.sleep(0)
                 self._yielded_at_s = self._monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -60,7 +61,7 @@ class Worker:
                     self._settle(run, given, of_return(returned, run.context, self._settings, self._name))
 
     async def work_async(self, run: Run) -> None:
-        """The same with a handler that is a coroutine function."""
+        """The same with a handler that is a coroutine function. If its task is cancelled, the run ends with that."""
         is_plain, handler = self._is_plain, self._handler
         for given in run.calls(self._monotonic, self._batch):
             if not is_plain:
@@ -68,10 +69,20 @@ class Worker:
             try:
                 returned = await handler(given if self._is_batch else given[0], run.context)  # type: ignore[misc]
             except BaseException as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    self._cancelled(run, given, error)
+                    return
                 self._settle(run, given, of_exception(error, self._settings))
             else:
                 if returned is not None or not is_plain:
                     self._settle(run, given, of_return(returned, run.context, self._settings, self._name))
+
+    def _cancelled(self, run: Run, messages: list[Message], error: BaseException) -> None:
+        """The loop ends: no fault of the message, so it is neither moved nor written about, whatever the settings."""
+        outcome = Outcome(Next.REPEAT, ResultKind.EXCEPTION, error=error)
+        self._after(messages, run.context, outcome)
+        run.settle(outcome)
 
     def broke(self, run: Run, error: BaseException) -> None:
         """A fault of ours, not of the handler: what was given out is repeated."""

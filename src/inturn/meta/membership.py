@@ -98,7 +98,9 @@ class Membership:
         self, group: GroupRecord, subject: Subject, member: str, requests: tuple[KeyRequest, ...] = ()
     ) -> Assignment:
         roster = self._rosters[group.id]
-        return Assignment(roster.generation, roster.assignment.get(member, ()), subject, self._life_s, requests)
+        partitions = roster.assignment.get(member, ())
+        order, strategy = roster.order, roster.strategy.value
+        return Assignment(roster.generation, partitions, subject, self._life_s, requests, order, strategy)
 
     def announce(self, group: GroupRecord) -> None:
         """There is something for all members to hear. The assignment stays as it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Protocol
 
 
@@ -16,8 +17,12 @@ class Clock(Protocol):
         ...
 
 
+# Goes on while the machine sleeps, where there is such a clock: a lease does not wait for whoever was suspended.
+_monotonic = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+
+
 class SystemClock:
-    monotonic = staticmethod(time.monotonic)
+    monotonic = staticmethod(_monotonic)
 
     @staticmethod
     def time_ms() -> int:

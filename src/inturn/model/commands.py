@@ -1,8 +1,9 @@
 """What a client can ask of a node, and what it answers. These structs are the protocol.
 
 Every command is answered once: by its answer, or by an InturnError. Commands with `wait_s` are held back by the
-node until there is something to say, or the time is over (long poll). All of them may be repeated safely after a
-lost answer. Partitions are given by their index in the subject's route.
+node until there is something to say, or the time is over (long poll). All of them may be repeated after a lost answer:
+most change nothing then; a Move stores its messages again, and a SteerKey that skips has to name the offset that it
+means. Partitions are given by their index in the subject's route.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Ping(Command, frozen=True, gc=False):
 
 
 class OpenProducer(Command, frozen=True, gc=False):
-    """Ask for a producer id. A name gets its id back with a higher epoch, which fences whoever had it before."""
+    """Ask for a producer id. A name gets its id back with a higher epoch, which fences whoever had it before.
+
+    With the nonce of whoever opened it last, it is answered as it was then: a repeated or late copy fences nobody.
+    """
 
     name: str | None = None
+    nonce: str | None = None
 
 
 class ProducerOpened(msgspec.Struct, frozen=True, gc=False):
@@ -116,6 +121,8 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
     subject: Subject
     authorised_s: float  # counted from before the heartbeat was sent; then the member stops by itself
     requests: tuple[KeyRequest, ...] = ()  # all that wait in the group; whoever holds the partition acts on them
+    order: str = ""  # what all members of the group keep to
+    assignment: str = ""  # the assignment strategy of the group
 
 
 class Leave(Command, frozen=True, gc=False):

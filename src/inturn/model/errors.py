@@ -51,6 +51,7 @@ class InturnError(Exception):
 
 def _rebuild(kind: type[InturnError], args: tuple[object, ...], fields: dict[str, object]) -> InturnError:
     error = kind.__new__(kind, *args)
+    error.args = args  # those that are an OSError, too, take theirs in __init__
     error.__dict__.update(fields)
     return error
 

@@ -17,6 +17,9 @@ _PAUSE_S = 0.05
 def ask(node: Node, command: Command, wanted: type[_Wanted], patience_s: float = PATIENCE_S) -> _Wanted:
     """Submit a command, wait, and return its answer or raise its error. While there is no connection it is repeated,
     for `patience_s`."""
+    check_may_wait = getattr(node, "check_may_wait", None)
+    if check_may_wait is not None:
+        check_may_wait()
     until_s = time.monotonic() + patience_s
     while True:
         answer = _ask_once(node, command)

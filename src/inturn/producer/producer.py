@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
+import uuid
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -39,7 +40,7 @@ class Producer:
         self._node = node
         self._clock = clock
         self._settings = checked(settings, ProducerSettings, "settings") or ProducerSettings()
-        opened = ask(node, OpenProducer(name), ProducerOpened)
+        opened = ask(node, OpenProducer(name, uuid.uuid4().hex), ProducerOpened)
         self._core = ProducerCore(opened.producer_id, opened.epoch, self._settings, random.Random())
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

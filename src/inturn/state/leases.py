@@ -15,7 +15,15 @@ from inturn.state.schema import leases, partitions
 
 _ROW = (leases.c.group_id == bindparam("of_group"), leases.c.partition_id == bindparam("of_partition"))
 _SELECT_ALL = (
-    select(leases.c.group_id, partitions.c.position, leases.c.epoch, leases.c.owner, leases.c.local, leases.c.ask)
+    select(
+        leases.c.group_id,
+        partitions.c.position,
+        leases.c.epoch,
+        leases.c.owner,
+        leases.c.local,
+        leases.c.ask,
+        leases.c.life_ms,
+    )
     .join(partitions, partitions.c.id == leases.c.partition_id)
     .order_by(leases.c.group_id, partitions.c.position)
 )
@@ -29,6 +37,7 @@ _GRANT = (
         ask=bindparam("by_ask"),
         local=bindparam("is_local"),
         changed_at_ms=bindparam("now_ms"),
+        life_ms=bindparam("for_ms"),
     )
     .returning(leases.c.epoch)
 )
@@ -40,6 +49,7 @@ _GRANT_FIRST = insert(leases).values(
     ask=bindparam("by_ask"),
     local=bindparam("is_local"),
     changed_at_ms=bindparam("now_ms"),
+    life_ms=bindparam("for_ms"),
 )
 _RELEASE = (
     update(leases)
@@ -65,6 +75,7 @@ class LeaseRow:
     owner: str | None
     local: bool
     ask: int = 0  # which of the owner's asks was granted
+    life_ms: int = 0
 
 
 class LeaseRows:
@@ -80,7 +91,9 @@ class LeaseRows:
         with self._database.transaction() as connection:
             return [LeaseRow(*row) for row in connection.execute(_SELECT_ALL)]
 
-    def grant(self, group_id: int, partition: int, owner: str, local: bool, now_ms: int, ask: int = 0) -> int:
+    def grant(
+        self, group_id: int, partition: int, owner: str, local: bool, now_ms: int, ask: int = 0, life_ms: int = 0
+    ) -> int:
         """Give the lease to this owner and return its epoch, higher than any before, durable when this returns.
 
         Whoever holds it loses it: that it may be taken is for the caller to know. Raises NotFound for an unknown
@@ -94,6 +107,7 @@ class LeaseRows:
                 "by_ask": ask,
                 "is_local": local,
                 "now_ms": now_ms,
+                "for_ms": life_ms,
             }
             epoch = connection.execute(_GRANT, values).scalar()
             if epoch is None:

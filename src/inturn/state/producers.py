@@ -15,10 +15,17 @@ FIRST_EPOCH = 0
 _TAKE_OVER = (
     update(producers)
     .where(producers.c.name == bindparam("of_name"))
-    .values(epoch=producers.c.epoch + 1)
+    .values(epoch=producers.c.epoch + 1, nonce=bindparam("by_nonce"))
     .returning(producers.c.id, producers.c.epoch)
 )
-_INSERT = insert(producers).values(name=bindparam("of_name"), epoch=FIRST_EPOCH).returning(producers.c.id)
+_INSERT = (
+    insert(producers)
+    .values(name=bindparam("of_name"), epoch=FIRST_EPOCH, nonce=bindparam("by_nonce"))
+    .returning(producers.c.id)
+)
+_SELECT_OPENED = select(producers.c.id, producers.c.epoch).where(
+    producers.c.name == bindparam("of_name"), producers.c.nonce == bindparam("by_nonce")
+)
 _FORGET_UNNAMED = delete(producers).where(producers.c.name.is_(None), producers.c.id < bindparam("newest_id"))
 _SELECT_NAMED = select(producers.c.id, producers.c.epoch).where(producers.c.name.is_not(None))
 
@@ -32,18 +39,22 @@ class Producers:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def open(self, name: str | None) -> OpenedProducer:
+    def open(self, name: str | None, nonce: str | None = None) -> OpenedProducer:
         """Without a name: an id never given before, with epoch 0. With one: always the same id, and the epoch goes
-        up by one each time. Durable when this returns. Raises InvalidName.
+        up by one each time, but not for a nonce that opened it last. Durable when this returns. Raises InvalidName.
         """
         if name is not None:
             check_name("producer", name)
         with self._database.transaction() as connection:
+            values = {"of_name": name, "by_nonce": nonce}
             if name is not None:
-                taken = connection.execute(_TAKE_OVER, {"of_name": name}).first()
+                opened = None if nonce is None else connection.execute(_SELECT_OPENED, values).first()
+                if opened is not None:
+                    return OpenedProducer(opened.id, opened.epoch)
+                taken = connection.execute(_TAKE_OVER, values).first()
                 if taken is not None:
                     return OpenedProducer(taken.id, taken.epoch)
-            producer_id = connection.execute(_INSERT, {"of_name": name}).scalar_one()
+            producer_id = connection.execute(_INSERT, values).scalar_one()
             if name is None:
                 # Nobody asks for an unnamed one again, and ids are not reused: only the newest row is kept.
                 connection.execute(_FORGET_UNNAMED, {"newest_id": producer_id})

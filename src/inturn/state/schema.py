@@ -36,13 +36,19 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from inturn.model.errors import SchemaMismatch
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _UNKNOWN_VERSION = 0
 
 Migration: TypeAlias = Callable[[Connection], None]
 
+
+def _remember_lives_and_nonces(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE leases ADD COLUMN life_ms BIGINT NOT NULL DEFAULT 15000")
+    connection.exec_driver_sql("ALTER TABLE producers ADD COLUMN nonce VARCHAR")
+
+
 # The first leads from version 1 to 2, and so on: always SCHEMA_VERSION - 1 of them.
-MIGRATIONS: Sequence[Migration] = ()
+MIGRATIONS: Sequence[Migration] = (_remember_lives_and_nonces,)
 
 metadata = MetaData()
 
@@ -128,6 +134,7 @@ leases = Table(
     Column("ask", BigInteger, nullable=False),  # which of the owner's asks was granted
     Column("local", Boolean, nullable=False),
     Column("changed_at_ms", BigInteger, nullable=False),  # granted, or released if there is no owner
+    Column("life_ms", BigInteger, nullable=False),  # what its holder counts with, whatever the settings are by now
 )
 
 failures = Table(
@@ -204,6 +211,7 @@ producers = Table(
     Column("id", Integer, primary_key=True),
     Column("name", String, unique=True),
     Column("epoch", BigInteger, nullable=False),
+    Column("nonce", String),  # of the one who opened it last
     sqlite_autoincrement=True,
 )
 

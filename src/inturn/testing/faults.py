@@ -40,12 +40,15 @@ def consumer_join(sim: Simulation) -> None:
 def consumer_freeze(sim: Simulation) -> None:
     """A consumer does nothing for longer than its lease, then goes on as if nothing had happened.
 
-    Often amid a handler, so that answers which came meanwhile are looked at before the handler's end.
+    Often amid a handler, so that answers which came meanwhile are looked at before the handler's end; as often not, so
+    that the handler's end comes first.
     """
     consumer = sim.pick_consumer()
-    consumer.slow_next = sim.world.happens(0.7)
+    consumer.slow_next = sim.world.happens(0.5)
     for_s = sim.world.spread(2 * LEASE_LIFE_S if consumer.slow_next else 0.5, 3 * LEASE_LIFE_S)
-    sim.world.after(sim.world.spread(0.1, 0.4), lambda: consumer.freeze(for_s))
+    consumer.is_sluggish = not consumer.slow_next
+    sim.world.after(sim.world.spread(0.1, 1.0), lambda: consumer.freeze(for_s))
+    sim.world.after(1.5 + for_s, lambda: setattr(consumer, "is_sluggish", False))
 
 
 def consumer_cut_off(sim: Simulation) -> None:
@@ -110,6 +113,20 @@ def requests_lost(sim: Simulation) -> None:
 def answers_lost(sim: Simulation) -> None:
     sim.network.answer_loss = sim.world.spread(0.05, 0.5)
     sim.world.after(sim.world.spread(0.5, 2.0), lambda: setattr(sim.network, "answer_loss", 0.0))
+
+
+def answers_late(sim: Simulation) -> None:
+    """All that one consumer hears comes late, leases and renewals among it; then it is cut off."""
+    consumer = max((sim.pick_consumer() for _ in range(4)), key=lambda one: one.waiting_count)
+    consumer.answers_late_s = sim.world.spread(0.1, 0.22) * LEASE_LIFE_S
+    consumer.is_sluggish = True
+
+    def end() -> None:
+        consumer.answers_late_s = 0.0
+        consumer.is_cut = consumer.is_sluggish = False
+
+    sim.world.after(sim.world.spread(0.5, 1.5), lambda: setattr(consumer, "is_cut", True))
+    sim.world.after(1.5 + 2 * LEASE_LIFE_S, end)
 
 
 def requests_repeated(sim: Simulation) -> None:
@@ -241,6 +258,7 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
         node_graceful_restart,
         requests_lost,
         answers_lost,
+        answers_late,
         requests_repeated,
         stream_cut,
         stream_half_open,
@@ -257,7 +275,7 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
     )
 }
 # The others happen in every history.
-OF_COMMANDS = frozenset(fault.__name__ for fault in (requests_lost, answers_lost, requests_repeated))
+OF_COMMANDS = frozenset(fault.__name__ for fault in (requests_lost, answers_lost, answers_late, requests_repeated))
 OF_STREAMS = frozenset(
     fault.__name__
     for fault in (stream_cut, stream_half_open, stream_one_way, stream_in_pieces, frames_twice, bytes_flipped)

@@ -247,7 +247,7 @@ def lease_is_over_after_a_restart(self: LeaseTable, groups: dict[int, GroupRecor
 
 
 @_instead_of(LeaseTable, "acquire")
-def old_ask_is_granted_again(self: LeaseTable, key: LeaseKey, command: Acquire) -> int:
+def old_ask_is_granted_again(self: LeaseTable, key: LeaseKey, command: Acquire) -> Lease:
     """A late repetition of an old ask takes the lease away from its holder, who has asked again since."""
     lease = self.get(key)
     if lease is not None and lease.owner == command.member and lease.ask > command.ask:
@@ -539,14 +539,6 @@ _add_edit(
     "received",
     "elif frame.number == 0 and isinstance(answer, InturnError):",
     "else:",
-)
-_add_edit(
-    "answers_before_nonsense_are_forgotten",
-    "What came together with nonsense, but before it, is neither delivered nor answered with ConnectionLost.",
-    Link,
-    "received",
-    "self._pending.update((number, reply) for number, (reply, _) in answered.items())",
-    "pass",
 )
 
 
@@ -847,12 +839,16 @@ _take_back = Scheduler.take_back
 
 @_instead_of(ConsumerCore, "answered")
 def deadline_counts_from_the_answer(self: ConsumerCore, command: Command, answer: object, now_s: float) -> None:
-    """The lease is taken to live from when the answer came, not from before it was asked for."""
+    """The lease is taken to live from when the answer came, not from before it was asked for, and nobody looks at the
+    authorisation, which would end before."""
     for pending in (self._pending, *(held.pending for held in self.held.values())):
         waited = pending.get(type(command))
         if waited is not None and waited.command is command:
             waited.sent_at_s = now_s
     _answered(self, command, answer, now_s)
+    self._authorised_until_s = float("inf")
+    for held in self.held.values():
+        held.authorised(float("inf"))
 
 
 _add_edit(

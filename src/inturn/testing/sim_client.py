@@ -18,6 +18,7 @@ class SimClient:
         self.link: SimLink | None = None  # where there are streams
         self.sent_until_s = 0.0
         self.answered_until_s = 0.0
+        self.answers_late_s = 0.0
         self._is_dead = False
         self._is_cut = False
         self.is_frozen = False

@@ -97,6 +97,7 @@ class SimConsumer(SimClient):
         self.problems: list[str] = []
         self._next_tick_s = float("inf")
         self.slow_next = False  # the next handler outlives a lease
+        self.is_sluggish = False  # handlers take so long that there is always something to do
         self.is_calm = False  # handlers succeed from now on
         self.core = ConsumerCore(subject, group, name, order, "first", settings, lease)
         self._act = self.core.handling.act
@@ -227,6 +228,11 @@ class SimConsumer(SimClient):
                         del self._rolled_back[place]
         return done
 
+    @property
+    def waiting_count(self) -> int:
+        """How many messages it has and has not done yet."""
+        return sum(held.waiting_count for held in self.core.held.values())
+
     def _finish(self, run: Run) -> None:
         self._running -= 1
         self.core.finish(run, self.world.now_s)
@@ -239,6 +245,8 @@ class SimConsumer(SimClient):
         if self.slow_next:
             self.slow_next = False
             return self.world.spread(2.2, 5.0)
+        if self.is_sluggish:
+            return self.world.spread(0.05, 0.6)
         return self.world.spread(0.001, 0.3 if self.world.happens(0.02) else self._handler_s_max)
 
     def _handled(self, run: Run, message: Message) -> tuple[Outcome, str]:

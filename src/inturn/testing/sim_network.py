@@ -81,6 +81,7 @@ class SimNetwork:
         if client.is_cut or client.is_dead or world.happens(self.answer_loss):
             self._coverage["network.answer lost"] += 1
             return
-        at_s = max(client.answered_until_s, world.now_s + world.spread(0.0002, self.weather.delay_s_max))
+        at_s = world.now_s + world.spread(0.0002, self.weather.delay_s_max) + client.answers_late_s
+        at_s = max(client.answered_until_s, at_s)
         client.answered_until_s = at_s
         client.later(at_s - world.now_s, lambda: reply(answer))

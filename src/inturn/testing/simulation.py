@@ -404,6 +404,7 @@ class Simulation:
         for consumer in self.consumers:
             consumer.is_cut = False
             consumer.is_calm = True
+            consumer.is_sluggish = False
             consumer.thaw()
         # A log that stopped goes on after a restart.
         if self.node.is_up and any(log == "stopped" for log in self._log_states()):

@@ -6,8 +6,11 @@ Commands may be submitted from any thread; replies are called in the loop.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import os
 import random
+import socket
 import threading
 from typing import cast
 
@@ -20,6 +23,8 @@ from inturn.wire.address import Address
 from inturn.wire.link import Delivery, Link, LinkSettings, LinkState
 
 _log = get_logger("inturn.wire")
+_READ_S = 0.05  # for what has come while the process was frozen to be read
+_LOOK_S = 0.5  # how often it is looked whether the loop still runs
 
 
 class AsyncRemoteNode:
@@ -53,18 +58,26 @@ class AsyncRemoteNode:
                 return
             if self._link.refusal is not None:
                 raise self._link.refusal
-            if self._clock.monotonic() >= until_s:
+            if self._is_closed or self._clock.monotonic() >= until_s:
                 raise ConnectionLost(str(self._address), self._link.why)
 
     def submit(self, command: Command, reply: Reply) -> None:
         """See `inturn.model.commands.Node`."""
-        if threading.current_thread() is self._thread:
+        if self._is_closed or threading.current_thread() is self._thread:
             self._submit(command, reply)
             return
         try:
             self._loop.call_soon_threadsafe(self._submit, command, reply)
         except RuntimeError:  # the loop is closed
             reply(Closed("connection"))
+
+    def check_may_wait(self) -> None:
+        """For those who are about to wait for an answer. InturnError where it could never come."""
+        if threading.current_thread() is self._thread and not self._is_closed:
+            raise InturnError(
+                f"this would wait for the event loop that it runs in, where the answers of {self._address} come; await "
+                "the method of the same name, or call it in another thread"
+            )
 
     def ask(self, command: Command) -> asyncio.Future[Answer]:
         """Submit a command in the loop; the future has its answer or its error."""
@@ -82,12 +95,24 @@ class AsyncRemoteNode:
         return asked
 
     def close(self) -> None:
-        """From another thread, as everything that waits."""
+        """In any thread. It waits until that is done, but in the loop, which will do it."""
         if self._is_closed:
             return
         self._is_closed = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and all that was in it
-            asyncio.run_coroutine_threadsafe(self.aclose(), self._loop).result()
+        if not self._loop.is_running():
+            self._hang_up()
+            self._drop("the connection is closed")
+        elif threading.current_thread() is self._thread:
+            self._task.cancel()
+        else:
+            self._close_from_outside()
+
+    def _close_from_outside(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed just now, and all that was in it
+            closing = asyncio.run_coroutine_threadsafe(self.aclose(), self._loop)
+            while self._loop.is_running():  # if it stops, nobody will ever answer
+                if concurrent.futures.wait([closing], _LOOK_S).done:
+                    return
 
     async def aclose(self) -> None:
         """In the loop."""
@@ -98,20 +123,50 @@ class AsyncRemoteNode:
     def disown(self) -> None:
         """In a forked child: neither the loop nor the stream is ours."""
         self._is_closed = True
+        if (number := self._file_number()) >= 0:
+            # Not closed: the transport still owns the number, and would close it again when somebody else has it.
+            with open(os.devnull, "rb") as nothing:
+                os.dup2(nothing.fileno(), number, inheritable=False)
+
+    def _file_number(self) -> int:
+        """Of the stream; -1 if there is none."""
+        if self._transport is None:
+            return -1
+        number: int = self._transport.get_extra_info("socket").fileno()
+        return number
+
+    def _hang_up(self) -> None:
+        """Without the loop, which does not run: it would close the stream when it runs again, if ever."""
+        if (number := self._file_number()) >= 0:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as stream:
+                stream.shutdown(socket.SHUT_RDWR)
 
     async def _run(self) -> None:
+        why = "the connection is closed"
         try:
-            while self._link.refusal is None:
-                why = await self._connect_and_talk()
-                self._deliver(self._link.lost(why, self._clock.monotonic()))
+            while self._link.refusal is None and not self._is_closed:
+                lost = await self._connect_and_talk()
+                self._deliver(self._link.lost(lost, self._clock.monotonic()))
                 self._tried.set()
-                _log.info("wire.lost", address=str(self._address), why=why)
+                _log.info("wire.lost", address=str(self._address), why=lost)
                 await asyncio.sleep(max(0.0, self._link.retry_at_s - self._clock.monotonic()))
+        except Exception as error:  # a task that dies in silence would be waited for
+            if not self._is_closed:  # else it is the ruins of a loop that never ran to its end
+                _log.exception("wire.failed", address=str(self._address))
+            why = f"the client failed: {error!r}"
         finally:
-            if self._transport is not None:
+            if self._link.refusal is None:  # which would be the better answer
+                self._is_closed = True
+            self._drop(why)
+            self._tried.set()
+
+    def _drop(self, why: str) -> None:
+        """Hang up, and tell those who wait. In the loop, or when it does not run."""
+        if self._transport is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._transport.abort()
-            lost = self._link.lost("the connection is closed", self._clock.monotonic())
-            self._deliver([(reply, Closed("connection")) for reply, _ in lost])
+        lost = self._link.lost(why, self._clock.monotonic())
+        self._deliver([(reply, Closed("connection")) for reply, _ in lost])
 
     async def _connect_and_talk(self) -> str:
         """Returns why that is over."""
@@ -122,7 +177,7 @@ class AsyncRemoteNode:
                     await self._loop.create_unix_connection(lambda: _Stream(self), self._address.path)
                 else:
                     await self._loop.create_connection(lambda: _Stream(self), self._address.host, self._address.port)
-        except (OSError, TimeoutError) as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one of a host
             return str(error) or "no answer"
         watching = self._loop.create_task(self._watch())
         try:
@@ -134,8 +189,15 @@ class AsyncRemoteNode:
                 self._transport = None
 
     async def _watch(self) -> None:
-        while not self._link.is_silent(self._clock.monotonic()):
-            await asyncio.sleep(max(0.001, self._link.next_due_s() - self._clock.monotonic()))
+        was_silent = False
+        while True:
+            now_s = self._clock.monotonic()
+            is_silent = self._link.is_silent(now_s)
+            if is_silent and was_silent:
+                break
+            # Once is not enough: after a freeze of this process timers run before what has come meanwhile is read.
+            was_silent = is_silent
+            await asyncio.sleep(_READ_S if is_silent else max(0.001, self._link.next_due_s() - now_s))
         self.end(f"no answer for {self._settings.silence_s:g} s")
 
     def opened(self, transport: asyncio.Transport) -> None:

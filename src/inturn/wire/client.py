@@ -50,6 +50,7 @@ class RemoteNode:
         self._socket: socket.socket | None = None
         self._is_closed = False
         self._is_over = False  # there is nothing to be connected to any more
+        self._has_pipe = True
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name=f"inturn-client-{address}", daemon=True)
         self._thread.start()
@@ -82,23 +83,29 @@ class RemoteNode:
 
     def close(self) -> None:
         with self._lock:
-            if self._is_closed:
-                return
             self._is_closed = True
-        self._wake()
+            if self._has_pipe:
+                self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        os.close(self._wake_in)
-        os.close(self._wake_out)
+        with self._lock:
+            self._close_pipe()
 
     def disown(self) -> None:
         """In a forked child: the thread is not here, and the socket is the parent's."""
         self._lock = threading.Lock()
         self._is_closed = True
-        for number in (self._wake_in, self._wake_out):
-            os.close(number)
+        self._close_pipe()
         if self._socket is not None:
             self._socket.close()
+            self._socket = None
+
+    def _close_pipe(self) -> None:
+        """Once: then the numbers may be somebody else's."""
+        if self._has_pipe:
+            self._has_pipe = False
+            os.close(self._wake_in)
+            os.close(self._wake_out)
 
     # The thread
 
@@ -131,6 +138,8 @@ class RemoteNode:
         """Returns why that is over."""
         try:
             dialed = self._dial(self._settings.dial_timeout_s)
+        except UnicodeError as error:  # a host that cannot be one
+            return str(error)
         except OSError as error:
             return error.strerror or str(error)
         if dialed is None:
@@ -161,8 +170,6 @@ class RemoteNode:
         while not self._is_closed:
             now_s = self._clock.monotonic()
             with self._lock:
-                if self._link.is_silent(now_s):
-                    return f"no answer for {self._settings.silence_s:g} s"
                 wait_s = self._link.next_due_s() - now_s
             for ready, event in poll.poll(max(0.0, wait_s) * 1000 + 1):
                 if ready != number:
@@ -182,6 +189,10 @@ class RemoteNode:
                     self._deliver(deliveries)
                     if self._link.refusal is not None:
                         return str(self._link.refusal)
+            # By the time before the look: whoever was frozen since then has not read yet what came meanwhile.
+            with self._lock:
+                if self._link.is_silent(now_s):
+                    return f"no answer for {self._settings.silence_s:g} s"
         return "the connection is closed"
 
     def _deliver(self, deliveries: list[Delivery]) -> None:

@@ -43,11 +43,6 @@ def frame_of(number: int, code: int, body: bytes) -> bytes:
     return _HEADER.pack(length, _guard(length), code, checksum, number) + body
 
 
-def seal(frame: bytearray, number: int, code: int) -> bytearray:
-    """Write the header in front of a body that begins at HEADER_BYTES."""
-    return bytearray(frame_of(number, code, bytes(frame[HEADER_BYTES:])))
-
-
 def _guard(length: int) -> int:
     """Any single bit of the length changes it."""
     return length * 0x9E3779B1 >> 16 & 0xFFFF

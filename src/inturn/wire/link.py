@@ -112,6 +112,8 @@ class Link:
             # What came before the nonsense is not returned, so `lost` has to answer it.
             self._pending.update((number, reply) for number, (reply, _) in answered.items())
             raise
+        if answered:  # a Welcome alone is no success: what follows may be nonsense every time
+            self._failures = 0
         return list(answered.values())
 
     def lost(self, why: str, now_s: float) -> list[Delivery]:
@@ -151,7 +153,6 @@ class Link:
             self.lease = answer.lease
             self._frame_bytes = answer.frame_bytes
             self._reader.bytes_max = answer.frame_bytes
-            self._failures = 0
         elif isinstance(answer, VersionMismatch):
             self.state, self.refusal = LinkState.REFUSED, answer
         else:

@@ -78,9 +78,6 @@ class Server:
         for peer in self.peers:
             peer.disown()
 
-    def is_in_loop(self) -> bool:
-        return threading.current_thread() is self._thread
-
     def wake(self, peer: _Peer) -> None:
         """There is something to send, from any thread; one wake-up is for all that come before it."""
         self._dirty.append(peer)
@@ -111,9 +108,14 @@ class Server:
 
     async def _listen(self, address: Address) -> Address:
         if address.path is not None:
+            unix_server = await self._loop.create_unix_server(lambda: _Peer(self), address.path)
+            self._servers.append(unix_server)
             self._unix_paths.append(address.path)
-            self._servers.append(await self._loop.create_unix_server(lambda: _Peer(self), address.path))
-            os.chmod(address.path, 0o600)
+            try:
+                os.chmod(address.path, 0o600)
+            except OSError:
+                unix_server.close()  # better nobody than everybody
+                raise
             return address
         server = await self._loop.create_server(lambda: _Peer(self), address.host, address.port)
         self._servers.append(server)

@@ -38,7 +38,7 @@ from inturn.model.errors import InturnError, InvalidInput, ProtocolError, Versio
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
 from inturn.wire.codec import VERSIONS, pack, unpack
-from inturn.wire.frames import Frame, FrameReader
+from inturn.wire.frames import NUMBER_MAX, Frame, FrameReader
 
 _log = get_logger("inturn.wire")
 MIB = 1 << 20
@@ -110,6 +110,7 @@ class Session:
         self._hang_up = hang_up
         self._reader = FrameReader(HELLO_BYTES_MAX)
         self._is_greeted = False
+        self._next_number = 0  # the lowest number that was not seen yet
         self._is_paused = False
         self._inbox: deque[Frame] = deque()
         self._answered: deque[int] = deque()  # sizes; any thread may add to it without a lock
@@ -207,6 +208,7 @@ class Session:
             self._refuse(number, VersionMismatch(hello.versions, VERSIONS, self._software))
             return []
         self._is_greeted = True
+        self._next_number = number + 1  # a client goes on counting from stream to stream
         self._reader.bytes_max = self._settings.frame_bytes
         version = min(highest, VERSIONS[1])
         self._give(pack(number, Welcome(version, self._software, self._settings.frame_bytes, self._lease)))
@@ -219,6 +221,9 @@ class Session:
         self._hang_up()
 
     def _handle(self, frame: Frame) -> None:
+        if (frame.number - self._next_number) % (NUMBER_MAX + 1) > NUMBER_MAX // 2:
+            return  # numbers count up, round and round: this is a second copy of what was done already
+        self._next_number = (frame.number + 1) % (NUMBER_MAX + 1)
         size_bytes = len(frame.body)
         self._unanswered_bytes += size_bytes
         self._unanswered_count += 1
