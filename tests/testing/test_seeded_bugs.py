@@ -20,12 +20,52 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+# Where the ones that take long were found last: tried first, to save the time of looking again. A seed that has become
+# wrong, since the simulation was changed, costs that time and nothing else.
+FOUND_AT = {
+    "old_ask_is_granted_again": 83,
+    "asks_of_a_lost_stream_are_granted": 175,
+    "commit_goes_back": 27,
+    "commit_is_not_checked_by_the_broker": 72,
+    "damaged_frames_are_taken": 105,
+    "dead_letter_is_not_waited_for": 137,
+    "deadline_counts_from_the_answer": 145,
+    "deadline_is_not_checked_before_a_start": 70,
+    "epoch_is_not_checked": 28,
+    "failed_move_counts_as_done": 52,
+    "fenced_producer_is_accepted": 12,
+    "full_session_drops_what_it_cannot_take": 168,
+    "late_copy_of_a_commit_is_stored": 53,
+    "lease_is_over_after_a_restart": 37,
+    "leases_end_with_the_node": 14,
+    "node_does_not_hear_of_a_lost_stream": 175,
+    "one_batch_is_remembered": 14,
+    "producers_are_forgotten_at_a_restart": 15,
+    "recovered_tail_is_not_synced": 14,
+    "repeat_does_not_wait_for_the_commit": 29,
+    "second_copy_of_an_answer_ends_the_stream": 26,
+    "skipped_message_is_not_over": 20,
+    "suspended_lane_goes_on_with_the_next_pull": 487,
+    "tail_is_forgotten_when_the_end_is_read": 14,
+    "torn_payload_is_kept": 107,
+    "what_is_over_of_a_lot_is_read_again": 14,
+}
+
+
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("bug", BUGS.values(), ids=str)
 def test_the_simulation_finds_the_bug_and_only_the_bug(bug: SeededBug) -> None:
-    seeds = seeds_to_find(bug)
-    assert seeds is not None, f"{bug.name} was not found in {SEEDS_MAX} histories: {bug.description}"
-    report = simulate(seeds - 1)
+    seed = FOUND_AT.get(bug.name)
+    if seed is None or finding(bug, seed) is None:
+        seeds = seeds_to_find(bug)
+        assert seeds is not None, f"{bug.name} was not found in {SEEDS_MAX} histories: {bug.description}"
+        seed = seeds - 1
+    report = simulate(seed)
     assert report.ok, f"the history that found {bug.name} fails without it, too: {report}"
+
+
+def test_the_seeds_are_of_bugs_that_exist() -> None:
+    assert set(FOUND_AT) <= set(BUGS)
 
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=str)

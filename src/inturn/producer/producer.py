@@ -210,7 +210,8 @@ class Producer:
         with self._lock:
             self._core.answered(attempt, answer, self._clock.monotonic())
             self._roomier.notify_all()
-            self._wake()
+            if not self._core.is_idle:  # else there is nothing for the thread to do
+                self._wake()
 
     def _wake(self) -> None:
         self._is_dirty = True

@@ -132,7 +132,7 @@ def answers_late(sim: Simulation) -> None:
 def requests_repeated(sim: Simulation) -> None:
     """Requests arrive twice, the second time late; often after their sender has given its partitions away."""
     sim.network.repeat = sim.world.spread(0.4, 0.95)
-    sim.world.after(sim.world.spread(1.0, 4.0), lambda: setattr(sim.network, "repeat", 0.0))
+    sim.world.after(sim.world.spread(3.0, 9.0), lambda: setattr(sim.network, "repeat", 0.0))
     consumer_crash(sim)  # until its leases are over, others ask for them again and again
     for _ in range(3):
         sim.world.after(sim.world.spread(0.0, 3.0), lambda: _come_and_go(sim))

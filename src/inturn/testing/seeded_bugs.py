@@ -290,12 +290,10 @@ _change_lots = Lots.change
 
 
 @_instead_of(LeaseRows, "grant")
-def epoch_is_not_raised(
-    self: LeaseRows, group_id: int, partition: int, owner: str, local: bool, now_ms: int, ask: int = 0
-) -> int:
+def epoch_is_not_raised(self: LeaseRows, group_id: int, partition: int, owner: str, *rest: Any) -> int:
     """A grant to the same owner as before keeps the epoch."""
     before = next((row for row in self.all() if (row.group_id, row.partition) == (group_id, partition)), None)
-    epoch = _grant(self, group_id, partition, owner, local, now_ms, ask)
+    epoch = _grant(self, group_id, partition, owner, *rest)
     if before is None or before.owner not in (None, owner):
         return epoch
     _set_epoch(self, group_id, partition, before.epoch)
@@ -303,11 +301,9 @@ def epoch_is_not_raised(
 
 
 @_instead_of(LeaseRows, "grant")
-def epoch_lives_in_memory(
-    self: LeaseRows, group_id: int, partition: int, owner: str, local: bool, now_ms: int, ask: int = 0
-) -> int:
+def epoch_lives_in_memory(self: LeaseRows, group_id: int, partition: int, owner: str, *rest: Any) -> int:
     """Epochs are counted in memory, so they begin again with every start of the node."""
-    _grant(self, group_id, partition, owner, local, now_ms, ask)
+    _grant(self, group_id, partition, owner, *rest)
     epochs: dict[tuple[int, int], int] = self.__dict__.setdefault("epochs", {})
     epoch = epochs[group_id, partition] = epochs.get((group_id, partition), 0) + 1
     _set_epoch(self, group_id, partition, epoch)
@@ -338,9 +334,9 @@ def release_forgets_the_progress(self: LeaseRows, group_id: int, progress: Progr
 
 
 @_instead_of(Producers, "open")
-def producer_id_is_given_twice(self: Producers, name: str | None) -> OpenedProducer:
+def producer_id_is_given_twice(self: Producers, name: str | None, nonce: str | None = None) -> OpenedProducer:
     """All producers without a name get the same id."""
-    opened = _open_producer(self, name)
+    opened = _open_producer(self, name, nonce)
     return opened if name is not None else opened._replace(id=1_000_000)
 
 
