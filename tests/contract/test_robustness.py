@@ -459,6 +459,7 @@ def example_of(kind: type[InturnError]) -> InturnError:
         "int | None": 8,
         "str | None": "why",
         "Sequence[str]": ("a", "b"),
+        "tuple[int, int]": (1, 2),
     }
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
