@@ -411,6 +411,17 @@ def test_rows_removed_by_a_commit_that_was_not_answered_do_not_run_again() -> No
     assert bench.node.partitions[0].freed == [b"a"]
 
 
+def test_what_is_parked_and_skipped_before_a_commit_is_answered_does_not_run_when_its_key_is_resumed() -> None:
+    bench = keyed("aab")
+    bench.request(KeyAction.PARK, b"a")
+    bench.request(KeyAction.SKIP, b"a", 0)
+    bench.request(KeyAction.RESUME, b"a")
+    bench.settle(Commit)
+    bench.settle()
+    assert work_out(bench, 2.0) == [2, 1]
+    assert bench.node.partitions[0].freed == [b"a"]
+
+
 def test_many_keys_are_resumed_at_once() -> None:
     bench = keyed("abcabcabc")
     bench.node.lot_rows_max = 1

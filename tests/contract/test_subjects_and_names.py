@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inturn import Connection, Limits
+from inturn import Connection, Limits, ProducerSettings
 from inturn.model.errors import AlreadyExists, InvalidInput, InvalidName, NotFound
-from tests.contract.bed import Bed, Seen
+from tests.contract.bed import Bed, Seen, quick
 
 BAD_NAMES: list[object] = [
     "",
@@ -85,6 +85,26 @@ def test_a_number_of_partitions_that_cannot_be_is_refused(mq: Connection, partit
 def test_the_same_subject_again_is_no_error(mq: Connection) -> None:
     first = mq.create_subject("new", 3, limits=Limits(body_bytes=10))
     assert mq.create_subject("new", 3, limits=Limits(body_bytes=10)) == first
+
+
+@pytest.mark.parametrize("limits", [Limits(body_bytes=25 << 20), Limits(properties_bytes=25 << 20)], ids=repr)
+def test_messages_that_no_frame_can_carry_are_refused_where_the_subject_is_made(mq: Connection, limits: Limits) -> None:
+    with pytest.raises(InvalidInput, match="the largest"):
+        mq.create_subject("large", 1, limits=limits)
+    assert "large" not in [subject.name for subject in mq.subjects()]
+
+
+def test_the_largest_message_goes_through_and_is_handled(mq: Connection) -> None:
+    largest = Limits(body_bytes=23 << 20)
+    mq.create_subject("large", 1, limits=largest)
+    body = bytes(largest.body_bytes)
+    with mq.producer(settings=ProducerSettings(batch_bytes=24 << 20)) as producer:
+        for _ in range(2):
+            producer.send("large", body, key="k")
+    seen = Seen()
+    with mq.consumer("large", "g", seen, settings=quick()):
+        seen.wait_for(2, 20)
+    assert [len(message.body) for message in seen.messages] == [len(body)] * 2
 
 
 @pytest.mark.parametrize(

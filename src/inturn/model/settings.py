@@ -13,6 +13,9 @@ from inturn.model.errors import InvalidInput
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+# A message, and what is gathered into a batch: both together have to fit into the largest frame of a server (64 MiB),
+# or whoever reads through one would stand still before it.
+BATCH_BYTES_MAX = 24 * MIB
 
 
 class Flush(enum.StrEnum):
@@ -232,6 +235,10 @@ class ProducerSettings:
             "tries_max",
             "answer_timeout_s",
         )
+        if self.batch_bytes > BATCH_BYTES_MAX:
+            raise InvalidInput(
+                f"ProducerSettings.batch_bytes is {self.batch_bytes}; it must not be above {BATCH_BYTES_MAX}"
+            )
         if self.in_flight > IN_FLIGHT_MAX:
             raise InvalidInput(f"ProducerSettings.in_flight is {self.in_flight}; it must not be above {IN_FLIGHT_MAX}")
         if self.backoff_min_s > self.backoff_max_s:

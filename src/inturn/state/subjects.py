@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, String, bindparam, cast, insert, literal
 from inturn.model.errors import AlreadyExists, InvalidInput, NotFound
 from inturn.model.names import check_name
 from inturn.model.route import Partition, Route, check_partition_count
-from inturn.model.settings import Keyless, Limits, Routing, Strategy, one_of
+from inturn.model.settings import BATCH_BYTES_MAX, Keyless, Limits, Routing, Strategy, one_of
 from inturn.model.slot import SlotRange, even_ranges
 from inturn.model.subject import Subject
 from inturn.state.cache import Cache
@@ -89,6 +89,7 @@ class Subjects:
         with self._database.transaction() as connection:
             existing = self.find(name)
             if existing is None:
+                _check_size(limits)
                 _insert(connection, wanted, now_ms)
                 return self._load(connection, name)
         if difference := _difference(existing, wanted):
@@ -135,6 +136,16 @@ class Subjects:
 
 def _not_found(name: str) -> NotFound:
     return NotFound("subject", name, "create it first, or check the name (case matters)")
+
+
+def _check_size(limits: Limits) -> None:
+    """Of a new subject: one that is there may have been made before there was this limit."""
+    total_bytes = limits.body_bytes + limits.key_bytes + limits.properties_bytes
+    if total_bytes > BATCH_BYTES_MAX:
+        raise InvalidInput(
+            f"{limits!r}: a message of {total_bytes} bytes, but {BATCH_BYTES_MAX} is the largest; keep what is larger "
+            "elsewhere and send where it is"
+        )
 
 
 def _checked_limits(limits: object) -> Limits:

@@ -20,7 +20,7 @@ from inturn.model.errors import Closed, ConnectionLost, InturnError, ProtocolErr
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
 from inturn.wire.address import Address
-from inturn.wire.link import Delivery, Link, LinkSettings, LinkState
+from inturn.wire.link import Link, LinkSettings, LinkState, deliver
 
 _log = get_logger("inturn.wire")
 _READ_S = 0.05  # for what has come while the process was frozen to be read
@@ -146,7 +146,7 @@ class AsyncRemoteNode:
         try:
             while self._link.refusal is None and not self._is_closed:
                 lost = await self._connect_and_talk()
-                self._deliver(self._link.lost(lost, self._clock.monotonic()))
+                deliver(self._link.lost(lost, self._clock.monotonic()))
                 self._tried.set()
                 _log.info("wire.lost", address=str(self._address), why=lost)
                 await asyncio.sleep(max(0.0, self._link.retry_at_s - self._clock.monotonic()))
@@ -166,7 +166,7 @@ class AsyncRemoteNode:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._transport.abort()
         lost = self._link.lost(why, self._clock.monotonic())
-        self._deliver([(reply, Closed("connection")) for reply, _ in lost])
+        deliver([(reply, Closed("connection")) for reply, _ in lost])
 
     async def _connect_and_talk(self) -> str:
         """Returns why that is over."""
@@ -216,7 +216,7 @@ class AsyncRemoteNode:
             self._tried.set()
             if self._link.refusal is not None:
                 self.end(str(self._link.refusal))
-        self._deliver(deliveries)
+        deliver(deliveries)
 
     def end(self, why: str) -> None:
         if self._ended is not None and not self._ended.done():
@@ -230,13 +230,6 @@ class AsyncRemoteNode:
     def _send(self, frame: bytes) -> None:
         if self._transport is not None:
             self._transport.write(frame)
-
-    def _deliver(self, deliveries: list[Delivery]) -> None:
-        for reply, answer in deliveries:
-            try:
-                reply(answer)
-            except Exception:
-                _log.exception("wire.reply_failed", address=str(self._address))
 
 
 class _Stream(asyncio.Protocol):

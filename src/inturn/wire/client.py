@@ -19,7 +19,7 @@ from inturn.model.commands import Command, Reply
 from inturn.model.errors import Closed, ConnectionLost, ProtocolError
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
-from inturn.wire.link import Delivery, Link, LinkSettings, LinkState
+from inturn.wire.link import Link, LinkSettings, LinkState, deliver
 
 _log = get_logger("inturn.wire")
 READ_BYTES = 256 * 1024
@@ -122,7 +122,7 @@ class RemoteNode:
                     self._out.clear()
                     self._tries += 1
                     self._tried.notify_all()
-                self._deliver(deliveries)
+                deliver(deliveries)
                 if not self._is_ended:
                     _log.info("wire.lost", address=self._address, why=why)
                     self._sleep_until(self._link.retry_at_s)
@@ -132,7 +132,7 @@ class RemoteNode:
                 self._is_closed = True
                 deliveries = self._link.lost("the client failed", self._clock.monotonic())
                 self._tried.notify_all()
-            self._deliver([(reply, Closed("connection")) for reply, _ in deliveries])
+            deliver([(reply, Closed("connection")) for reply, _ in deliveries])
 
     def _connect_and_talk(self) -> str:
         """Returns why that is over."""
@@ -186,7 +186,7 @@ class RemoteNode:
                         if not is_up and self._link.state is LinkState.UP:
                             is_up = True
                             self._tried.notify_all()
-                    self._deliver(deliveries)
+                    deliver(deliveries)
                     if self._link.refusal is not None:
                         return str(self._link.refusal)
             # By the time before the look: whoever was frozen since then has not read yet what came meanwhile.
@@ -194,13 +194,6 @@ class RemoteNode:
                 if self._link.is_silent(now_s):
                     return f"no answer for {self._settings.silence_s:g} s"
         return "the connection is closed"
-
-    def _deliver(self, deliveries: list[Delivery]) -> None:
-        for reply, answer in deliveries:
-            try:
-                reply(answer)
-            except Exception:
-                _log.exception("wire.reply_failed", address=self._address)
 
     def _sleep_until(self, at_s: float) -> None:
         poll = select.poll()

@@ -17,10 +17,12 @@ from typing import Any
 
 from inturn.model.commands import Answer, Command, Hello, Ping, Reply, Welcome
 from inturn.model.errors import ConnectionLost, InturnError, InvalidInput, ProtocolError, VersionMismatch, WireError
+from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
 from inturn.wire.codec import VERSIONS, pack, unpack
 from inturn.wire.frames import NUMBER_MAX, FrameReader
 
+_log = get_logger("inturn.wire")
 HELLO_BYTES_MAX = 64 * 1024  # of the answer to Hello
 
 
@@ -41,6 +43,15 @@ class LinkState(enum.Enum):
 
 
 Delivery = tuple[Reply, Answer | InturnError]
+
+
+def deliver(deliveries: list[Delivery]) -> None:
+    """Call the replies; one that fails is not to cost the others theirs."""
+    for reply, answer in deliveries:
+        try:
+            reply(answer)
+        except Exception:
+            _log.exception("wire.reply_failed")
 
 
 class Link:
