@@ -42,6 +42,7 @@ def test_a_heartbeat_is_answered_with_route_assignment_strategy_and_for_how_long
     assert answer.partitions == (0, 1)
     assert answer.subject.route.version == 1
     assert answer.subject.strategy == "strict"
+    assert (answer.order, answer.assignment) == ("key", "sticky")
     assert answer.authorised_s == LEASE.life_s
 
 
