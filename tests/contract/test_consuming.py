@@ -211,6 +211,7 @@ def test_a_partition_in_trouble_does_not_stop_the_others(mq: Connection) -> None
 
     seen = Seen(handle)
     with mq.consumer("orders", "g", seen, settings=quick(concurrency=1)):
+        seen.wait_for(1)  # the group is there once its consumer has joined
         eventually(
             lambda: all(p.lag == 0 for p in mq.describe_group("orders", "g").partitions if p.partition != bad),
             "the other partitions are done",
