@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from inturn.consumer.moving import ATTEMPTS, OFFSET, PARTITION, SUBJECT, past_attempts
-from inturn.consumer.tracker import CommitTracker
+from inturn.model.tracker import CommitTracker
 from inturn.model.batch import Batch, encode
 from inturn.model.commands import (
     Acquire,

@@ -27,6 +27,7 @@ from inturn.model.commands import (
     Acquire,
     Answer,
     Append,
+    Claim,
     Command,
     Commit,
     CreateSubject,
@@ -82,7 +83,7 @@ from inturn.state.producers import Producers
 from inturn.state.progress import ProgressRows
 from inturn.state.subjects import Subjects
 
-_NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Pull | Read
+_NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Claim | Pull | Read
 COME_BACK_S = 1.0  # a member whose stream was lost has so long to be heard again before others are asked
 
 
@@ -143,6 +144,7 @@ class InProcessNode:
             Heartbeat: self._heartbeat,
             Leave: self._leave,
             Acquire: self._acquire,
+            Claim: self._claim,
             Renew: self._renew,
             Pull: self._pull,
             Commit: self._commit,
@@ -272,7 +274,7 @@ class InProcessNode:
         match command:
             case Pull() | Read():
                 return "log", command.subject, command.partition
-            case Acquire():
+            case Acquire() | Claim():
                 return "lease", command.subject, command.group, command.partition
             case Heartbeat():
                 return "group", command.subject, command.group
@@ -281,10 +283,13 @@ class InProcessNode:
         raise TypeError(f"{type(command).__name__} is never held back")
 
     def _wake_at_expiry(self, command: Command, key: Hashable) -> None:
-        if not isinstance(command, Acquire):
+        if not isinstance(command, Acquire | Claim):
             return
         lease_key = LeaseKey(self._group(command.subject, command.group), command.partition)
-        at_s = self.broker.leases.expires_at_s(lease_key)
+        if isinstance(command, Claim):
+            at_s = self.broker.claims.expires_at_s(lease_key, command)
+        else:
+            at_s = self.broker.leases.expires_at_s(lease_key)
         if at_s is not None and key not in self._expiry_timers:
             self._expiry_timers[key] = self._timers.at(at_s, partial(self._lease_over, key))
 
@@ -317,7 +322,8 @@ class InProcessNode:
         if self.membership.leave(group, self._subject(command.subject), command.member):
             self._held.wake_later(("group", command.subject, command.group))
         self._forget_member(command, Acquire | Pull | Heartbeat)
-        for partition in self.broker.leases.release_all(group, command.member):
+        has_claims = self.broker.claims.live
+        for partition in self.broker.leases.release_all(group, command.member, lambda key: bool(has_claims(key))):
             self._held.wake_later(("lease", command.subject, command.group, partition))
         return Done()
 
@@ -370,6 +376,16 @@ class InProcessNode:
         # A pull of the former owner may be waiting: it is to hear at once that its epoch is over.
         self._held.wake_later(("log", command.subject, command.partition))
         return granted
+
+    def _claim(self, command: Claim, attempt: Try) -> Answer | None:
+        self.broker.log(self._subject(command.subject), command.partition)
+        group = self._group(command.subject, command.group)
+        try:
+            return self.broker.claim(group, command)
+        except LeaseHeld:
+            if attempt is Try.LAST or command.wait_s <= 0:
+                raise
+            return None
 
     def _renew(self, command: Renew, _: Try) -> Answer:
         return self.broker.renew(self._group(command.subject, command.group), command)
@@ -485,6 +501,8 @@ class InProcessNode:
             self.membership.describe(group),
             self.membership.order(group),
             self.membership.strategy(group),
+            self.broker.group_claims(subject, group),
+            self.membership.taken_over_by(group),
         )
 
     def _reset_group(self, command: ResetGroup, _: Try) -> Answer:

@@ -9,7 +9,7 @@ import pytest
 from inturn.consumer.held import Stage
 from inturn.consumer.outcome import DONE, KEEP, Next, Outcome
 from inturn.consumer.scheduler import OVERDUE_S
-from inturn.consumer.tracker import CommitTracker
+from inturn.model.tracker import CommitTracker
 from inturn.model.batch import StoredBatch, decode, parse_header
 from inturn.model.commands import (
     Acquire,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inturn.consumer.outcome import DONE, KEEP, Next, Outcome
-from inturn.consumer.tracker import CommitTracker
+from inturn.model.tracker import CommitTracker
 from inturn.model.batch import decode
 from inturn.model.commands import Command, Commit, Move, Pull, ReadLot, Renew
 from inturn.model.errors import DiskFull

@@ -6,17 +6,23 @@ It knows logs and leases; who should consume is the business of meta. Called und
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import msgspec
+
+from inturn.broker.claims import ClaimTable, HeldClaim
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.rates import Rates
 from inturn.log.engine import Log, LogEngine
+from inturn.model.batch import chosen
 from inturn.model.clock import Clock
 from inturn.model.commands import (
     Acquire,
     Append,
     Appended,
+    Claim,
+    ClaimDescription,
     Commit,
     Committed,
     Done,
@@ -38,6 +44,7 @@ from inturn.model.commands import (
 from inturn.model.errors import (
     GroupConflict,
     InvalidInput,
+    LeaseHeld,
     LogDamaged,
     NotFound,
     ProducerFenced,
@@ -49,9 +56,10 @@ from inturn.model.observer import Observer
 from inturn.model.position import Position
 from inturn.model.route import Partition
 from inturn.model.settings import PULL_BYTES_MAX
+from inturn.model.slot import ALL_SLOTS, SlotSet, slot_of
 from inturn.model.subject import Subject
 from inturn.state.groups import GroupRecord
-from inturn.state.offsets import Offsets, finished_count
+from inturn.state.offsets import Offsets, finished_count, highest_finished, with_finished
 from inturn.state.producers import Producers
 from inturn.state.progress import ProgressRows
 
@@ -80,6 +88,7 @@ class Broker:
         self._appended = Rates[Partition](clock)
         self._done = Rates[tuple[int, int]](clock)  # by group id and partition index
         self.leases = leases
+        self.claims = ClaimTable(leases, clock)
         self.keys = keys
 
     # Logs
@@ -149,7 +158,10 @@ class Broker:
     # Consuming
 
     def acquire(self, group: GroupRecord, command: Acquire) -> Granted:
-        lease = self.leases.acquire(LeaseKey(group, command.partition), command)
+        key = LeaseKey(group, command.partition)
+        if (lease := self.leases.get(key)) is not None and lease.owner == command.member and self.claims.live(key):
+            raise LeaseHeld(group.name, str(command.partition), f"{command.member}, for whom others work on it still")
+        lease = self.leases.acquire(key, command)
         stored = self._progress.of_partition(group.id, command.partition)
         done = stored.place.offset + finished_count(stored.place.finished)
         self._done.start((group.id, command.partition), done)
@@ -164,46 +176,113 @@ class Broker:
             self.keys.mark(group),
         )
 
+    def claim(self, group: GroupRecord, command: Claim) -> Granted:
+        """As `acquire`, for some slots of a partition whose lease somebody else holds."""
+        claim = self.claims.acquire(LeaseKey(group, command.partition), command)
+        lease = self.leases.check(LeaseKey(group, command.partition), command.owner, command.epoch)
+        stored = self._progress.of_partition(group.id, command.partition)
+        slots = claim.slots
+        return Granted(
+            claim.epoch,
+            stored.place.offset,
+            lease.life_s,
+            stored.place.finished,
+            # What has no key may be anybody's: whoever is not given the message has no use for its failure.
+            tuple(one for one in stored.failures if one.key is None or slot_of(one.key) in slots),
+            tuple(one for one in stored.lots if slot_of(one.key) in slots),
+            tuple(one for one in self.keys.waiting(group, command.partition) if slot_of(one.key) in slots),
+            self.keys.mark(group),
+            is_claim=True,
+        )
+
+    def _claim_or_lease(self, key: LeaseKey, member: str, epoch: int) -> HeldClaim | None:
+        """The claim of this member, or None if it holds the lease itself; StaleEpoch if it has neither."""
+        lease = self.leases.get(key)
+        if lease is not None and lease.owner != member and self.claims.find(key, member) is not None:
+            return self.claims.check(key, member, epoch)
+        self.leases.check(key, member, epoch)
+        return None
+
     def renew(self, group: GroupRecord, command: Renew) -> Renewed:
         alive = []
         for index, epoch in command.held:
             try:
-                self.leases.renew(LeaseKey(group, index), command.member, epoch)
+                self._renew(LeaseKey(group, index), command.member, epoch)
             except StaleEpoch:
                 continue
             alive.append(index)
         return Renewed(tuple(alive))
 
+    def _renew(self, key: LeaseKey, member: str, epoch: int) -> None:
+        if self._claim_or_lease(key, member, epoch) is not None:
+            self.claims.renew(key, member, epoch)
+        else:
+            self.leases.renew(key, member, epoch)
+
     def pull(self, subject: Subject, group: GroupRecord, command: Pull, *, renews: bool) -> Pulled:
         key = LeaseKey(group, command.partition)
-        self.leases.check(key, command.member, command.epoch)
+        claim = self._claim_or_lease(key, command.member, command.epoch)
         if renews:
-            self.leases.renew(key, command.member, command.epoch)
-        return self._read(self.log(subject, command.partition), command.offset, command.max_bytes)
+            self._renew(key, command.member, command.epoch)
+        slots = ALL_SLOTS if claim is None else claim.slots
+        return self._read(self.log(subject, command.partition), command.offset, command.max_bytes, slots)
 
     def read(self, subject: Subject, command: Read) -> Pulled:
-        return self._read(self.log(subject, command.partition), command.offset, command.max_bytes)
+        slots = SlotSet.from_bytes(command.slots)
+        return self._read(self.log(subject, command.partition), command.offset, command.max_bytes, slots)
 
     def commit(self, group: GroupRecord, command: Commit) -> Committed:
         """Take what comes with the current epoch, in one transaction. Late copies are taken, and change nothing."""
         taken = [progress for progress in command.progress if self._holds(group, command.member, progress)]
-        stored = self._progress.store(group.id, taken, self._clock.time_ms())
+        self._store(group, command.member, [one for one in taken if not self._is_late(group, command.member, one)])
+        return Committed(tuple(progress.partition for progress in taken))
+
+    def _store(self, group: GroupRecord, member: str, taken: Sequence[Progress]) -> None:
+        claims = [self.claims.find(LeaseKey(group, one.partition), member) for one in taken]
+        merged = [one if claim is None else self._merged(group, one) for one, claim in zip(taken, claims, strict=True)]
+        stored = self._progress.store(group.id, merged, self._clock.time_ms())
+        for one, claim in zip(taken, claims, strict=True):
+            if claim is not None:
+                claim.number = one.number
+                claim.done += finished_count(one.finished)
         self.keys.acted_upon(group, stored)
         self._count_done(group, stored)
         if self._observer is not None:
             for progress in stored:
-                self._observer.committed(group.subject, group.name, command.member, progress)
-        return Committed(tuple(progress.partition for progress in taken))
+                lease = self.leases.get(LeaseKey(group, progress.partition))
+                owner = member if lease is None or lease.owner is None else lease.owner
+                self._observer.committed(group.subject, group.name, owner, progress)
+
+    def _merged(self, group: GroupRecord, progress: Progress) -> Progress:
+        """What a claimant has finished, together with what all others have."""
+        place = self._progress.of_partition(group.id, progress.partition).place
+        offset, finished = with_finished(place, progress.finished)
+        number = place.number + 1 if place.epoch == progress.epoch else 1
+        return msgspec.structs.replace(progress, offset=offset, finished=finished, number=number)
+
+    def _is_late(self, group: GroupRecord, member: str, progress: Progress) -> bool:
+        """Whether a claimant has said this before; the owner of a lease is asked by number where it is stored."""
+        claim = self.claims.find(LeaseKey(group, progress.partition), member)
+        return claim is not None and progress.number <= claim.number
 
     def _holds(self, group: GroupRecord, member: str, progress: Progress) -> bool:
         try:
-            self.leases.check(LeaseKey(group, progress.partition), member, progress.epoch)
+            self._claim_or_lease(LeaseKey(group, progress.partition), member, progress.epoch)
         except StaleEpoch:
             return False
         return True
 
     def release(self, group: GroupRecord, command: Release) -> None:
-        if self.leases.release(LeaseKey(group, command.partition), command.member, command.progress):
+        key = LeaseKey(group, command.partition)
+        if self._claim_or_lease(key, command.member, command.progress.epoch) is not None:
+            if not self._is_late(group, command.member, command.progress):
+                self._store(group, command.member, [command.progress])
+            self.claims.release(key, command.member, command.progress.epoch)
+            return
+        claims = self.claims.live(key)
+        if claims:
+            raise LeaseHeld(group.name, str(command.partition), f"{claims[0].claimant}, under the lease")
+        if self.leases.release(key, command.member, command.progress):
             self.keys.acted_upon(group, [command.progress])
             self._count_done(group, [command.progress])
 
@@ -214,6 +293,7 @@ class Broker:
             (progress.partition, progress.offset - 1),
             *((progress.partition, one.offset) for one in progress.failed),
             *((one.partition, one.offset) for lot in progress.lots for one in lot.added),
+            (progress.partition, highest_finished(progress.finished)),
         ]
         for index, offset in places:
             end_offset = self.log(subject, index).end_offset
@@ -229,11 +309,11 @@ class Broker:
             self._done.reached((group.id, progress.partition), done)
 
     def read_lot(self, group: GroupRecord, command: ReadLot) -> LotContent:
-        self.leases.check(LeaseKey(group, command.partition), command.member, command.epoch)
+        self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
         return self.keys.read_lot(group, command.partition, command.key, command.after, command.max_bytes)
 
     def move(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
-        self.leases.check(LeaseKey(group, command.partition), command.member, command.epoch)
+        self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
         log = self.log(target, command.to_partition)
         log.append(command.batch, lambda answer: reply(Done() if isinstance(answer, Appended) else answer))
 
@@ -258,6 +338,10 @@ class Broker:
             )
         return tuple(rows)
 
+    def group_claims(self, subject: Subject, group: GroupRecord) -> tuple[ClaimDescription, ...]:
+        keys = [LeaseKey(group, index) for index in range(subject.partition_count)]
+        return tuple(one for key in keys for one in self.claims.describe(key))
+
     def reset(self, subject: Subject, group: GroupRecord, position: Position) -> list[int]:
         """Returns the ids of the key requests that this took back."""
         now_s = self._clock.monotonic()
@@ -275,7 +359,7 @@ class Broker:
         self.leases.forget(group)
         return self.keys.forget(group)
 
-    def _read(self, log: Log, offset: int, max_bytes: int) -> Pulled:
+    def _read(self, log: Log, offset: int, max_bytes: int, slots: SlotSet) -> Pulled:
         if offset < 0 or not 0 < max_bytes <= PULL_BYTES_MAX:
             raise InvalidInput(
                 f"pull from offset {offset} with max_bytes {max_bytes}: "
@@ -287,6 +371,8 @@ class Broker:
         except OSError as error:
             raise StorageError(str(log.partition), f"cannot be read: {error}; check the disk") from error
         next_offset = batches[-1].header.next_offset if batches else max(offset, end_offset)
+        if not slots.is_all:
+            batches = tuple(chosen(batch, slots) for batch in batches)
         return Pulled(batches, next_offset, log.end_offset, self._clock.time_ms())
 
 

@@ -8,6 +8,7 @@ the data is the epoch, which every pull and commit has to bring.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inturn.model.clock import Clock
@@ -27,6 +28,7 @@ class Lease:
     deadline_s: float
     life_s: float  # as it was granted: its holder counts with that, also after the settings were changed
     last_owner: str | None = None
+    claims_from_s: float = float("-inf")  # before this there may be claims that nobody remembers
 
     def is_live(self, now_s: float) -> bool:
         return self.owner is not None and now_s < self.deadline_s
@@ -59,7 +61,9 @@ class LeaseTable:
         now_s = self._clock.monotonic()
         for row in self._rows.all():
             life_s = row.life_ms / 1000
-            self._leases[row.group_id, row.partition] = Lease(row.owner, row.epoch, row.ask, now_s + life_s, life_s)
+            self._leases[row.group_id, row.partition] = Lease(
+                row.owner, row.epoch, row.ask, now_s + life_s, life_s, claims_from_s=now_s + life_s
+            )
 
     def get(self, key: LeaseKey) -> Lease | None:
         return self._leases.get((key.group.id, key.partition))
@@ -120,12 +124,15 @@ class LeaseTable:
         self._end(key, lease, "released")
         return is_stored
 
-    def release_all(self, group: GroupRecord, owner: str) -> list[int]:
-        """Give back whatever this owner still holds in the group; it commits nothing. Returns the partitions."""
+    def release_all(
+        self, group: GroupRecord, owner: str, is_kept: Callable[[LeaseKey], bool] = lambda _: False
+    ) -> list[int]:
+        """Give back whatever this owner still holds in the group; it commits nothing. Returns the partitions. What is
+        kept ends by itself."""
         owned = [
             (partition, lease)
             for (group_id, partition), lease in self._leases.items()
-            if group_id == group.id and lease.owner == owner
+            if group_id == group.id and lease.owner == owner and not is_kept(LeaseKey(group, partition))
         ]
         for partition, lease in owned:
             self._rows.release(group.id, partition, lease.epoch, self._clock.time_ms())

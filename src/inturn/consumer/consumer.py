@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from inturn.consumer.core import ConsumerCore
+from inturn.consumer.duty import EVERYTHING, Duty
 from inturn.consumer.held import Stage
 from inturn.consumer.hook import Hook
 from inturn.consumer.loop import WorkerLoop
@@ -45,6 +46,8 @@ from inturn.model.settings import (
     one_of,
 )
 from inturn.model.subject import Subject
+
+LOOK_S = 0.01  # how often `wait_until_through` looks
 
 _log = get_logger("inturn.consumer")
 
@@ -80,6 +83,12 @@ class Blocking:
     key: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    epoch: int
+    committed: int  # as far as this consumer knows
+
+
 class Consumer:
     """A member of a group. Handles messages from `start` (or `with`) until `stop`.
 
@@ -105,6 +114,7 @@ class Consumer:
         name: str | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         retries_of: str | None = None,
+        duty: Duty = EVERYTHING,
     ) -> None:
         check_name("subject", subject, reserved=True)
         check_name("group", group)
@@ -129,12 +139,14 @@ class Consumer:
             self._settings,
             lease,
             retries_of=retries_of,
+            duty=duty,
         )
         self._has_dead_letters = self._settings.max_attempts is not None
         self._retries: Consumer | None = None
         self._make_retries: Callable[[], Consumer] | None = None
+        is_part = bool(duty.until)  # the rest of its group has the retries
         gives_up = self._has_dead_letters and self._settings.on_exhausted is not OnExhausted.BLOCK
-        if retries_of is None and (self._settings.strategy is Strategy.BEST_EFFORT or gives_up):
+        if retries_of is None and not is_part and (self._settings.strategy is Strategy.BEST_EFFORT or gives_up):
             self._make_retries = lambda: Consumer(
                 node,
                 clock,
@@ -293,6 +305,26 @@ class Consumer:
                 parked=tuple(sorted(key.decode(errors="backslashreplace") for one in held for key in one.lots)),
                 blocking=self._find_blocking(),
             )
+
+    def leases(self) -> dict[int, HeldLease]:
+        """The leases that it holds, by partition."""
+        with self._lock:
+            active = [one for one in self._core.held.values() if one.stage is Stage.ACTIVE]
+            return {one.index: HeldLease(one.epoch, one.committed) for one in active}
+
+    def wait_until_through(self, patience_s: float, timeout_s: float) -> bool:
+        """Wait until all that its duty bounds is over; False if nothing could run for `patience_s`, because what is
+        left waits for another attempt or for somebody to decide, or if it took longer than `timeout_s`."""
+        now_s = busy_at_s = self._clock.monotonic()
+        until_s = now_s + timeout_s
+        while now_s < until_s and now_s - busy_at_s < patience_s and not self._is_over.wait(LOOK_S):
+            now_s = self._clock.monotonic()
+            with self._lock:
+                if self._core.is_through():
+                    return True
+                if not self._core.is_quiet:
+                    busy_at_s = now_s
+        return False
 
     def _find_blocking(self) -> tuple[Blocking, ...]:
         found = []

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from inturn.consumer.duty import EVERYTHING, Duty
 from inturn.consumer.handling import Handling
 from inturn.consumer.held import NEVER, HeldPartition, Moving, Pending, Stage
 from inturn.consumer.moving import moved_batch, past_attempts
@@ -79,6 +80,7 @@ class ConsumerCore:
         lease: LeaseSettings,
         *,
         retries_of: str | None = None,
+        duty: Duty = EVERYTHING,
     ) -> None:
         """`retries_of`: the subject is the retry subject of that one, and its messages wait before they are handled."""
         self.subject = subject
@@ -97,6 +99,7 @@ class ConsumerCore:
         self._start = start
         self._settings = settings
         self._lease = lease
+        self._duty = duty
         self._assigned: frozenset[int] = frozenset()
         self._authorised_until_s = NEVER  # then the node has given it up, unless a newer heartbeat was answered
         self._generation = 0
@@ -123,7 +126,8 @@ class ConsumerCore:
             self._poll_partition(held, commands, now_s)
         for index in self._wanted(now_s) - self.held.keys():
             delay_s = self._delays_s[index] if self._delays_s else 0.0
-            self.held[index] = HeldPartition(index, self.subject, self.group, self.member, delay_s)
+            until = self._duty.until.get(index)
+            self.held[index] = HeldPartition(index, self.subject, self.group, self.member, delay_s, until)
             self._poll_partition(self.held[index], commands, now_s)
         self._poll_membership(commands, now_s)
         self._poll_renew(commands, now_s)
@@ -180,6 +184,7 @@ class ConsumerCore:
                 self._generation,
                 min(self._settings.heartbeat_s, third_s),
                 str(self._settings.assignment),
+                self._duty.takes_over,
             )
             self._send(commands, beat, now_s, timeout_s=max(third_s, RETRY_S) if third_s else None)
         elif self._is_stopping and not self.held and self._may_send(Leave, now_s):
@@ -207,6 +212,9 @@ class ConsumerCore:
                 self._forget(held)
 
     def _poll_active(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+        if self._duty.keeps_only:
+            held.pulled_at_s = now_s
+            return
         held.collect()
         for lot in held.lots.values():
             if lot.lane is not None:
@@ -260,6 +268,8 @@ class ConsumerCore:
 
     def _pauses(self, held: HeldPartition, now_s: float) -> bool:
         """Whether flow control holds back the pulling of this partition. Its lease is renewed all the same."""
+        if held.is_through:
+            return True
         flow = self._settings.flow
         held.is_blocked = self.handling.is_span_full(held) or held.waiting_bytes >= STUCK_SHARE * flow.buffered_bytes
         if held.is_blocked:
@@ -441,8 +451,8 @@ class ConsumerCore:
         for batch, messages in zip(pulled.batches, answer.messages, strict=False):
             header = batch.header
             held.skip_to(header.base_offset)
-            messages = held.begin(messages[held.pull_offset - header.base_offset :])
-            held.pull_offset = max(held.pull_offset, header.next_offset)
+            messages = held.begin(held.wanted(header, messages))
+            held.pull_offset = held.bounded(max(held.pull_offset, header.next_offset))
             held.error, held.is_damaged = None, False
             if held.is_delayed:
                 # Both times are the node's: no clocks are compared.
@@ -458,7 +468,7 @@ class ConsumerCore:
             held.retry_at_s = now_s + DAMAGE_RETRY_S
             self.damage.append(answer.damage)
             return
-        held.skip_to(pulled.next_offset)
+        held.skip_to(held.bounded(pulled.next_offset))
 
     def _renew_s(self) -> float:
         """A server that was started again may grant shorter leases than it said when we came."""
@@ -515,7 +525,8 @@ class ConsumerCore:
             else:
                 self._retry_at_s[type(command)] = now_s + RETRY_S
         elif isinstance(error, LeaseHeld):
-            return  # it waited already: ask again at once
+            if not isinstance(command, Acquire):  # which waited already, and is asked again at once
+                held.retry_at_s = now_s + RETRY_S
         elif isinstance(error, StaleEpoch):
             if held.stage is Stage.RELEASING:
                 self._forget(held)
@@ -546,6 +557,24 @@ class ConsumerCore:
     @property
     def wanted_workers(self) -> int:
         return self.handling.scheduler.wanted_workers
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing runs, and nothing could without waiting for something."""
+        return not self.handling.scheduler.ready_count and not self.handling.scheduler.runs
+
+    def is_through(self) -> bool:
+        """All that it was to handle is over."""
+        if not self.is_quiet:
+            return False
+        for index in self._duty.until:
+            held = self.held.get(index)
+            if held is None or not held.is_through:
+                return False
+            held.collect()
+            if held.waiting_count or held.moving_now or ReadLot in held.pending or self.handling.lot_to_read(held):
+                return False
+        return True
 
     def lags(self) -> dict[int, int]:
         """How many messages of each held partition are not done yet, as far as known."""

@@ -11,12 +11,12 @@ from inturn.consumer.context import Context
 from inturn.consumer.lane import Lane, LaneKey
 from inturn.consumer.lot import HeldLot
 from inturn.consumer.news import LotNews, News
-from inturn.consumer.tracker import CommitTracker
-from inturn.model.batch import Batch
+from inturn.model.batch import CHOSEN, Batch, BatchHeader
 from inturn.model.commands import Command, Failure, Granted, KeyRequest, ParkedMessage, Progress
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.settings import LotState
+from inturn.model.tracker import ClaimTracker, CommitTracker
 
 NEVER = float("-inf")
 
@@ -84,6 +84,7 @@ class HeldPartition:
     group: str = ""
     member: str = ""
     delay_s: float = 0.0  # a retry subject: how long its messages wait before they are handled
+    until: int | None = None  # nothing at or above this offset is handled
     stage: Stage = Stage.ASKING
     epoch: int = 0
     life_s: float = 0.0  # of the lease, as the grantor said; it is the one that counts
@@ -131,7 +132,7 @@ class HeldPartition:
         self.life_s = answer.life_s
         self.lease_ends_s = deadline_s
         self.deadline_s = min(self.lease_ends_s, self.authorised_until_s)
-        self.tracker = CommitTracker(answer.offset, answer.finished)
+        self.tracker = (ClaimTracker if answer.is_claim else CommitTracker)(answer.offset, answer.finished)
         self.pull_offset = self.committed = self.end_offset = answer.offset
         self.attempts = {one.offset: one.attempts for one in answer.failures}
         self.recorded = {one.offset: one for one in answer.failures}
@@ -175,6 +176,25 @@ class HeldPartition:
         return self.delay_s > 0
 
     # What is pulled
+
+    @property
+    def is_through(self) -> bool:
+        """All that is to be handled was pulled."""
+        return self.until is not None and self.stage is Stage.ACTIVE and self.pull_offset >= self.until
+
+    def bounded(self, offset: int) -> int:
+        return offset if self.until is None else min(offset, max(self.until, self.pull_offset))
+
+    def wanted(self, header: BatchHeader, messages: list[Message]) -> list[Message]:
+        """Those of a batch that are not pulled yet; what was not chosen is left to others."""
+        first, stop = max(self.pull_offset, header.base_offset), self.bounded(header.next_offset)
+        if header.compression == CHOSEN and isinstance(self.tracker, ClaimTracker):
+            messages = [message for message in messages if first <= message.offset < stop]
+            self.tracker.leave_to_others(first, stop, [message.offset for message in messages])
+            return messages
+        if first == header.base_offset and stop == header.next_offset:
+            return messages
+        return messages[first - header.base_offset : stop - header.base_offset]
 
     def begin(self, messages: list[Message]) -> list[Message]:
         """Count messages that were pulled; returns those that are not finished already."""
@@ -277,6 +297,7 @@ class HeldPartition:
         if sent is None or sent.number != number:
             return None
         self.sent = None
+        self.tracker.stored()
         self.committed = max(self.committed, sent.offset)
         self.committed_version = sent.version
         return sent

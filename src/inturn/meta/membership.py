@@ -23,6 +23,7 @@ Holders: TypeAlias = Callable[[GroupRecord], Mapping[str, tuple[int, ...]]]
 class _Member:
     deadline_s: float
     since_ms: int | None = None  # None: it holds a lease from before a restart, and was not heard since
+    takes_over: bool = False
 
 
 @dataclass(slots=True)
@@ -35,16 +36,25 @@ class _Roster:
     strategy: AssignmentStrategy
     members: dict[str, _Member] = field(default_factory=dict)
     assignment: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # What the others have when nobody takes over; so they get back what they had.
+    shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
     generation: int = 0
 
     @property
     def heard(self) -> list[str]:
         return sorted(name for name, member in self.members.items() if member.since_ms is not None)
 
+    @property
+    def taker(self) -> str | None:
+        return next((name for name, member in self.members.items() if member.takes_over), None)
+
     def reassign(self, partition_count: int) -> bool:
         """True if that changed anything."""
         before = self.assignment
-        self.assignment = assign(self.strategy, self.members, partition_count, before)
+        ordinary = [name for name, member in self.members.items() if not member.takes_over]
+        self.shares = assign(self.strategy, ordinary, partition_count, self.shares)
+        taker = self.taker
+        self.assignment = self.shares if taker is None else {taker: tuple(range(partition_count))}
         self.generation += self.assignment != before
         return self.assignment != before
 
@@ -77,8 +87,14 @@ class Membership:
             roster.order, roster.strategy = command.order, strategy
         _check_same(group, "order", roster.order, command.order)
         _check_same(group, "assignment", roster.strategy.value, strategy.value)
+        taker = roster.taker
+        if command.takes_over and taker not in (None, command.member):
+            raise GroupConflict(
+                group.name, f"{taker} has taken it over already; wait until it hands back, or stop it (one at a time)"
+            )
         now_s = self._clock.monotonic()
         member = roster.members.setdefault(command.member, _Member(now_s))
+        member.takes_over = command.takes_over
         member.deadline_s = now_s + self._life_s
         if member.since_ms is not None:
             return False
@@ -89,7 +105,7 @@ class Membership:
 
     def _new_roster(self, group: GroupRecord, order: str, strategy: AssignmentStrategy) -> _Roster:
         holders = self._holders(group)
-        roster = _Roster(group, order, strategy, assignment=dict(holders))
+        roster = _Roster(group, order, strategy, assignment=dict(holders), shares=dict(holders))
         if self._clock.monotonic() < self._awaited_until_s:
             roster.members = {name: _Member(self._awaited_until_s) for name in holders}
         return roster
@@ -122,6 +138,11 @@ class Membership:
         """How its partitions are divided; None if there are no members."""
         roster = self._rosters.get(group.id)
         return None if roster is None or not roster.heard else roster.strategy
+
+    def taken_over_by(self, group: GroupRecord) -> str | None:
+        """The member that all partitions are for, if there is one."""
+        roster = self._rosters.get(group.id)
+        return None if roster is None else roster.taker
 
     def generation(self, group: GroupRecord) -> int:
         roster = self._rosters.get(group.id)

@@ -7,6 +7,9 @@ Two checksums (xxh3-64). The payload's is the producer's and travels to the cons
 it covers the offset and the payload's checksum, and is seeded by the partition, so that bytes left over from
 another log never fit. Nothing is hashed twice, everything is covered.
 
+A reader that wants some slots only is given batches in which the other messages are nil (`chosen`); they exist on their
+way to the reader, and are never stored.
+
 `synced_end` is how far the log was known to be on disk when this batch was written. It tells a torn tail
 (nothing after it was acknowledged) from damage in the middle (a later batch vouches for the damaged one).
 """
@@ -23,11 +26,13 @@ from xxhash import xxh3_64_intdigest
 
 from inturn.model.errors import InvalidInput
 from inturn.model.message import Message, Origin, Outgoing
+from inturn.model.slot import SlotSet
 
 MAGIC = b"iT"
 VERSION = 1
 NO_COMPRESSION = 0
 ZSTD = 1
+CHOSEN = 2  # not compressed, and messages of other slots are nil
 _COMPRESSION_LEVEL = 3
 _ZSTD_MISSING = "zstd-compressed batches need the extra: pip install 'inturn[zstd]'"
 
@@ -40,6 +45,8 @@ PAYLOAD_BYTES_MAX = 2**31 - 1
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
+_chosen_decoder = msgspec.msgpack.Decoder(list[Message | None])
+_raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -166,15 +173,49 @@ def is_intact(batch: StoredBatch) -> bool:
 
 
 def decode(batch: StoredBatch, origin: Origin) -> list[Message]:
-    """The messages of an intact batch (see `is_intact`), each with its offset."""
-    body = memoryview(batch.payload)[2 * batch.header.count :]
-    messages = _decoder.decode(_decompress(body) if batch.header.compression == ZSTD else body)
+    """The messages of an intact batch (see `is_intact`), each with its offset; those that were chosen, if any were."""
+    if batch.header.compression == CHOSEN:
+        return _decode_chosen(batch, origin)
+    messages = _decoder.decode(_body(batch))
     offset = batch.header.base_offset
     for message in messages:
         message.offset = offset
         message.origin = origin
         offset += 1
     return messages
+
+
+def _decode_chosen(batch: StoredBatch, origin: Origin) -> list[Message]:
+    messages = []
+    for offset, message in enumerate(_chosen_decoder.decode(_body(batch)), batch.header.base_offset):
+        if message is not None:
+            message.offset = offset
+            message.origin = origin
+            messages.append(message)
+    return messages
+
+
+def chosen(batch: StoredBatch, slots: SlotSet) -> StoredBatch:
+    """The same batch with nil for messages of other slots. A damaged one stays as it is, for its reader to find."""
+    if not is_intact(batch):
+        return batch
+    wanted, header = slots.flags, batch.header
+    try:
+        messages = _raw_decoder.decode(_body(batch))
+    except msgspec.MsgspecError:
+        return batch
+    vector = slots_of(batch)
+    body = _encoder.encode([one if wanted[slot] else None for one, slot in zip(messages, vector, strict=True)])
+    payload = bytes(batch.payload[: 2 * header.count]) + body
+    header = msgspec.structs.replace(
+        header, compression=CHOSEN, payload_bytes=len(payload), checksum=xxh3_64_intdigest(payload)
+    )
+    return StoredBatch(header, memoryview(payload))
+
+
+def _body(batch: StoredBatch) -> memoryview | bytes:
+    body = memoryview(batch.payload)[2 * batch.header.count :]
+    return _decompress(body) if batch.header.compression == ZSTD else body
 
 
 def slots_of(batch: StoredBatch) -> array[int]:

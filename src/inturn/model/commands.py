@@ -99,6 +99,7 @@ class Heartbeat(Command, frozen=True, gc=False):
     generation: int = 0
     wait_s: float = 0.0
     assignment: str = "sticky"  # one of AssignmentStrategy; as with `order`, the members of a group agree
+    takes_over: bool = False  # all partitions are its own as long as it is there; one member at most (GroupConflict)
 
 
 class KeyRequest(msgspec.Struct, frozen=True, gc=False):
@@ -155,6 +156,25 @@ class Acquire(Command, frozen=True, gc=False):
     wait_s: float = 0.0
 
 
+class Claim(Command, frozen=True, gc=False):
+    """Ask for the right to work on some slots of a partition, under the lease of `owner`; answered as an Acquire is.
+
+    Held back while another claimant has any of the slots. From then on `member` pulls, commits, moves and releases with
+    the lease's epoch as an owner would, but is given messages of its slots only, and its commits add to what is stored.
+    What renews a claim renews the lease. A lease with live claims is not released.
+    """
+
+    subject: str
+    group: str
+    partition: int
+    owner: str
+    epoch: int
+    member: str
+    ask: int
+    slots: bytes = b""  # a SlotSet
+    wait_s: float = 0.0
+
+
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """A message that failed and waits to be repeated: what the next holder has to know of it."""
 
@@ -184,6 +204,7 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     lots: tuple[Lot, ...] = ()
     requests: tuple[KeyRequest, ...] = ()  # that wait for this partition
     request_mark: int = 0  # requests in an assignment count only above this
+    is_claim: bool = False  # others work on the partition, too: commits say what was finished, not how far it is
 
 
 class Renew(Command, frozen=True, gc=False):
@@ -342,6 +363,7 @@ class Read(Command, frozen=True, gc=False):
     offset: int
     max_bytes: int
     wait_s: float = 0.0
+    slots: bytes = b""  # a SlotSet: messages of other slots are left out (see `inturn.model.batch.chosen`)
 
 
 # Looking and steering
@@ -443,6 +465,15 @@ class MemberDescription(msgspec.Struct, frozen=True, gc=False):
     held: tuple[int, ...]  # partitions whose leases it has
 
 
+class ClaimDescription(msgspec.Struct, frozen=True, gc=False):
+    """Who works on some slots of a partition under the lease of its owner."""
+
+    partition: int
+    claimant: str
+    slot_count: int
+    done: int  # messages, as far as committed
+
+
 class GroupDescription(msgspec.Struct, frozen=True, gc=False):
     """`order` and `assignment` are what its members agree on; None if there are none."""
 
@@ -453,6 +484,8 @@ class GroupDescription(msgspec.Struct, frozen=True, gc=False):
     member_details: tuple[MemberDescription, ...] = ()  # of the same members, by name
     order: str | None = None
     assignment: str | None = None  # one of AssignmentStrategy
+    claims: tuple[ClaimDescription, ...] = ()
+    taken_over_by: str | None = None  # the member that all partitions are for
 
     @property
     def lag(self) -> int:

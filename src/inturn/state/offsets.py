@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 from sqlalchemy import Connection, and_, bindparam, case, exists, func, insert, null, or_, select, update
@@ -11,6 +11,7 @@ from sqlalchemy import Connection, and_, bindparam, case, exists, func, insert, 
 from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput, StaleEpoch
 from inturn.model.logs import get_logger
+from inturn.model.tracker import CommitTracker
 from inturn.state.bounds import check_bytes, check_number
 from inturn.state.database import Database
 from inturn.state.failures import Failures
@@ -35,7 +36,7 @@ _SELECT_GROUP_FINISHED = (
     .join(partitions, partitions.c.id == offsets.c.partition_id)
     .where(offsets.c.group_id == bindparam("of_group"), offsets.c.finished != bindparam("nothing"))
 )
-_SELECT_ONE = select(offsets.c.next_offset, offsets.c.finished).where(*_ROW)
+_SELECT_ONE = select(offsets.c.next_offset, offsets.c.finished, offsets.c.epoch, offsets.c.commit_number).where(*_ROW)
 _ADVANCE = (
     update(offsets)
     .where(
@@ -114,6 +115,8 @@ class CommittedPlace:
 
     offset: int = 0
     finished: bytes = b""
+    epoch: int = field(default=0, compare=False)  # of the last commit
+    number: int = field(default=0, compare=False)  # of the last commit, in that epoch
 
 
 class Offsets:
@@ -205,6 +208,26 @@ def finished_count(finished: bytes) -> int:
         return len(BitMap64.deserialize(finished))
     except ValueError:
         return 0
+
+
+def highest_finished(finished: bytes) -> int:
+    """The highest offset of a finished set; -1 if there is none. Raises InvalidInput if it cannot be read."""
+    found = _read_finished(finished)
+    return found.max() if found else -1
+
+
+def _read_finished(finished: bytes) -> BitMap64:
+    try:
+        return BitMap64.deserialize(finished) if finished else BitMap64()
+    except ValueError as error:
+        raise InvalidInput(f"a finished set of {len(finished)} bytes cannot be read: {error}") from None
+
+
+def with_finished(place: CommittedPlace, finished: bytes) -> tuple[int, bytes]:
+    """Offset and finished set of a place where these are finished, too. Raises InvalidInput if they cannot be read."""
+    tracker = CommitTracker(place.offset, place.finished)
+    tracker.add(_read_finished(finished))
+    return tracker.snapshot()
 
 
 def check_offset(offset: object) -> None:

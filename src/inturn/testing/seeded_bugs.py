@@ -45,7 +45,7 @@ from inturn.consumer.lot import HeldLot
 from inturn.consumer.outcome import DONE, Next, Outcome
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import Scheduler
-from inturn.consumer.tracker import CommitTracker
+from inturn.model.tracker import CommitTracker
 from inturn.log.disk import Disk
 from inturn.log.engine import AppendReply
 from inturn.log.partition_log import PartitionLog

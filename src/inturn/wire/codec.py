@@ -47,6 +47,7 @@ KINDS: dict[int, type] = {
     42: commands.ReadLot,
     43: commands.LotContent,
     44: commands.Read,
+    45: commands.Claim,
     50: commands.CreateSubject,
     51: commands.FindSubject,
     52: Subject,

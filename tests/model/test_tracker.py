@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from inturn.consumer.tracker import CommitTracker
+from inturn.model.tracker import CommitTracker
 
 SPAN = 100_000  # FlowControl.span
 # Far from 0, at a border of 2**16 and of 2**32, where a roaring bitmap changes from one container to the next.

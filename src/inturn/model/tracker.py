@@ -84,3 +84,49 @@ class CommitTracker:
             return low, b""
         self._finished.run_optimize()
         return low, self._finished.serialize()
+
+    def stored(self) -> None:
+        """What the last snapshot said is stored."""
+
+
+class ClaimTracker(CommitTracker):
+    """The same for some of the messages of a partition, while others finish the rest.
+
+    What others have to do counts as finished here, and is not told to anybody: `snapshot` has what was finished here
+    and is not stored yet, and its offset says nothing.
+    """
+
+    __slots__ = ("_first", "_told", "_untold")
+
+    def __init__(self, low: int = 0, finished: bytes = b"") -> None:
+        super().__init__(low, finished)
+        self._first = low
+        self._untold = BitMap64()
+        self._told = BitMap64()
+
+    def add(self, offsets: Iterable[int]) -> None:
+        offsets = BitMap64(offsets)
+        super().add(offsets)
+        self._untold |= offsets
+
+    def skip(self, start: int, stop: int) -> None:
+        super().skip(start, stop)
+        if start < stop:
+            self._untold.add_range(start, stop)
+
+    def leave_to_others(self, start: int, stop: int, own: Iterable[int]) -> None:
+        """From `start` up to `stop`, all but its own are for others to finish."""
+        others = BitMap64()
+        others.add_range(start, stop)
+        others -= BitMap64(own)
+        super().add(others)
+
+    def snapshot(self) -> tuple[int, bytes]:
+        _ = self.low  # forgets what is below
+        self._told = self._untold.copy()
+        self._told.run_optimize()
+        return self._first, self._told.serialize() if self._told else b""
+
+    def stored(self) -> None:
+        self._untold -= self._told
+        self._told = BitMap64()

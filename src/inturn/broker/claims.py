@@ -1,0 +1,115 @@
+"""Claims: who works on which slots of a partition, under the lease that somebody else holds.
+
+A claim is to slots what a lease is to a partition: exclusive, renewed by use, over when it is given back or was silent
+for a full life. It lives in memory only and within one epoch: whatever ends the lease ends its claims. After a restart
+the lease counts as just renewed, and so does every claim there may have been: for a full life nothing is claimed under
+a lease from before, and whoever had a claim asks again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inturn.broker.leases import Lease, LeaseKey, LeaseTable
+from inturn.model.clock import Clock
+from inturn.model.commands import Claim, ClaimDescription
+from inturn.model.errors import LeaseHeld, StaleEpoch
+from inturn.model.slot import SlotSet
+
+
+@dataclass(slots=True)
+class HeldClaim:
+    claimant: str
+    ask: int
+    slots: SlotSet
+    epoch: int  # of the lease
+    deadline_s: float
+    number: int = 0  # of the last commit that was taken; a late copy does not have a higher one
+    done: int = 0
+    is_released: bool = False
+
+
+class ClaimTable:
+    def __init__(self, leases: LeaseTable, clock: Clock) -> None:
+        self._leases = leases
+        self._clock = clock
+        self._claims: dict[tuple[int, int], dict[str, HeldClaim]] = {}
+
+    def acquire(self, key: LeaseKey, command: Claim) -> HeldClaim:
+        """Grant the slots, or raise LeaseHeld; StaleEpoch if the lease is over, or the ask is a late copy."""
+        lease = self._leases.check(key, command.owner, command.epoch)
+        slots = SlotSet.from_bytes(command.slots)
+        now_s = self._clock.monotonic()
+        claims = self._of(key, lease)
+        known = claims.get(command.member)
+        if known is not None and (known.ask > command.ask or (known.ask == command.ask and known.is_released)):
+            raise StaleEpoch(key.group.name, str(key.partition), command.ask, known.ask)
+        if known is None or known.ask < command.ask:
+            if now_s < lease.claims_from_s:
+                raise LeaseHeld(key.group.name, str(key.partition), "tasks from before a restart, maybe")
+            for other in claims.values():
+                if other.claimant != command.member and self._is_live(other, now_s) and other.slots.overlaps(slots):
+                    raise LeaseHeld(key.group.name, str(key.partition), other.claimant)
+            for gone in [one.claimant for one in claims.values() if one.slots.overlaps(slots)]:
+                del claims[gone]  # it was silent for too long: from here on it is refused
+            known = claims[command.member] = HeldClaim(command.member, command.ask, slots, lease.epoch, now_s)
+        self._renew(lease, known, now_s)
+        return known
+
+    def check(self, key: LeaseKey, claimant: str, epoch: int) -> HeldClaim:
+        """The claim, if it is held under this epoch; StaleEpoch if not."""
+        lease = self._leases.get(key)
+        claim = None if lease is None else self._of(key, lease).get(claimant)
+        if lease is None or claim is None or claim.is_released or lease.epoch != epoch or lease.owner is None:
+            raise StaleEpoch(key.group.name, str(key.partition), epoch, 0 if lease is None else lease.epoch)
+        return claim
+
+    def find(self, key: LeaseKey, claimant: str) -> HeldClaim | None:
+        lease = self._leases.get(key)
+        return None if lease is None else self._of(key, lease).get(claimant)
+
+    def renew(self, key: LeaseKey, claimant: str, epoch: int) -> None:
+        claim = self.check(key, claimant, epoch)
+        lease = self._leases.get(key)
+        assert lease is not None
+        self._renew(lease, claim, self._clock.monotonic())
+
+    def release(self, key: LeaseKey, claimant: str, epoch: int) -> None:
+        self.check(key, claimant, epoch).is_released = True
+
+    def live(self, key: LeaseKey) -> list[HeldClaim]:
+        """Those that the lease has to be kept for."""
+        lease = self._leases.get(key)
+        if lease is None or lease.owner is None:
+            return []
+        now_s = self._clock.monotonic()
+        return [claim for claim in self._of(key, lease).values() if self._is_live(claim, now_s)]
+
+    def expires_at_s(self, key: LeaseKey, command: Claim) -> float | None:
+        """When what holds this claim back may be over."""
+        lease = self._leases.get(key)
+        if lease is None:
+            return None
+        slots = SlotSet.from_bytes(command.slots)
+        others = [one for one in self.live(key) if one.claimant != command.member and one.slots.overlaps(slots)]
+        return max([lease.claims_from_s, *(one.deadline_s for one in others)])
+
+    def describe(self, key: LeaseKey) -> tuple[ClaimDescription, ...]:
+        return tuple(
+            ClaimDescription(key.partition, one.claimant, len(one.slots), one.done)
+            for one in sorted(self.live(key), key=lambda one: one.claimant)
+        )
+
+    def _of(self, key: LeaseKey, lease: Lease) -> dict[str, HeldClaim]:
+        """The claims of the lease as it is now: those of an epoch before are forgotten."""
+        claims = self._claims.setdefault((key.group.id, key.partition), {})
+        if any(claim.epoch != lease.epoch for claim in claims.values()):
+            claims.clear()
+        return claims
+
+    def _is_live(self, claim: HeldClaim, now_s: float) -> bool:
+        return not claim.is_released and now_s < claim.deadline_s
+
+    def _renew(self, lease: Lease, claim: HeldClaim, now_s: float) -> None:
+        claim.deadline_s = now_s + lease.life_s
+        lease.deadline_s = max(lease.deadline_s, claim.deadline_s)
