@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 from typing import Protocol, Self, TypeVar
 
 from inturn.consumer.consumer import Consumer, ConsumerStatistics, check_handler
+from inturn.consumer.duty import EVERYTHING, Duty
 from inturn.consumer.hook import Hook
 from inturn.consumer.lot import unparked
 from inturn.consumer.worker import Handler
@@ -149,7 +150,7 @@ class Connection:
         return self._is_closed
 
     @property
-    def node(self) -> Node:
+    def node(self) -> ConnectedNode:
         """Where commands go; see `inturn.model.commands`."""
         return self._node
 
@@ -224,13 +225,14 @@ class Connection:
         hooks: Sequence[Hook] = (),
         name: str | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        duty: Duty = EVERYTHING,
     ) -> Consumer:
         """A member of the group, not started yet: use it in a `with` block, or call `start` and `stop`.
 
         `order` says what runs one after the other: "partition", "key" (messages of one key; different keys run at the
         same time, whatever partition they are in), or "none". The handler may be `async def`; it then runs in `loop`,
         or in an event loop of the consumer's own. `start` says where a group that is new begins; one that exists goes
-        on where it was.
+        on where it was. `duty` is for programs that divide the work of a group themselves.
         """
         self._check_open()
         self.subject(subject)
@@ -247,6 +249,7 @@ class Connection:
             hooks=hooks,
             name=name,
             loop=loop,
+            duty=duty,
         )
         with self._lock:
             self._consumers = [one for one in self._consumers if not one.is_over] + [consumer]

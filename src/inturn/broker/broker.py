@@ -195,11 +195,11 @@ class Broker:
             is_claim=True,
         )
 
-    def _claim_or_lease(self, key: LeaseKey, member: str, epoch: int) -> HeldClaim | None:
+    def _claim_or_lease(self, key: LeaseKey, member: str, epoch: int, ask: int | None = None) -> HeldClaim | None:
         """The claim of this member, or None if it holds the lease itself; StaleEpoch if it has neither."""
         lease = self.leases.get(key)
         if lease is not None and lease.owner != member and self.claims.find(key, member) is not None:
-            return self.claims.check(key, member, epoch)
+            return self.claims.check(key, member, epoch, ask)
         self.leases.check(key, member, epoch)
         return None
 
@@ -211,7 +211,11 @@ class Broker:
             except StaleEpoch:
                 continue
             alive.append(index)
-        return Renewed(tuple(alive))
+        return Renewed(tuple(alive), tuple(one for one in alive if self._is_wanted_back(group, command.member, one)))
+
+    def _is_wanted_back(self, group: GroupRecord, member: str, index: int) -> bool:
+        lease = self.leases.get(LeaseKey(group, index))
+        return lease is not None and lease.is_wanted_back and lease.owner != member
 
     def _renew(self, key: LeaseKey, member: str, epoch: int) -> None:
         if self._claim_or_lease(key, member, epoch) is not None:
@@ -267,19 +271,20 @@ class Broker:
 
     def _holds(self, group: GroupRecord, member: str, progress: Progress) -> bool:
         try:
-            self._claim_or_lease(LeaseKey(group, progress.partition), member, progress.epoch)
+            self._claim_or_lease(LeaseKey(group, progress.partition), member, progress.epoch, progress.ask)
         except StaleEpoch:
             return False
         return True
 
     def release(self, group: GroupRecord, command: Release) -> None:
         key = LeaseKey(group, command.partition)
-        if self._claim_or_lease(key, command.member, command.progress.epoch) is not None:
+        if self._claim_or_lease(key, command.member, command.progress.epoch, command.progress.ask) is not None:
             if not self._is_late(group, command.member, command.progress):
                 self._store(group, command.member, [command.progress])
             self.claims.release(key, command.member, command.progress.epoch)
             return
-        claims = self.claims.live(key)
+        self.leases.check(key, command.member, command.progress.epoch)
+        claims = self.claims.call_back(key)
         if claims:
             raise LeaseHeld(group.name, str(command.partition), f"{claims[0].claimant}, under the lease")
         if self.leases.release(key, command.member, command.progress):

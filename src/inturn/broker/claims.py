@@ -15,6 +15,9 @@ from inturn.model.clock import Clock
 from inturn.model.commands import Claim, ClaimDescription
 from inturn.model.errors import LeaseHeld, StaleEpoch
 from inturn.model.slot import SlotSet
+from inturn.state.groups import GroupRecord
+
+REMEMBERED_LIVES = 10  # for so long late copies of the ask for a claim that is over are known as such
 
 
 @dataclass(slots=True)
@@ -26,7 +29,7 @@ class HeldClaim:
     deadline_s: float
     number: int = 0  # of the last commit that was taken; a late copy does not have a higher one
     done: int = 0
-    is_released: bool = False
+    is_over: bool = False  # given back, or lost to somebody else; remembered for late copies of what asked for it
 
 
 class ClaimTable:
@@ -42,25 +45,31 @@ class ClaimTable:
         now_s = self._clock.monotonic()
         claims = self._of(key, lease)
         known = claims.get(command.member)
-        if known is not None and (known.ask > command.ask or (known.ask == command.ask and known.is_released)):
+        if known is not None and (known.ask > command.ask or (known.ask == command.ask and known.is_over)):
             raise StaleEpoch(key.group.name, str(key.partition), command.ask, known.ask)
         if known is None or known.ask < command.ask:
+            if lease.is_wanted_back:
+                raise StaleEpoch(key.group.name, str(key.partition), command.epoch, lease.epoch)
             if now_s < lease.claims_from_s:
                 raise LeaseHeld(key.group.name, str(key.partition), "tasks from before a restart, maybe")
             for other in claims.values():
                 if other.claimant != command.member and self._is_live(other, now_s) and other.slots.overlaps(slots):
                     raise LeaseHeld(key.group.name, str(key.partition), other.claimant)
-            for gone in [one.claimant for one in claims.values() if one.slots.overlaps(slots)]:
-                del claims[gone]  # it was silent for too long: from here on it is refused
+            for other in claims.values():
+                if other.slots.overlaps(slots):
+                    other.is_over = True  # it was silent for too long: from here on it is refused
+            for gone in [one for one in claims.values() if one.is_over and self._is_forgotten(lease, one, now_s)]:
+                del claims[gone.claimant]
             known = claims[command.member] = HeldClaim(command.member, command.ask, slots, lease.epoch, now_s)
         self._renew(lease, known, now_s)
         return known
 
-    def check(self, key: LeaseKey, claimant: str, epoch: int) -> HeldClaim:
-        """The claim, if it is held under this epoch; StaleEpoch if not."""
+    def check(self, key: LeaseKey, claimant: str, epoch: int, ask: int | None = None) -> HeldClaim:
+        """The claim, if it is held under this epoch, and was granted for this ask; StaleEpoch if not."""
         lease = self._leases.get(key)
         claim = None if lease is None else self._of(key, lease).get(claimant)
-        if lease is None or claim is None or claim.is_released or lease.epoch != epoch or lease.owner is None:
+        is_held = claim is not None and not claim.is_over and ask in (None, claim.ask)
+        if lease is None or claim is None or not is_held or lease.epoch != epoch or lease.owner is None:
             raise StaleEpoch(key.group.name, str(key.partition), epoch, 0 if lease is None else lease.epoch)
         return claim
 
@@ -75,7 +84,26 @@ class ClaimTable:
         self._renew(lease, claim, self._clock.monotonic())
 
     def release(self, key: LeaseKey, claimant: str, epoch: int) -> None:
-        self.check(key, claimant, epoch).is_released = True
+        self.check(key, claimant, epoch).is_over = True
+
+    def release_all(self, group: GroupRecord, claimant: str) -> list[int]:
+        """Give back whatever this claimant still has in the group; it commits nothing. Returns the partitions."""
+        held = [
+            (partition, claims[claimant])
+            for (group_id, partition), claims in self._claims.items()
+            if group_id == group.id and claimant in claims and not claims[claimant].is_over
+        ]
+        for _, claim in held:
+            claim.is_over = True
+        return [partition for partition, _ in held]
+
+    def call_back(self, key: LeaseKey) -> list[HeldClaim]:
+        """The owner wants to release the lease. Returns the claims that keep it from that."""
+        claims = self.live(key)
+        lease = self._leases.get(key)
+        if claims and lease is not None:
+            lease.is_wanted_back = True
+        return claims
 
     def live(self, key: LeaseKey) -> list[HeldClaim]:
         """Those that the lease has to be kept for."""
@@ -108,7 +136,10 @@ class ClaimTable:
         return claims
 
     def _is_live(self, claim: HeldClaim, now_s: float) -> bool:
-        return not claim.is_released and now_s < claim.deadline_s
+        return not claim.is_over and now_s < claim.deadline_s
+
+    def _is_forgotten(self, lease: Lease, claim: HeldClaim, now_s: float) -> bool:
+        return now_s >= claim.deadline_s + REMEMBERED_LIVES * lease.life_s
 
     def _renew(self, lease: Lease, claim: HeldClaim, now_s: float) -> None:
         claim.deadline_s = now_s + lease.life_s

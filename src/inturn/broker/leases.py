@@ -28,7 +28,9 @@ class Lease:
     deadline_s: float
     life_s: float  # as it was granted: its holder counts with that, also after the settings were changed
     last_owner: str | None = None
+    is_local: bool = False  # over when the process of the node is
     claims_from_s: float = float("-inf")  # before this there may be claims that nobody remembers
+    is_wanted_back: bool = False  # its owner wants to release it: nothing is claimed any more
 
     def is_live(self, now_s: float) -> bool:
         return self.owner is not None and now_s < self.deadline_s
@@ -88,18 +90,19 @@ class LeaseTable:
         if lease is not None and lease.last_owner == command.member and command.ask <= lease.ask:
             # A late copy of an ask whose lease was given back: nobody would use it.
             raise StaleEpoch(key.group.name, str(key.partition), command.ask, lease.ask)
+        is_local = self._local and command.member not in self.remote
         epoch = self._rows.grant(
             key.group.id,
             key.partition,
             command.member,
-            self._local and command.member not in self.remote,
+            is_local,
             self._clock.time_ms(),
             command.ask,
             math.ceil(self.life_s * 1000),
         )
         if lease is not None and ends:  # only now: it holds until the next one is durable
             self._end(key, lease, ends)
-        granted = Lease(command.member, epoch, command.ask, now_s + self.life_s, self.life_s)
+        granted = Lease(command.member, epoch, command.ask, now_s + self.life_s, self.life_s, is_local=is_local)
         self._leases[key.group.id, key.partition] = granted
         if self._observer is not None:
             self._observer.lease_granted(key.group.subject, key.group.name, key.partition, command.member, epoch)
@@ -111,6 +114,13 @@ class LeaseTable:
         if lease is None or lease.owner != owner or lease.epoch != epoch:
             raise StaleEpoch(key.group.name, str(key.partition), epoch, 0 if lease is None else lease.epoch)
         return lease
+
+    def outlive_owner(self, key: LeaseKey, owner: str, epoch: int) -> None:
+        """From here on the lease does not end with the process of its owner, durably; nothing if it is not held so."""
+        lease = self.get(key)
+        if lease is not None and lease.is_local and (lease.owner, lease.epoch) == (owner, epoch):
+            self._rows.outlive_owner(key.group.id, key.partition, epoch, self._clock.time_ms())
+            lease.is_local = False
 
     def renew(self, key: LeaseKey, owner: str, epoch: int) -> None:
         self._renew(self.check(key, owner, epoch), self._clock.monotonic())

@@ -63,6 +63,7 @@ RETRY_S = 0.2  # after an error that says nothing about when to try again
 DAMAGE_RETRY_S = 5.0
 MOVED_AT_ONCE = 1000
 STUCK_SHARE = 4  # of `buffered_bytes`: what waits behind messages that fail or hang counts up to this only
+CLAIM_RENEW_S = 1.0
 PAUSED_RETRY_S = 1.0  # how often it is looked at whether a paused partition may be pulled again, at the least
 
 
@@ -232,12 +233,14 @@ class ConsumerCore:
             held.collect()
             held.stage = Stage.RELEASING
         if self._may_send(Release, now_s, held):
-            self._send(commands, Release(self.subject, self.group, self.member, held.progress()), now_s, held)
+            progress = held.nothing_new() if self._duty.keeps_only else held.progress()
+            self._send(commands, Release(self.subject, self.group, self.member, progress), now_s, held)
 
     def _ask(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
         if not self._may_send(Acquire, now_s, held):
             return
         self._asks += 1
+        held.ask = self._asks
         wait_s = self._settings.pull_wait_s
         ask = Acquire(self.subject, self.group, held.index, self.member, self._asks, wait_s)
         self._send(commands, ask, now_s, held)
@@ -372,6 +375,12 @@ class ConsumerCore:
         is_active = held is None or held.stage in (Stage.ASKING, Stage.ACTIVE)
         return waited is not None and waited.command is command and is_active
 
+    def asked_at_s(self, command: Command) -> float | None:
+        """When this was sent; None if its answer is not waited for."""
+        held = self.held.get(command.partition) if isinstance(command, _OF_PARTITION) else None
+        waited = (self._pending if held is None else held.pending).get(type(command))
+        return waited.sent_at_s if waited is not None and waited.command is command else None
+
     def answered(self, command: Command, answer: object, now_s: float) -> None:
         """Answers to commands that are no longer waited for change nothing. Give a Pulled as `opened`."""
         held = self.held.get(command.partition) if isinstance(command, _OF_PARTITION) else None
@@ -397,6 +406,7 @@ class ConsumerCore:
                 raise TypeError("what was pulled is to be opened first")
             case Renewed() if isinstance(command, Renew):
                 self._renewed(command, answer.partitions, waited.sent_at_s)
+                self._assigned -= set(answer.wanted_back)
             case Committed() if isinstance(command, Commit):
                 self._committed(command, answer.partitions, now_s)
             case LotContent() if held is not None and isinstance(command, ReadLot):
@@ -472,7 +482,9 @@ class ConsumerCore:
 
     def _renew_s(self) -> float:
         """A server that was started again may grant shorter leases than it said when we came."""
-        return min([self._lease.renew_s, *(held.life_s / 4 for held in _holding(self.held.values()))])
+        holding = _holding(self.held.values())
+        is_claim = any(held.is_claim for held in holding)  # which may be called back
+        return min([CLAIM_RENEW_S if is_claim else self._lease.renew_s, *(held.life_s / 4 for held in holding)])
 
     def _deadline_s(self, held: HeldPartition, asked_at_s: float) -> float:
         """Until when handlers may be started: counted from before the lease was asked for, or its renewal."""
@@ -532,6 +544,8 @@ class ConsumerCore:
                 self._forget(held)
             elif held.stage in _HOLDING:
                 self.handling.drop(held, Stage.LOST)
+            else:
+                held.error, held.retry_at_s = error, now_s + RETRY_S
         else:
             held.error = error
             held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
@@ -569,6 +583,8 @@ class ConsumerCore:
             return False
         for index in self._duty.until:
             held = self.held.get(index)
+            if held is None and index not in self._assigned and self._generation:
+                continue  # called back
             if held is None or not held.is_through:
                 return False
             held.collect()

@@ -87,6 +87,8 @@ class HeldPartition:
     until: int | None = None  # nothing at or above this offset is handled
     stage: Stage = Stage.ASKING
     epoch: int = 0
+    is_claim: bool = False  # of some slots, under somebody else's lease
+    ask: int = 0  # the last one
     life_s: float = 0.0  # of the lease, as the grantor said; it is the one that counts
     lease_ends_s: float = NEVER
     authorised_until_s: float = NEVER
@@ -129,6 +131,7 @@ class HeldPartition:
     def granted(self, answer: Granted, deadline_s: float, now_s: float) -> None:
         self.stage = Stage.ACTIVE
         self.epoch = answer.epoch
+        self.is_claim = answer.is_claim
         self.life_s = answer.life_s
         self.lease_ends_s = deadline_s
         self.deadline_s = min(self.lease_ends_s, self.authorised_until_s)
@@ -289,7 +292,13 @@ class HeldPartition:
             tuple(news.settled),
             news.lot_changes(),
             tuple(news.requests),
+            self.ask if self.is_claim else 0,
         )
+
+    def nothing_new(self) -> Progress:
+        """For a lease that was only kept: as it was granted, and a late copy of whatever others have committed since."""
+        low, finished = self.tracker.snapshot()
+        return Progress(self.index, self.epoch, low, 0, finished)
 
     def stored(self, number: int) -> SentNews | None:
         """The commit with this number was stored; returns what it said if it is the last one sent."""

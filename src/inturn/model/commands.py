@@ -161,7 +161,7 @@ class Claim(Command, frozen=True, gc=False):
 
     Held back while another claimant has any of the slots. From then on `member` pulls, commits, moves and releases with
     the lease's epoch as an owner would, but is given messages of its slots only, and its commits add to what is stored.
-    What renews a claim renews the lease. A lease with live claims is not released.
+    What renews a claim renews the lease. A lease with live claims is not released (LeaseHeld): they are called back.
     """
 
     subject: str
@@ -217,9 +217,11 @@ class Renew(Command, frozen=True, gc=False):
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False):
-    """The partitions whose leases live on; the others are over."""
+    """The partitions whose leases live on; the others are over. `wanted_back` are claims among them whose lease is
+    to be released: their holders come to an end with them, commit and give them back."""
 
     partitions: tuple[int, ...]
+    wanted_back: tuple[int, ...] = ()
 
 
 class Pull(Command, frozen=True, gc=False, array_like=True):
@@ -276,6 +278,7 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
     settled: tuple[int, ...] = ()  # offsets that failed before and are over now
     lots: tuple[LotChange, ...] = ()
     requests: tuple[int, ...] = ()  # ids of those that were acted upon
+    ask: int = 0  # of a claimant: what its claim was granted for, since all claims under a lease have its epoch
 
 
 class Commit(Command, frozen=True, gc=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import importlib.util
 import math
+import os
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -317,6 +318,7 @@ class ConsumerSettings:
     flow: FlowControl = field(default_factory=FlowControl)
     retry: RetryDelays = field(default_factory=RetryDelays)  # best effort only
     assignment: AssignmentStrategy | str = AssignmentStrategy.STICKY  # the same for all members of a group
+    trace: str | None = None  # a folder: record there what is done, for an audit
 
     def __post_init__(self) -> None:
         _set_enum(self, "strategy", Strategy)
@@ -342,6 +344,10 @@ class ConsumerSettings:
         for name, kind in (("flow", FlowControl), ("retry", RetryDelays)):
             if not isinstance(getattr(self, name), kind):
                 raise InvalidInput(f"ConsumerSettings.{name} is {getattr(self, name)!r}; give a {kind.__name__}")
+        if self.trace is not None:
+            if not isinstance(self.trace, str | os.PathLike) or not os.fspath(self.trace):
+                raise InvalidInput(f"ConsumerSettings.trace is {self.trace!r}; give the path of a folder")
+            object.__setattr__(self, "trace", os.fspath(self.trace))
         if self.ack not in ("auto", "manual"):
             raise InvalidInput(f"ConsumerSettings.ack is {self.ack!r}; use 'auto' or 'manual'")
         if self.pull_bytes > PULL_BYTES_MAX:

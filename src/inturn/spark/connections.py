@@ -1,0 +1,46 @@
+"""One connection per process and target, whoever asks for it: a Spark worker runs many tasks in its life."""
+
+from __future__ import annotations
+
+import socket
+
+from inturn.connection import Connection
+from inturn.model.errors import ConnectionLost
+from inturn.wire.address import is_address
+
+CONNECT_WAIT_S = 5.0  # for a server that is just being started again
+_connections: dict[str, Connection] = {}
+
+
+def connected(target: str, who: str) -> Connection:
+    """To a server or to a folder that is there. `who` is named if it cannot be reached: "the driver", "a task".
+
+    After a fork the parent's connections are closed ones here, so a child opens its own.
+    """
+    known = _connections.get(target)
+    if known is not None and not known.is_closed:
+        return known
+    try:
+        made = Connection(target, create=False, wait_s=CONNECT_WAIT_S)
+    except ConnectionLost as error:
+        raise unreachable(error, who) from error
+    _connections[target] = made
+    return made
+
+
+def unreachable(error: ConnectionLost, who: str) -> ConnectionLost:
+    """The same, told from where it was tried and what may be in the way."""
+    host = socket.gethostname()
+    hint = (
+        f"{error.why}; {who} on host {host!r} tried. Check that this host resolves and reaches the address (there "
+        f"'localhost' and 127.0.0.1 are {host!r} itself), and that no firewall is between"
+        if is_address(error.address)
+        else f"{error.why}; {who} on host {host!r} tried"
+    )
+    return ConnectionLost(error.address, hint)
+
+
+def disconnect(target: str) -> None:
+    known = _connections.pop(target, None)
+    if known is not None:
+        known.close()

@@ -1,0 +1,119 @@
+"""One task: its slices read and handled where it runs, through the same lanes as in any consumer.
+
+Nothing of a message leaves the task. It claims its slices, commits what is finished as it goes, and gives them back;
+so what the driver and Spark get is a summary, and a task that is run again finds done what was done.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from inturn.consumer.claiming import ClaimedPart, ClaimingNode
+from inturn.consumer.consumer import Consumer
+from inturn.consumer.duty import Duty
+from inturn.consumer.outcome import text_of
+from inturn.model.clock import SystemClock
+from inturn.model.errors import InturnError
+from inturn.model.settings import ConsumerSettings, Order
+from inturn.spark.connections import connected
+from inturn.spark.handler import HandlerName, load_handler
+from inturn.spark.slices import Slice
+
+ROUND_S = 30.0
+PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """What a task has to know. `epochs` are those of the leases that `owner` holds, by partition."""
+
+    target: str
+    subject: str
+    group: str
+    owner: str
+    epochs: dict[int, int]
+    slices: tuple[Slice, ...]
+    order: Order = Order.KEY
+    settings: ConsumerSettings = field(default_factory=ConsumerSettings)
+    round: int = 0
+    index: int = 0
+    round_s: float = ROUND_S
+    patience_s: float = PATIENCE_S
+
+
+class TaskOutcome(msgspec.Struct, frozen=True):
+    """What became of a task. `waiting` were begun and not finished: behind a message that fails, is blocked, or took
+    longer than the round."""
+
+    round: int
+    task: int
+    host: str
+    pid: int
+    handled: int = 0
+    failed: int = 0
+    waiting: int = 0
+    missing: int = 0  # offsets that were gone from the log
+    seconds: float = 0.0
+    is_through: bool = False
+    error: str = ""
+    error_kind: str = ""  # the name of its class
+    is_final: bool = False  # the same would happen again
+
+
+def run_task(plan: TaskPlan, handler: HandlerName) -> TaskOutcome:
+    """Work on the slices until they are done, or `round_s` is over, or what is left waits for longer than `patience_s`.
+
+    Whatever is wrong is told in the outcome: an exception would reach the driver as a page of Java.
+    """
+    outcome = TaskOutcome(plan.round, plan.index, socket.gethostname(), os.getpid())
+    began_s = time.monotonic()
+    try:
+        outcome = _run(plan, handler, outcome)
+    except InturnError as error:
+        kind, is_final = type(error).__name__, not error.retriable
+        outcome = msgspec.structs.replace(outcome, error=str(error), error_kind=kind, is_final=is_final)
+    except Exception as error:
+        outcome = msgspec.structs.replace(outcome, error=text_of(error), error_kind=type(error).__name__)
+    return msgspec.structs.replace(outcome, seconds=time.monotonic() - began_s)
+
+
+def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutcome:
+    function = load_handler(handler)
+    connection = connected(plan.target, "a task")
+    subject = connection.subject(plan.subject)
+    parts = {one.partition: ClaimedPart(plan.owner, plan.epochs[one.partition], one.slots) for one in plan.slices}
+    consumer = Consumer(
+        ClaimingNode(connection.node, subject, parts),
+        SystemClock(),
+        plan.subject,
+        plan.group,
+        function,
+        order=plan.order,
+        settings=plan.settings,
+        lease=connection.node.lease,
+        name=f"{plan.owner}-r{plan.round}-t{plan.index}",
+        duty=Duty(until={one.partition: one.until for one in plan.slices}),
+    )
+    consumer.start()
+    try:
+        is_through = consumer.wait_until_through(plan.patience_s, plan.round_s)
+        statistics = consumer.statistics()
+    finally:
+        consumer.stop(timeout_s=None)  # a handler that hangs keeps its claim, so that nobody overtakes it
+    if consumer.error is not None:
+        raise consumer.error
+    after = consumer.statistics()
+    return msgspec.structs.replace(
+        outcome,
+        handled=after.ok_count,
+        failed=after.failed_count,
+        waiting=statistics.waiting_count,
+        missing=statistics.missing,
+        is_through=is_through,
+        error="; ".join(statistics.errors),
+    )

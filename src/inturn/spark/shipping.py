@@ -1,0 +1,139 @@
+"""What executors need of ours: the package inturn and the modules of handlers, sent; compiled modules, asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inturn.model.errors import InvalidInput
+from inturn.spark.extra import INSTALL
+from inturn.spark.registration import register
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+# What inturn imports where it handles messages. Most of it is compiled for a machine, so it cannot be sent.
+INSTALLED = ("msgspec", "pyarrow", "pyroaring", "sqlalchemy", "structlog", "uvloop", "xxhash")
+_EARLIEST = (1980, 1, 1, 0, 0, 0)  # of every entry, so that the same files make the same archive
+
+_folder: tempfile.TemporaryDirectory[str] | None = None
+
+
+def is_local(master: str | None) -> bool:
+    """Whether the tasks run on this machine, with what is installed here."""
+    return master is not None and master.startswith("local")
+
+
+def ship(spark: SparkSession, modules: Iterable[str] = ()) -> bool:
+    """Send the package inturn and these modules, with the packages that they are in, to the executors; False if nothing
+    is to be sent, for they are on this machine.
+
+    Only Python goes over: msgspec, pyarrow, pyroaring, sqlalchemy, structlog, uvloop and xxhash have to be installed
+    where the executors run, and so has whatever else a handler imports; `check_executors` tells. Tasks that start later
+    have the modules. What was sent once and has not changed is not sent again."""
+    context = spark.sparkContext
+    if is_local(context.master):
+        return False
+    for archive in sorted({_archive(module) for module in ("inturn", *modules)}):
+        if archive.name not in _sent(context):
+            context.addPyFile(str(archive))
+    register(spark)  # again: a source knows what had been sent when it was registered
+    return True
+
+
+def check_executors(spark: SparkSession, modules: Iterable[str] = ()) -> None:
+    """Raise `InvalidInput`, which names them, if executors cannot import what inturn needs, or these modules.
+
+    Runs a job with a task for each core; an executor that has no core free is not asked."""
+    wanted = [*INSTALLED, "inturn", *modules]
+
+    def missing(_: Iterable[int]) -> Iterator[tuple[str, str, str]]:
+        # sent as it stands, because nothing of inturn can be imported where something is missing
+        import importlib
+        import socket
+
+        for module in wanted:
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                yield error.name or module, socket.gethostname(), str(error)
+
+    tasks = max(spark.sparkContext.defaultParallelism, 1)
+    found = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(missing).collect()
+    if not found:
+        return
+    names = sorted({name for name, _, _ in found})
+    hosts = sorted({host for _, host, _ in found})
+    raise InvalidInput(
+        f"executors on {', '.join(hosts)} cannot import {', '.join(names)} ({found[0][2]}); compiled modules cannot be "
+        f"sent there: install them in the Python that PYSPARK_PYTHON names, with {INSTALL}"
+    )
+
+
+def _sent(context: SparkContext) -> set[str]:
+    return {Path(url).name for url in context.listFiles}
+
+
+def _archive(module: str) -> Path:
+    """A zip of the package that this module is in; named by its content: Spark keeps what has a name already."""
+    global _folder
+    content = _zipped(module)
+    if _folder is None:
+        # until this process ends: executors fetch from it
+        _folder = tempfile.TemporaryDirectory(prefix="inturn-spark-")
+    top = module.partition(".")[0]
+    archive = Path(_folder.name) / f"{top}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
+    if not archive.exists():
+        archive.write_bytes(content)
+    return archive
+
+
+def _zipped(module: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in _files(module):
+            if file.name.endswith(tuple(EXTENSION_SUFFIXES)):
+                raise InvalidInput(
+                    f"module {module!r} has a compiled part, {file.name}, which cannot be sent to executors; "
+                    "install it where they run"
+                )
+            entry = zipfile.ZipInfo(name, _EARLIEST)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, file.read_bytes())
+    return content.getvalue()
+
+
+def _files(module: str) -> list[tuple[str, Path]]:
+    """Name in the archive and file: of the outermost package with an `__init__` that the module is in."""
+    names = module.split(".")
+    for depth in range(1, len(names) + 1):
+        spec = _spec(".".join(names[:depth]), module)
+        if spec.origin is None or spec.origin == "namespace":
+            continue
+        origin = Path(spec.origin)
+        inside = "/".join(names[:depth])
+        if spec.submodule_search_locations is None:
+            return [(inside + origin.suffix, origin)]
+        below = sorted(file for file in origin.parent.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        return [(f"{inside}/{file.relative_to(origin.parent).as_posix()}", file) for file in below]
+    raise InvalidInput(f"module {module!r} has no file that could be sent to executors")
+
+
+def _spec(name: str, module: str) -> importlib.machinery.ModuleSpec:
+    if name == "__main__":
+        raise InvalidInput("what is in __main__ cannot be sent to executors; put it in a file of its own and import it")
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None:
+        raise InvalidInput(f"no module {module!r} can be imported here; is its folder in PYTHONPATH?")
+    return spec
