@@ -45,6 +45,7 @@ LAYERS: dict[str, set[str]] = {
     "inturn": {"version", "connection", "dead_letters", "reader", "producer", "consumer", "errors", "model"},
     "doctor": {"folder", "log", "state", "model"},
 }
+LAYERS["spark"] = set(LAYERS)
 LAYERS["bench"] = set(LAYERS)
 LAYERS["testing"] = set(LAYERS)
 LAYERS["cli"] = set(LAYERS)

@@ -9,7 +9,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from inturn.model.errors import InvalidInput
@@ -105,6 +105,9 @@ def _zipped(module: str) -> bytes:
                     f"module {module!r} has a compiled part, {file.name}, which cannot be sent to executors; "
                     "install it where they run"
                 )
+            for folder in reversed(PurePosixPath(name).parents[:-1]):  # without them no folder is imported from a zip
+                if f"{folder}/" not in archive.NameToInfo:
+                    archive.writestr(zipfile.ZipInfo(f"{folder}/", _EARLIEST), b"")
             entry = zipfile.ZipInfo(name, _EARLIEST)
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, file.read_bytes())
@@ -116,7 +119,7 @@ def _files(module: str) -> list[tuple[str, Path]]:
     names = module.split(".")
     for depth in range(1, len(names) + 1):
         spec = _spec(".".join(names[:depth]), module)
-        if spec.origin is None or spec.origin == "namespace":
+        if spec.origin is None or not spec.has_location:
             continue
         origin = Path(spec.origin)
         inside = "/".join(names[:depth])

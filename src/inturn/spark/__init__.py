@@ -1,0 +1,64 @@
+"""inturn on Spark: `session()` starts one that knows the data source `inturn`. Needs the extra: inturn[spark].
+
+The names below are loaded when they are used, so that importing this package is quick and does not need Spark."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from inturn.spark.extra import needs_extra
+
+if TYPE_CHECKING:
+    from inturn.spark.drain import Drain as Drain
+    from inturn.spark.drain import DrainSettings as DrainSettings
+    from inturn.spark.drain import drain as drain
+    from inturn.spark.registration import register as register
+    from inturn.spark.session import session as session
+    from inturn.spark.shipping import check_executors as check_executors
+    from inturn.spark.shipping import ship as ship
+    from inturn.spark.source import InturnDataSource as InturnDataSource
+
+# Public name → the module below this package that has it. Another one is a line here and one above.
+_HOMES = {
+    "Drain": "drain",
+    "DrainSettings": "drain",
+    "InturnDataSource": "source",
+    "check_executors": "shipping",
+    "drain": "drain",
+    "register": "registration",
+    "session": "session",
+    "ship": "shipping",
+}
+
+__all__ = sorted(_HOMES)
+
+
+class _Package(ModuleType):
+    """Where a function is called as its module is, this package has the function, even after the module was imported:
+    an import binds the module here."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and _HOMES.get(name) == name:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+if not TYPE_CHECKING:  # which would believe that every name is here
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        with needs_extra():
+            home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        globals()[name] = found = getattr(home, name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
