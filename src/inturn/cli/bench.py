@@ -29,6 +29,10 @@ BENCHES = {
     "produce": ("produce", "run"),
     "end-to-end": ("end_to_end", "run"),
     "hand-over": ("hand_over", "run"),
+    "spark-read": ("spark_read", "run"),
+    "spark-drain": ("spark_drain", "run"),
+    "spark-drain --handler-ms 5": ("spark_drain", "run_slow"),
+    "spark-skew": ("spark_drain", "run_skew"),
 }
 PLOTTED = "key-order"
 EXAMPLES = examples(
@@ -44,6 +48,9 @@ def run_bench(
     quick: Annotated[bool, typer.Option("--quick", help="Do less work: to see that it runs.")] = False,
     zipf: Annotated[bool, typer.Option("--zipf", help="key-order: a few keys have most of the messages.")] = False,
     is_async: Annotated[bool, typer.Option("--async", help="key-order: a handler that is `async def`.")] = False,
+    handler_ms: Annotated[
+        int, typer.Option("--handler-ms", metavar="MS", help="spark-drain: how long a handler takes; 0 or 5.")
+    ] = 0,
     plot: Annotated[
         Path | None, typer.Option(metavar="PATH", help="key-order: draw it to this PNG, too.", show_default=False)
     ] = None,
@@ -53,6 +60,7 @@ def run_bench(
 
     with command(json_output):
         variant = " --zipf" * zipf + " --async" * is_async
+        variant += f" --handler-ms {handler_ms}" if handler_ms else ""
         bench(name + variant, json_output, quick, plot)
 
 
