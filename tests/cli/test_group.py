@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import inturn
-from inturn import ConsumerSettings
+from inturn import AssignmentStrategy, ConsumerSettings
 from inturn.errors import NotFound
 from tests.cli import troubled
 from tests.cli.conftest import Cli
@@ -75,7 +75,7 @@ def test_a_group_is_described_on_all_its_subjects(billing: Cli) -> None:
 def test_the_members_of_a_group_that_runs_are_described(orders: Cli) -> None:
     seen: list[int] = []
     with inturn.connect(orders.data, flush="os") as mq:
-        settings = ConsumerSettings(commit_interval_s=0.01, assignment="circle")
+        settings = ConsumerSettings(commit_interval_s=0.01, assignment=AssignmentStrategy.CIRCLE)
         handler = lambda message, context: seen.append(message.offset)  # noqa: E731
         with mq.consumer("orders", "billing", handler, order="key", settings=settings, name="worker"):
             wait_until(lambda: len(seen) == 30)

@@ -317,7 +317,7 @@ class ConsumerSettings:
     answer_timeout_s: float = 10.0  # a command without an answer is sent again after this
     flow: FlowControl = field(default_factory=FlowControl)
     retry: RetryDelays = field(default_factory=RetryDelays)  # best effort only
-    assignment: AssignmentStrategy | str = AssignmentStrategy.STICKY  # the same for all members of a group
+    assignment: AssignmentStrategy = AssignmentStrategy.STICKY  # the same for all members of a group
     trace: str | None = None  # a folder: record there what is done, for an audit
 
     def __post_init__(self) -> None:

@@ -13,8 +13,11 @@ from inturn.spark.extra import needs_extra
 
 if TYPE_CHECKING:
     from inturn.spark.drain import Drain as Drain
+    from inturn.spark.drain import DrainReport as DrainReport
     from inturn.spark.drain import DrainSettings as DrainSettings
     from inturn.spark.drain import drain as drain
+    from inturn.spark.for_each import for_each as for_each
+    from inturn.spark.for_each import for_each_stream as for_each_stream
     from inturn.spark.registration import register as register
     from inturn.spark.session import session as session
     from inturn.spark.shipping import check_executors as check_executors
@@ -27,7 +30,10 @@ _HOMES = {
     "DrainSettings": "drain",
     "InturnDataSource": "source",
     "check_executors": "shipping",
+    "DrainReport": "drain",
     "drain": "drain",
+    "for_each": "for_each",
+    "for_each_stream": "for_each",
     "register": "registration",
     "session": "session",
     "ship": "shipping",

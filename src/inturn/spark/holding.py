@@ -18,6 +18,7 @@ from inturn.model.message import Message
 from inturn.model.request import ask
 from inturn.model.settings import ConsumerSettings, Order
 
+STREAM_WAIT_S = 5.0  # how long a stream waits at its start for partitions that others give up
 _LOOK_S = 0.02
 
 
@@ -81,6 +82,16 @@ class Holding:
             if time.monotonic() > until_s:
                 raise self._held_by_others(partitions - epochs.keys())
             time.sleep(_LOOK_S)
+
+    def wait_at_start(self, *, is_bounded: bool, count: int = 1) -> dict[int, int]:
+        """Wait until so many leases are held, but not for long: a stream looks again. One that ends with what is there
+        now (`is_bounded`) waits for as long as a query before it may keep them that ended without a word."""
+        lease = self._connection.node.lease
+        life_s = lease.life_s if is_bounded and lease is not None else 0.0
+        until_s = time.monotonic() + STREAM_WAIT_S + life_s
+        while len(epochs := self.epochs()) < count and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        return epochs
 
     def _held_by_others(self, missing: set[int]) -> LeaseHeld:
         subject, group = self._keeper.subject, self._keeper.group

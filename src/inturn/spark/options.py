@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from inturn.model.errors import InvalidInput
 from inturn.model.names import check_name
+from inturn.model.settings import ConsumerSettings, Order, one_of
 from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, SlotSet
+from inturn.spark.execution import ROUND_S
 from inturn.spark.offsets import EARLIEST, Bound, parse_bound, parse_time
 from inturn.wire.address import is_address, parse_address
 
@@ -27,14 +32,34 @@ NAMES = (
     "minPartitions",
     "slots",
     "failOnDataLoss",
+    "handler",
+    "order",
+    "concurrency",
+    "consumerSettings",
+    "takeOver",
+    "roundSeconds",
     "token",
     "password",
 )
 _BY_LOWER = {name.lower(): name for name in NAMES}
 SECRETS = ("token", "password")
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
-STREAM_ONLY = ("maxMessagesPerTrigger",)
+STREAM_ONLY = ("maxMessagesPerTrigger", "takeOver")
+HANDLER_ONLY = ("order", "concurrency", "consumerSettings", "takeOver", "roundSeconds")
+CONCURRENCY = 64  # handlers at once, in each task
 LATEST_BOUND = Bound("latest")
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerOptions:
+    """How messages are handled where they are read, instead of being rows."""
+
+    name: str
+    order: Order = Order.KEY
+    consumer: ConsumerSettings = field(default_factory=lambda: ConsumerSettings(concurrency=CONCURRENCY))
+    takes_over: bool = False
+    round_s: float = ROUND_S
+    start: str = "first"  # of a group that is new
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +77,7 @@ class ReadOptions:
     min_partitions: int | None = None
     slots: SlotSet = ALL_SLOTS
     fail_on_data_loss: bool = True
+    handler: HandlerOptions | None = None
     token: str | None = field(default=None, repr=False)  # reserved: servers ask for no credentials yet
     password: str | None = field(default=None, repr=False)
 
@@ -78,6 +104,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool | None = Non
     starting, starting_option = _bound(given, "starting", subject)
     ending, ending_option = _bound(given, "ending", subject)
     _check_bounds(starting, ending, ending_option, group)
+    handler = _handler(given, group, starting)
     return ReadOptions(
         target=_target(given),
         subject=subject,
@@ -90,9 +117,71 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool | None = Non
         min_partitions=_count(given, "minPartitions"),
         slots=_slots(given["slots"]) if "slots" in given else ALL_SLOTS,
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+        handler=handler,
         token=given.get("token"),
         password=given.get("password"),
     )
+
+
+def handler_options(
+    handler: str, order: Order | str, consumer: ConsumerSettings | None, *, takes_over: bool, round_s: float
+) -> dict[str, str]:
+    """The options that say the same as these."""
+    settings = consumer if consumer is not None else ConsumerSettings(concurrency=CONCURRENCY)
+    return {
+        "handler": handler,
+        "order": one_of(Order, "order", order).value,
+        "consumerSettings": msgspec.json.encode(settings).decode(),
+        "takeOver": str(takes_over).lower(),
+        "roundSeconds": str(round_s),
+    }
+
+
+def _handler(given: Mapping[str, str], group: str | None, starting: Bound | None) -> HandlerOptions | None:
+    if "handler" not in given:
+        for name in HANDLER_ONLY:
+            if name in given:
+                raise InvalidInput(f"option {name} is for queries with a handler; give the option handler, too")
+        return None
+    if group is None:
+        raise InvalidInput("option handler: whose work is it? Give the option group, too")
+    if "slots" in given:
+        raise InvalidInput("option slots: a query with a handler does all of its group's work; leave it out")
+    if starting is not None and starting.kind not in ("earliest", "latest", "committed"):
+        raise InvalidInput(
+            "option startingOffsets: a handler goes on where its group stands; 'earliest' or 'latest' is for a group "
+            "that is new, `inturn group reset` moves one"
+        )
+    settings = _settings(given.get("consumerSettings", "{}"), _count(given, "concurrency"))
+    return HandlerOptions(
+        given["handler"],
+        one_of(Order, "order", given.get("order", Order.KEY.value)),
+        settings,
+        _flag(given, "takeOver", default=False),
+        _seconds(given, "roundSeconds", ROUND_S),
+        "last" if starting is not None and starting.kind == "latest" else "first",
+    )
+
+
+def _settings(text: str, concurrency: int | None) -> ConsumerSettings:
+    """Fields of ConsumerSettings as JSON; what is left out is as in HandlerOptions."""
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, object])
+        fields = {"concurrency": CONCURRENCY, **fields, **({} if concurrency is None else {"concurrency": concurrency})}
+        return msgspec.convert(fields, ConsumerSettings)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"option consumerSettings={text!r}: not ConsumerSettings as JSON: {error}") from None
+
+
+def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
+    text = given.get(name, str(default))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InvalidInput(f"option {name}={text!r}: use a number of seconds above 0")
+    return seconds
 
 
 def _nearest(name: str) -> str:

@@ -67,6 +67,8 @@ def settings(master: str, *, quiet: bool = True) -> dict[str, str]:
         "spark.speculation": "false",
         # A worker that crashes in compiled code says where.
         "spark.python.worker.faulthandler.enabled": "true",
+        # Filters reach the source, which then reads only the partitions that can have such messages.
+        "spark.sql.python.filterPushdown.enabled": "true",
     }
     if quiet:
         chosen["spark.ui.showConsoleProgress"] = "false"

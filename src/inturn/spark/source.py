@@ -22,11 +22,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from inturn.connection import Connection
-from inturn.model.errors import InvalidInput
+from inturn.model.errors import InvalidInput, NotFound, StaleEpoch
 from inturn.model.logs import get_logger
+from inturn.model.settings import Order
 from inturn.spark.arrivals import Arrivals
 from inturn.spark.connections import connected, disconnect
 from inturn.spark.filters import Wanted, pushed
+from inturn.spark.holding import Holding
 from inturn.spark.offsets import (
     ByPartition,
     Extent,
@@ -38,6 +40,7 @@ from inturn.spark.offsets import (
     resolve,
 )
 from inturn.spark.options import SECRETS, ReadOptions, parse_options
+from inturn.spark.ordered import OUTCOMES, OrderedBatchReader, OrderedStreamReader
 from inturn.spark.rows import OffsetRange, cut, read_rows
 from inturn.spark.schema import COLUMNS, check_columns
 from inturn.wire.address import is_address
@@ -54,14 +57,16 @@ class InturnDataSource(DataSource):
         return "inturn"
 
     def schema(self) -> StructType:
-        parse_options(self.options)  # so that load() tells what is wrong
-        return COLUMNS
+        options = parse_options(self.options)  # so that load() tells what is wrong
+        return COLUMNS if options.handler is None else OUTCOMES
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(self._options(is_streaming=False), schema)
+        options = self._options(is_streaming=False)
+        return BatchReader(options, schema) if options.handler is None else OrderedBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(self._options(is_streaming=True), schema)
+        options = self._options(is_streaming=True)
+        return StreamReader(options, schema) if options.handler is None else OrderedStreamReader(options)
 
     def _options(self, *, is_streaming: bool) -> ReadOptions:
         for name in SECRETS:
@@ -155,14 +160,81 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._target: ByPartition | None = None  # AvailableNow: nothing behind it
         self._latest: ByPartition | None = None
         self._arrivals: Arrivals | None = None
+        self._holding: Holding | None = None
+        self._planned: dict[int, tuple[int, int]] = {}  # epoch and end of what was planned, by partition
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_arrivals": None}
+        return {**self.__dict__, "_arrivals": None, "_holding": None}
 
-    # The seam for a query that names a group: who holds its leases is to be told from here how far it is.
+    # With a group: the query is a member, reads what it holds the leases of, and commits what the sink has
+
+    def _held(self) -> Holding | None:
+        if self._options.group is None:
+            return None
+        if self._holding is None:
+            options = self._options
+            bound = options.start("latest")
+            start = "last" if bound.kind == "latest" else "first"
+            order = self._connection_order()
+            self._holding = Holding(self._connection(), options.subject, self._options.group, order=order, start=start)
+            self._holding.start()
+            self._holding.wait_at_start(is_bounded=self._target is not None)
+        return self._holding
+
+    def _connection_order(self) -> Order:
+        """What the other members keep to; rows are in the order of their partition in any case."""
+        assert self._options.group is not None
+        try:
+            told = self._connection().describe_group(self._options.subject, self._options.group).order
+        except NotFound:
+            told = None
+        return Order.PARTITION if told is None else Order(told)
 
     def _done_below(self, offsets: ByPartition) -> None:
         """All messages below these offsets are dealt with by the sink. Spark says so after each micro-batch."""
+        holding = self._held()
+        if holding is None:
+            return
+        epochs = holding.epochs()
+        done = {
+            index: until
+            for index, (epoch, until) in self._planned.items()
+            if epochs.get(index) == epoch and until <= offsets.get(index, 0)
+        }
+        for index in done:
+            del self._planned[index]
+        try:
+            holding.commit(done)
+        except StaleEpoch as error:  # it goes to somebody else just now, who reads these again
+            _log.warning(
+                "spark.commit_refused", subject=self._options.subject, group=self._options.group, why=str(error)
+            )
+
+    def _only_held(self, begin: ByPartition, end: ByPartition) -> ByPartition:
+        """Partitions that others hold stay where they are."""
+        holding = self._held()
+        if holding is None:
+            return end
+        epochs = holding.epochs()
+        return {index: offset if index in epochs else begin.get(index, 0) for index, offset in end.items()}
+
+    def _from_group(self, begin: ByPartition, until: ByPartition) -> ByPartition:
+        """Where to begin: what the group has done meanwhile is not read again, whatever Spark's checkpoint says."""
+        holding = self._held()
+        if holding is None:
+            return begin
+        assert self._options.group is not None
+        epochs = holding.epochs()
+        described = self._connection().describe_group(self._options.subject, self._options.group)
+        committed = {one.partition: one.committed for one in described.partitions}
+        found = {}
+        for index, offset in until.items():
+            if index not in epochs:
+                found[index] = offset  # nothing of it
+                continue
+            found[index] = max(begin.get(index, 0), committed.get(index, 0))
+            self._planned[index] = (epochs[index], offset)
+        return found
 
     # What Spark calls
 
@@ -188,6 +260,9 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         end = self._end(begin)
         if end == begin and self._target is None and self._wait(begin):
             end = self._end(begin)
+        end = self._only_held(begin, end)
+        if end == begin and self._target is not None:
+            self._hand_back()  # that was the last call, and `stop` may not come
         if isinstance(limit, ReadMaxRows):
             end = admitted(begin, end, limit.max_rows)
         return offsets_json(self._options.subject, end)
@@ -219,6 +294,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         subject = self._options.subject
         begin, until = parse_offsets(subject, start), parse_offsets(subject, end)
         extents = extents_of(self._connection().node, subject)
+        begin = self._from_group(begin, until)
         asked = {one: offset for one, offset in begin.items() if offset < until.get(one, 0)}
         # A partition that is new has no beginning yet; whatever there is of it is all of it.
         begin |= kept_within(subject, extents, asked, self._options.fail_on_data_loss)
@@ -227,6 +303,12 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     def commit(self, end: dict[str, dict[str, int]]) -> None:
         self._done_below(parse_offsets(self._options.subject, end))
 
+    def _hand_back(self) -> None:
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            holding.stop()
+
     def stop(self) -> None:
         self._arrivals = None
+        self._hand_back()
         disconnect(self._options.target)
