@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import inturn
-from inturn.model.errors import InvalidInput
+from inturn.model.errors import InvalidInput, NotFound
 from inturn.spark.for_each import for_each_stream
 from inturn.spark.options import parse_options
 from tests.spark.served import Served
@@ -58,7 +58,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 def lag(served: Served, subject: str, group: str) -> int:
     try:
         return served.connection.describe_group(subject, group).lag
-    except inturn.NotFound:
+    except NotFound:
         return -1
 
 
