@@ -190,6 +190,8 @@ class InProcessNode:
         if type(command) is Acquire:
             if (command.subject, command.group) in self._known_groups:
                 self.broker.leases.remote.add(command.member)
+        elif type(command) is Claim:
+            self._outlive(command)
         elif type(command) is Heartbeat:
             member = Leave(command.subject, command.group, command.member)
             self._spoke_through[member] = getattr(reply, "session", None)
@@ -202,6 +204,13 @@ class InProcessNode:
                 reply(error)
                 return
         self.submit(command, reply)
+
+    def _outlive(self, command: Claim) -> None:
+        """Somebody in another process is to work under the lease: it must not end with the process of its owner."""
+        with self._lock:
+            group = self._known_groups.get((command.subject, command.group))
+            if group is not None:
+                self.broker.leases.outlive_owner(LeaseKey(group, command.partition), command.owner, command.epoch)
 
     def hung_up(self, session: object) -> None:
         """A client is gone, or its stream is: nothing is answered to it any more. Its members keep their leases for as
@@ -290,8 +299,12 @@ class InProcessNode:
             at_s = self.broker.claims.expires_at_s(lease_key, command)
         else:
             at_s = self.broker.leases.expires_at_s(lease_key)
-        if at_s is not None and key not in self._expiry_timers:
-            self._expiry_timers[key] = self._timers.at(at_s, partial(self._lease_over, key))
+        timer = self._expiry_timers.get(key)
+        if at_s is None or (timer is not None and timer.at_s <= at_s):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._expiry_timers[key] = self._timers.at(at_s, partial(self._lease_over, key))
 
     def _lease_over(self, key: Hashable) -> None:
         with self._lock:
@@ -321,9 +334,11 @@ class InProcessNode:
         group = self._group(command.subject, command.group)
         if self.membership.leave(group, self._subject(command.subject), command.member):
             self._held.wake_later(("group", command.subject, command.group))
-        self._forget_member(command, Acquire | Pull | Heartbeat)
+        self._forget_member(command, Acquire | Claim | Pull | Heartbeat)
         has_claims = self.broker.claims.live
-        for partition in self.broker.leases.release_all(group, command.member, lambda key: bool(has_claims(key))):
+        released = self.broker.claims.release_all(group, command.member)
+        released += self.broker.leases.release_all(group, command.member, lambda key: bool(has_claims(key)))
+        for partition in released:
             self._held.wake_later(("lease", command.subject, command.group, partition))
         return Done()
 
@@ -580,8 +595,6 @@ def _if_any(pulled: Pulled, command: Pull | Read, attempt: Try) -> Pulled | None
 
 def _is_of(command: Command, leave: Leave) -> bool:
     """Whether the command came from the member that leaves."""
-    return isinstance(command, Acquire | Pull | Heartbeat) and (command.subject, command.group, command.member) == (
-        leave.subject,
-        leave.group,
-        leave.member,
-    )
+    if not isinstance(command, Acquire | Claim | Pull | Heartbeat):
+        return False
+    return (command.subject, command.group, command.member) == (leave.subject, leave.group, leave.member)

@@ -248,3 +248,116 @@ def test_the_wall_clock_decides_nothing(bench: Bench) -> None:
     bench.beat("a")
     bench.clock.jump_wall(1_000_000)
     assert bench.drop_silent() == []
+
+
+# Taking over
+
+
+def take_over(bench: Bench, member: str, order: str = "partition", assignment: str = "sticky") -> bool:
+    command = Heartbeat("orders", "billing", member, order, "first", assignment=assignment, takes_over=True)
+    return bench.membership.heartbeat(bench.group, bench.subject, command)
+
+
+def test_who_takes_over_is_given_everything(bench: Bench) -> None:
+    bench.beat("a")
+    bench.beat("b")
+    generation = bench.membership.generation(bench.group)
+    assert take_over(bench, "taker")
+    assert bench.assigned("taker") == (0, 1, 2, 3)
+    assert bench.assigned("a") == bench.assigned("b") == ()
+    assert bench.membership.generation(bench.group) == generation + 1
+    assert bench.membership.taken_over_by(bench.group) == "taker"
+    assert bench.membership.members(bench.group) == ("a", "b", "taker")
+
+
+@pytest.mark.parametrize("strategy", [one.value for one in AssignmentStrategy])
+def test_all_get_back_what_they_had_when_it_hands_back(bench: Bench, strategy: str) -> None:
+    for member in ("c", "a", "b"):
+        bench.beat(member, assignment=strategy)
+    bench.membership.leave(bench.group, bench.subject, "b")
+    before = {member: bench.assigned(member) for member in ("a", "c")}
+    take_over(bench, "aa-taker", assignment=strategy)
+    bench.membership.leave(bench.group, bench.subject, "aa-taker")
+    assert {member: bench.assigned(member) for member in ("a", "c")} == before
+    assert bench.membership.taken_over_by(bench.group) is None
+
+
+def test_all_get_back_what_they_had_when_it_is_silent_for_too_long(bench: Bench) -> None:
+    bench.beat("a")
+    bench.beat("b")
+    before = bench.assigned("a"), bench.assigned("b")
+    take_over(bench, "taker")
+    bench.clock.advance(6.0)
+    bench.beat("a")
+    bench.beat("b")
+    assert bench.assigned("taker") == (0, 1, 2, 3)
+    bench.clock.advance(4.0)
+    assert bench.drop_silent() == ["taker"]
+    assert (bench.assigned("a"), bench.assigned("b")) == before
+
+
+def test_who_comes_meanwhile_has_its_share_afterwards(bench: Bench) -> None:
+    bench.beat("a")
+    take_over(bench, "taker")
+    bench.beat("b")
+    assert bench.assigned("a") == bench.assigned("b") == ()
+    assert bench.assigned("taker") == (0, 1, 2, 3)
+    bench.membership.leave(bench.group, bench.subject, "taker")
+    assert sorted(bench.assigned("a") + bench.assigned("b")) == [0, 1, 2, 3]
+    assert len(bench.assigned("b")) == 2
+
+
+def test_what_those_had_who_go_meanwhile_is_for_the_others(bench: Bench) -> None:
+    bench.beat("a")
+    bench.beat("b")
+    of_a = bench.assigned("a")
+    take_over(bench, "taker")
+    bench.membership.leave(bench.group, bench.subject, "b")
+    assert bench.assigned("taker") == (0, 1, 2, 3)
+    bench.membership.leave(bench.group, bench.subject, "taker")
+    assert bench.assigned("a") == (0, 1, 2, 3)
+    assert set(of_a) <= set(bench.assigned("a"))
+
+
+def test_only_one_takes_over_at_a_time(bench: Bench) -> None:
+    bench.beat("a")
+    take_over(bench, "taker")
+    with pytest.raises(GroupConflict, match="taker has taken it over already; wait until it hands back"):
+        take_over(bench, "second")
+    assert bench.membership.members(bench.group) == ("a", "taker")
+    assert not take_over(bench, "taker")
+    bench.membership.leave(bench.group, bench.subject, "taker")
+    assert take_over(bench, "second")
+
+
+def test_who_takes_over_must_ask_for_the_same_order_and_assignment(bench: Bench) -> None:
+    bench.beat("a", order="key")
+    with pytest.raises(GroupConflict, match="order='key'"):
+        take_over(bench, "taker", order="partition")
+    with pytest.raises(GroupConflict, match="assignment='sticky'"):
+        take_over(bench, "taker", order="key", assignment="circle")
+    assert bench.assigned("a") == (0, 1, 2, 3)
+
+
+def test_a_member_that_only_joins_has_its_share(bench: Bench) -> None:
+    bench.beat("a")
+    bench.beat("keeper")
+    assert len(bench.assigned("keeper")) == 2
+    assert bench.membership.taken_over_by(bench.group) is None
+
+
+def test_who_had_taken_over_before_a_restart_has_everything_when_it_is_heard_again(bench: Bench) -> None:
+    bench.beat("a")
+    take_over(bench, "taker")
+    bench.holders = {"taker": (0, 1, 2, 3)}
+    bench.restart()
+    bench.beat("a")
+    assert take_over(bench, "taker")
+    assert bench.assigned("taker") == (0, 1, 2, 3)
+    assert bench.assigned("a") == ()
+    bench.membership.leave(bench.group, bench.subject, "taker")
+    assert bench.assigned("a") == (0, 1, 2, 3)
+
+
+def test_a_group_without_members_is_taken_over_by_nobody(bench: Bench) -> None:
+    assert bench.membership.taken_over_by(bench.group) is None

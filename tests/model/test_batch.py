@@ -9,17 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inturn.model.batch import (
+    CHOSEN,
     HEADER_BYTES,
     BatchHeader,
     StoredBatch,
+    chosen,
     decode,
     encode,
     is_intact,
     parse_header,
     partition_seed,
+    payload_checksum,
     slots_of,
 )
 from inturn.model.message import Message, Origin, Outgoing
+from inturn.model.slot import SlotSet
 
 SEED = partition_seed("p1")
 ORIGIN = Origin("orders", 3)
@@ -159,3 +163,64 @@ def test_a_message_is_named_by_its_id_or_else_its_place() -> None:
 def test_a_key_that_is_no_text_can_be_shown() -> None:
     assert Message(b"", "ä".encode()).key_text == "ä"
     assert Message(b"", b"\xff").key_text == "\\xff"
+
+
+# Choosing by slot
+
+
+def whole(messages: list[tuple[Outgoing, int]], compression: str | None = None) -> StoredBatch:
+    header, payload = stored([one for one, _ in messages], [slot for _, slot in messages], compression)
+    return StoredBatch(parsed(header), memoryview(payload))
+
+
+@given(
+    messages=st.lists(st.tuples(outgoing, st.integers(0, 1023)), min_size=1, max_size=20),
+    wanted=st.sets(st.integers(0, 1023)),
+    compression=st.sampled_from([None, "zstd"]),
+)
+def test_what_is_chosen_is_as_it_was_and_nothing_else_is_there(
+    messages: list[tuple[Outgoing, int]], wanted: set[int], compression: str | None
+) -> None:
+    wanted |= {slot for _, slot in messages[::2]}
+    batch = whole(messages, compression)
+    picked = chosen(batch, SlotSet.of(wanted))
+    assert is_intact(picked)
+    assert picked.header.compression == CHOSEN
+    assert decode(picked, ORIGIN) == [
+        message for message, (_, slot) in zip(decode(batch, ORIGIN), messages, strict=True) if slot in wanted
+    ]
+    assert list(slots_of(picked)) == [slot for _, slot in messages]
+    same = ("base_offset", "count", "producer_id", "producer_epoch", "first_sequence", "stored_at_ms")
+    assert all(getattr(picked.header, name) == getattr(batch.header, name) for name in same)
+
+
+def test_choosing_leaves_the_batch_itself_alone() -> None:
+    batch = whole([(Outgoing(b"a"), 1), (Outgoing(b"b"), 2)])
+    before = bytes(batch.payload)
+    chosen(batch, SlotSet.of([2]))
+    assert bytes(batch.payload) == before
+    assert is_intact(batch)
+
+
+def test_nothing_may_be_chosen_of_a_batch() -> None:
+    picked = chosen(whole([(Outgoing(b"a"), 1)]), SlotSet.of([2]))
+    assert decode(picked, ORIGIN) == []
+    assert picked.header.next_offset == 101
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_damaged_batch_stays_as_it_is_for_its_reader_to_find(compression: str | None) -> None:
+    batch = whole([(Outgoing(b"a"), 1), (Outgoing(b"b"), 2)], compression)
+    for place in range(len(batch.payload)):
+        payload = bytearray(batch.payload)
+        payload[place] ^= 0x10
+        damaged = StoredBatch(batch.header, memoryview(bytes(payload)))
+        assert chosen(damaged, SlotSet.of([1])) is damaged
+
+
+def test_a_batch_that_cannot_be_read_stays_as_it_is() -> None:
+    payload = bytes(2) + b"\xc1 not msgpack"
+    header = BatchHeader(0, len(payload), 1, 1, 100, 0, 0, 0, 0, 0, payload_checksum(payload))
+    batch = StoredBatch(header, memoryview(payload))
+    assert is_intact(batch)
+    assert chosen(batch, SlotSet.of([1])) is batch

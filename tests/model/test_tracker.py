@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pyroaring import BitMap64
 
-from inturn.model.tracker import CommitTracker
+from inturn.model.tracker import ClaimTracker, CommitTracker
 
 SPAN = 100_000  # FlowControl.span
 # Far from 0, at a border of 2**16 and of 2**32, where a roaring bitmap changes from one container to the next.
@@ -143,3 +144,96 @@ def test_a_stuck_message_with_everything_after_it_finished_takes_bytes_only() ->
     tracker = CommitTracker(2**40)
     tracker.add(range(2**40 + 1, 2**40 + SPAN))
     assert len(tracker.snapshot()[1]) < 100
+
+
+# Some of the messages, while others finish the rest
+
+
+def told(tracker: ClaimTracker) -> list[int]:
+    _, finished = tracker.snapshot()
+    return list(BitMap64.deserialize(finished)) if finished else []
+
+
+def test_a_claimant_tells_what_was_finished_here_and_nothing_else() -> None:
+    tracker = ClaimTracker(10, BitMap64([14]).serialize())
+    tracker.leave_to_others(10, 20, [11, 13, 14, 19])
+    tracker.add([13])
+    assert told(tracker) == [13]
+    assert tracker.snapshot()[0] == 10
+    assert tracker.low == 11
+    tracker.add([11, 19])
+    assert told(tracker) == [11, 13, 19]
+    assert tracker.low == 20
+
+
+def test_what_others_do_counts_as_finished_and_is_nothing_new() -> None:
+    tracker = ClaimTracker(0)
+    version = tracker.version
+    tracker.leave_to_others(0, 5, [])
+    assert tracker.version == version
+    assert told(tracker) == []
+    assert tracker.low == 5
+    assert 3 in tracker
+
+
+def test_what_is_stored_is_not_told_again_and_what_is_not_is() -> None:
+    tracker = ClaimTracker(0)
+    tracker.add([0, 2])
+    assert told(tracker) == [0, 2]
+    tracker.add([5])
+    assert told(tracker) == [0, 2, 5]  # the commit before was not answered
+    tracker.stored()
+    assert told(tracker) == []
+    tracker.add([7])
+    assert told(tracker) == [7]
+
+
+def test_what_is_finished_while_a_commit_is_on_its_way_is_told_next() -> None:
+    tracker = ClaimTracker(0)
+    tracker.add([1])
+    told(tracker)
+    tracker.add([2])
+    tracker.stored()
+    assert told(tracker) == [2]
+
+
+def test_a_gap_is_told() -> None:
+    tracker = ClaimTracker(0)
+    tracker.skip(3, 6)
+    tracker.skip(6, 6)
+    assert told(tracker) == [3, 4, 5]
+
+
+def test_an_empty_stretch_is_left_to_nobody() -> None:
+    tracker = ClaimTracker(4)
+    tracker.leave_to_others(4, 4, [])
+    assert tracker.low == 4
+
+
+@given(
+    count=st.integers(1, 40),
+    claimants=st.integers(1, 4),
+    chance=st.randoms(use_true_random=False),
+)
+def test_what_all_claimants_tell_is_what_all_finished(count: int, claimants: int, chance: random.Random) -> None:
+    """As the node puts it together, in whatever order commits come, some of them unanswered."""
+    trackers = [ClaimTracker(0) for _ in range(claimants)]
+    of = [chance.randrange(claimants) for _ in range(count)]
+    for index, tracker in enumerate(trackers):
+        tracker.leave_to_others(0, count, [offset for offset in range(count) if of[offset] == index])
+    together = CommitTracker(0)
+    finished: set[int] = set()
+    for offset in chance.sample(range(count), count):
+        trackers[of[offset]].add([offset])
+        finished.add(offset)
+        tracker = chance.choice(trackers)
+        if chance.random() < 0.6:
+            together.add(told(tracker))
+            if chance.random() < 0.7:
+                tracker.stored()
+        assert set(BitMap64.deserialize(together.snapshot()[1]) if together.snapshot()[1] else ()) <= finished
+        assert all(offset in finished for offset in range(together.low))
+    for tracker in trackers:
+        together.add(told(tracker))
+        assert tracker.low == count
+    assert together.low == count

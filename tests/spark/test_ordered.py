@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import inturn
 from inturn.model.errors import InvalidInput, NotFound
 from inturn.spark.for_each import for_each_stream
 from inturn.spark.options import parse_options

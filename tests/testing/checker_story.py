@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
+from inturn.model.slot import SlotSet
 from inturn.testing.checker import Verdict, ViolationKind, check
 from inturn.testing.history import (
+    ClaimEnded,
+    ClaimGranted,
     Committed,
     ConsumerCrashed,
     HandlerEnd,
@@ -89,6 +92,14 @@ class Story:
 
     def reset(self, offset: int) -> Story:
         self.history.record(OffsetsReset("s", "g", {0: offset}))
+        return self
+
+    def claim(self, who: str, slots: SlotSet, epoch: int = 1) -> Story:
+        self.history.record(ClaimGranted("s", "g", 0, who, epoch, slots.to_bytes()))
+        return self
+
+    def give_back(self, who: str, epoch: int = 1) -> Story:
+        self.history.record(ClaimEnded("s", "g", 0, who, epoch))
         return self
 
     def takeover(self, old: str, old_epoch: int, new: str, new_epoch: int) -> Story:

@@ -7,6 +7,8 @@ import pytest
 
 from inturn.testing.checker import check
 from inturn.testing.history import (
+    ClaimEnded,
+    ClaimGranted,
     Committed,
     ConsumerCrashed,
     Event,
@@ -33,6 +35,9 @@ ONE_OF_EACH: list[Event] = [
     Committed("s", "g", 0, "a", 1, 1, (4, 2**40), ((0, 1), (7, 2)), ((0, 3),)),
     KeySkipped("s", "g", 0, 1, b"\x00\xff"),
     KeyResumed("s", "g", 0, b"\x00\xff"),
+    ClaimGranted("s", "g", 0, "b", 1, bytes(127) + b"\xff"),
+    ClaimGranted("s", "g", 0, "c", 1),
+    ClaimEnded("s", "g", 0, "b", 1),
     ConsumerCrashed("a"),
     LeaseEnded("s", "g", 0, "a", 1, "gone"),
     OffsetsReset("s", "g", {0: 7, 12: 0}),

@@ -32,7 +32,7 @@ FOUND_AT = {
     "deadline_counts_from_the_answer": 145,
     "deadline_is_not_checked_before_a_start": 70,
     "epoch_is_not_checked": 28,
-    "failed_move_counts_as_done": 52,
+    "failed_move_counts_as_done": 137,
     "fenced_producer_is_accepted": 12,
     "full_session_drops_what_it_cannot_take": 168,
     "late_copy_of_a_commit_is_stored": 53,
@@ -49,6 +49,14 @@ FOUND_AT = {
     "tail_is_forgotten_when_the_end_is_read": 14,
     "torn_payload_is_kept": 107,
     "what_is_over_of_a_lot_is_read_again": 14,
+    "claims_are_granted_at_once_after_a_restart": 22,
+    "claim_does_not_renew_the_lease": 11,
+    "claims_outlive_their_lease": 109,
+    "lease_is_released_under_claims": 171,
+    "release_of_a_kept_lease_goes_back": 22,
+    "parked_keys_are_not_told_to_claimants": 33,
+    "parked_keys_are_told_to_all_claimants": 33,
+    "former_claim_is_taken_for_the_present_one": 737,
 }
 
 
@@ -117,5 +125,5 @@ def test_an_edit_of_what_the_product_does_not_say_is_refused() -> None:
 def test_every_layer_has_bugs() -> None:
     layers = Counter(bug.layer for bug in BUGS.values())
     assert set(layers) == {"broker", "consumer", "log", "meta", "node", "producer", "state", "wire"}
-    assert len(BUGS) >= 44 + 14 + 16
+    assert len(BUGS) >= 44 + 14 + 16 + 18
     assert all(bug.description.endswith(".") for bug in BUGS.values())

@@ -88,7 +88,7 @@ class Broker:
         self._appended = Rates[Partition](clock)
         self._done = Rates[tuple[int, int]](clock)  # by group id and partition index
         self.leases = leases
-        self.claims = ClaimTable(leases, clock)
+        self.claims = ClaimTable(leases, clock, observer)
         self.keys = keys
 
     # Logs

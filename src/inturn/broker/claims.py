@@ -14,6 +14,7 @@ from inturn.broker.leases import Lease, LeaseKey, LeaseTable
 from inturn.model.clock import Clock
 from inturn.model.commands import Claim, ClaimDescription
 from inturn.model.errors import LeaseHeld, StaleEpoch
+from inturn.model.observer import Observer
 from inturn.model.slot import SlotSet
 from inturn.state.groups import GroupRecord
 
@@ -33,9 +34,10 @@ class HeldClaim:
 
 
 class ClaimTable:
-    def __init__(self, leases: LeaseTable, clock: Clock) -> None:
+    def __init__(self, leases: LeaseTable, clock: Clock, observer: Observer | None = None) -> None:
         self._leases = leases
         self._clock = clock
+        self._observer = observer
         self._claims: dict[tuple[int, int], dict[str, HeldClaim]] = {}
 
     def acquire(self, key: LeaseKey, command: Claim) -> HeldClaim:
@@ -61,6 +63,9 @@ class ClaimTable:
             for gone in [one for one in claims.values() if one.is_over and self._is_forgotten(lease, one, now_s)]:
                 del claims[gone.claimant]
             known = claims[command.member] = HeldClaim(command.member, command.ask, slots, lease.epoch, now_s)
+            if self._observer is not None:
+                where = key.group.subject, key.group.name, key.partition
+                self._observer.claim_granted(*where, command.member, lease.epoch, slots.to_bytes())
         self._renew(lease, known, now_s)
         return known
 
@@ -84,7 +89,7 @@ class ClaimTable:
         self._renew(lease, claim, self._clock.monotonic())
 
     def release(self, key: LeaseKey, claimant: str, epoch: int) -> None:
-        self.check(key, claimant, epoch).is_over = True
+        self._end(key.group, key.partition, self.check(key, claimant, epoch))
 
     def release_all(self, group: GroupRecord, claimant: str) -> list[int]:
         """Give back whatever this claimant still has in the group; it commits nothing. Returns the partitions."""
@@ -93,8 +98,8 @@ class ClaimTable:
             for (group_id, partition), claims in self._claims.items()
             if group_id == group.id and claimant in claims and not claims[claimant].is_over
         ]
-        for _, claim in held:
-            claim.is_over = True
+        for partition, claim in held:
+            self._end(group, partition, claim)
         return [partition for partition, _ in held]
 
     def call_back(self, key: LeaseKey) -> list[HeldClaim]:
@@ -134,6 +139,11 @@ class ClaimTable:
         if any(claim.epoch != lease.epoch for claim in claims.values()):
             claims.clear()
         return claims
+
+    def _end(self, group: GroupRecord, partition: int, claim: HeldClaim) -> None:
+        claim.is_over = True
+        if self._observer is not None:
+            self._observer.claim_ended(group.subject, group.name, partition, claim.claimant, claim.epoch)
 
     def _is_live(self, claim: HeldClaim, now_s: float) -> bool:
         return not claim.is_over and now_s < claim.deadline_s

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from inturn.cli import bench, consume, dead_letter, doctor, group, key, produce, serve, subject, top
+from inturn.cli import audit, bench, consume, dead_letter, doctor, drain, group, key, produce, serve, subject, top
 from inturn.cli.options import Json, examples
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
         "inturn top",
         "inturn serve ./data",
         "inturn key list orders --group billing",
+        "inturn drain orders --group billing --handler shop:bill",
         "inturn doctor",
     ),
 )
@@ -58,7 +59,9 @@ app.command("top", epilog=top.EXAMPLES)(top.top)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(key.app, name="key")
 app.add_typer(dead_letter.app, name="dead-letter")
+app.command("drain", epilog=drain.EXAMPLES)(drain.drain)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 
 
 @app.command("demo", epilog=examples("inturn demo", "inturn demo --quick --json"))

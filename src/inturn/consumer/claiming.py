@@ -1,15 +1,18 @@
 """A consumer that works under somebody else's lease: what it asks a node for, as the node has to hear it.
 
 The consumer itself is as ever: it joins, acquires, pulls, commits, releases and leaves. Its group is the claims that it
-was given, so joining and leaving are answered here; acquiring becomes claiming; everything else goes on as it is.
+was given, so joining is answered here; acquiring becomes claiming; everything else goes on as it is. A lease that is
+over, or wanted back, is nothing to claim under any more: then the partition is no longer assigned.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inturn.model.commands import Acquire, Assignment, Claim, Command, Done, Heartbeat, Leave, Node, Reply
+from inturn.model.commands import Acquire, Answer, Assignment, Claim, Command, Heartbeat, Node, Reply
+from inturn.model.errors import InturnError, StaleEpoch
 from inturn.model.slot import SlotSet
 from inturn.model.subject import Subject
 
@@ -32,21 +35,49 @@ class ClaimingNode:
         self._node = node
         self._subject = subject
         self._parts = dict(parts)
+        self._lock = threading.Lock()
+        self._assigned = set(parts)
+        self._generation = 1  # of the assignment
+        self._asks: dict[int, int] = {}  # the last one, by partition
+        self._waiting: tuple[Heartbeat, Reply] | None = None
 
     def submit(self, command: Command, reply: Reply) -> None:
         match command:
-            case Heartbeat(generation=0):
-                partitions = tuple(sorted(self._parts))
-                order, assignment = command.order, command.assignment
-                reply(Assignment(1, partitions, self._subject, _FOR_GOOD_S, order=order, assignment=assignment))
             case Heartbeat():
-                pass  # nothing will change: it is asked again when it gave up waiting
+                self._beat(command, reply)
             case Acquire():
-                self._node.submit(self._claim(command), reply)
-            case Leave():
-                reply(Done())
+                with self._lock:
+                    self._asks[command.partition] = command.ask
+                self._node.submit(self._claim(command), lambda answer: self._claimed(command, answer, reply))
             case _:
                 self._node.submit(command, reply)
+
+    def _beat(self, beat: Heartbeat, reply: Reply) -> None:
+        """Answered when there is something new; it is asked again by whoever gave up waiting."""
+        with self._lock:
+            if beat.generation == self._generation:
+                self._waiting = beat, reply
+                return
+            assignment = self._assignment(beat)
+        reply(assignment)
+
+    def _claimed(self, command: Acquire, answer: Answer | InturnError, reply: Reply) -> None:
+        waiting = None
+        with self._lock:
+            is_over = isinstance(answer, StaleEpoch) and self._asks.get(command.partition) == command.ask
+            if is_over and command.partition in self._assigned:
+                self._assigned.discard(command.partition)
+                self._generation += 1
+                waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            beat, tell = waiting
+            tell(self._assignment(beat))
+        reply(answer)
+
+    def _assignment(self, beat: Heartbeat) -> Assignment:
+        partitions = tuple(sorted(self._assigned))
+        order, strategy = beat.order, beat.assignment
+        return Assignment(self._generation, partitions, self._subject, _FOR_GOOD_S, order=order, assignment=strategy)
 
     def _claim(self, command: Acquire) -> Claim:
         part = self._parts[command.partition]

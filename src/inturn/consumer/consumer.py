@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -28,9 +29,10 @@ from inturn.consumer.loop import WorkerLoop
 from inturn.consumer.opening import Opened, opened
 from inturn.consumer.run import Run
 from inturn.consumer.threads import Workers, WorkerThreads
+from inturn.consumer.trace import Trace
 from inturn.consumer.worker import Handler, Worker
 from inturn.model.clock import Clock
-from inturn.model.commands import Answer, Command, Node, OpenDeadLetters, OpenRetry, Pull, Pulled
+from inturn.model.commands import Answer, Command, Commit, Node, OpenDeadLetters, OpenRetry, Pull, Pulled, Release
 from inturn.model.errors import Closed, InturnError, InvalidInput
 from inturn.model.logs import get_logger
 from inturn.model.names import check_name, retry_subject
@@ -87,6 +89,7 @@ class Blocking:
 class HeldLease:
     epoch: int
     committed: int  # as far as this consumer knows
+    missing: int = 0  # offsets that were gone before they could be read
 
 
 class Consumer:
@@ -141,6 +144,10 @@ class Consumer:
             retries_of=retries_of,
             duty=duty,
         )
+        self._trace: Trace | None = None
+        if self._settings.trace is not None:
+            self._trace = Trace(Path(self._settings.trace), subject, group, self.name, order, clock)
+            self._core.handling.acted = self._trace.acted
         self._has_dead_letters = self._settings.max_attempts is not None
         self._retries: Consumer | None = None
         self._make_retries: Callable[[], Consumer] | None = None
@@ -266,6 +273,7 @@ class Consumer:
         self._lock = threading.Lock()
         self._is_started = False
         self._is_killed = True
+        self._trace = None
         self._is_over.set()
 
     def _kill_own(self) -> None:
@@ -310,11 +318,11 @@ class Consumer:
         """The leases that it holds, by partition."""
         with self._lock:
             active = [one for one in self._core.held.values() if one.stage is Stage.ACTIVE]
-            return {one.index: HeldLease(one.epoch, one.committed) for one in active}
+            return {one.index: HeldLease(one.epoch, one.committed, one.missing) for one in active}
 
     def wait_until_through(self, patience_s: float, timeout_s: float) -> bool:
         """Wait until all that its duty bounds is over; False if nothing could run for `patience_s`, because what is
-        left waits for another attempt or for somebody to decide, or if it took longer than `timeout_s`."""
+        left is held up, or if it took longer than `timeout_s`."""
         now_s = busy_at_s = self._clock.monotonic()
         until_s = now_s + timeout_s
         while now_s < until_s and now_s - busy_at_s < patience_s and not self._is_over.wait(LOOK_S):
@@ -322,9 +330,16 @@ class Consumer:
             with self._lock:
                 if self._core.is_through():
                     return True
-                if not self._core.is_quiet:
+                if not self._core.is_held_up:
                     busy_at_s = now_s
         return False
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether all that is left of what its duty bounds waits for another attempt, for somebody to decide about a
+        key, or for a log that cannot be read."""
+        with self._lock:
+            return not self._core.is_through() and self._core.is_held_up
 
     def _find_blocking(self) -> tuple[Blocking, ...]:
         found = []
@@ -360,6 +375,8 @@ class Consumer:
                 now_s = self._clock.monotonic()
                 for command, answer in answers:
                     self._note(command, answer)
+                    if self._trace is not None:
+                        self._trace.answered(self._core, command, answer, now_s)
                     self._core.answered(command, answer, now_s)
                 if self._is_killed or self._core.is_stopped or self._core.error is not None:
                     break
@@ -368,6 +385,8 @@ class Consumer:
                 self._note_state()
                 if not commands and not self._answers and not self._is_dirty:
                     self._talk.wait(self._core.next_due_s(now_s) - now_s)
+            if self._trace is not None and any(isinstance(command, Commit | Release) for command in commands):
+                self._trace.flush()  # what they tell of
             for command in commands:
                 self._node.submit(command, partial(self._reply, command))
 
@@ -428,6 +447,8 @@ class Consumer:
         if self._core.error is not None:
             _log.error("consumer.stopped", group=self.group, consumer=self.name, error=str(self._core.error))
         self._kill_own()
+        if self._trace is not None:
+            self._trace.end(is_clean=self._core.is_stopped)
         self._is_over.set()
 
     # The workers, with the lock held
@@ -436,8 +457,12 @@ class Consumer:
         now_s = self._clock.monotonic()
         core = self._core
         if run is not None:
+            if self._trace is not None and run.notes is not None:
+                self._trace.add(run.notes)
             core.finish(run, now_s)
         next_run = core.take(now_s) if takes and not self._is_killed else None
+        if self._trace is not None and next_run is not None:
+            next_run.notes = self._trace.notes()
         wanted = core.wanted_workers
         if wanted:
             self._workers.wake(wanted)

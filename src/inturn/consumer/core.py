@@ -229,12 +229,13 @@ class ConsumerCore:
         self._pull(held, commands, now_s)
 
     def _release(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
+        if not self._may_send(Release, now_s, held):
+            return
         if held.stage is Stage.DRAINING:
             held.collect()
             held.stage = Stage.RELEASING
-        if self._may_send(Release, now_s, held):
-            progress = held.nothing_new() if self._duty.keeps_only else held.progress()
-            self._send(commands, Release(self.subject, self.group, self.member, progress), now_s, held)
+        progress = held.nothing_new() if self._duty.keeps_only else held.progress()
+        self._send(commands, Release(self.subject, self.group, self.member, progress), now_s, held)
 
     def _ask(self, held: HeldPartition, commands: list[Command], now_s: float) -> None:
         if not self._may_send(Acquire, now_s, held):
@@ -460,7 +461,9 @@ class ConsumerCore:
         held.renewed(self._deadline_s(held, sent_at_s))
         for batch, messages in zip(pulled.batches, answer.messages, strict=False):
             header = batch.header
-            held.skip_to(header.base_offset)
+            held.skip_to(held.bounded(header.base_offset))
+            if held.is_through:
+                break
             messages = held.begin(held.wanted(header, messages))
             held.pull_offset = held.bounded(max(held.pull_offset, header.next_offset))
             held.error, held.is_damaged = None, False
@@ -539,6 +542,8 @@ class ConsumerCore:
         elif isinstance(error, LeaseHeld):
             if not isinstance(command, Acquire):  # which waited already, and is asked again at once
                 held.retry_at_s = now_s + RETRY_S
+                if held.stage is Stage.RELEASING:
+                    held.stage = Stage.DRAINING  # others work under the lease: it is renewed until they are done
         elif isinstance(error, StaleEpoch):
             if held.stage is Stage.RELEASING:
                 self._forget(held)
@@ -577,6 +582,25 @@ class ConsumerCore:
         """Nothing runs, and nothing could without waiting for something."""
         return not self.handling.scheduler.ready_count and not self.handling.scheduler.runs
 
+    @property
+    def is_held_up(self) -> bool:
+        """Nothing runs or could but what has failed before, and nothing is still to be asked for or to be pulled."""
+        busy = self.handling.scheduler.ready_count + sum(held.active for held in self.held.values())
+        if busy > sum(_failing_count(held) for held in self.held.values()):
+            return False
+        for index in self._duty.until:
+            held = self.held.get(index)
+            if held is None and (index in self._assigned or not self._generation):
+                return False
+            if held is not None and held.error is None and not self._is_idle(held):
+                return False
+        return True
+
+    def _is_idle(self, held: HeldPartition) -> bool:
+        """It is held, there is nothing to pull, and no answer is waited for."""
+        has_asked = bool(held.moving or held.moving_now) or ReadLot in held.pending
+        return held.stage is Stage.ACTIVE and held.is_paused and not has_asked
+
     def is_through(self) -> bool:
         """All that it was to handle is over."""
         if not self.is_quiet:
@@ -608,6 +632,18 @@ class ConsumerCore:
         held.forget_lanes()
         held.part_lots()
         del self.held[held.index]
+
+
+def _failing_count(held: HeldPartition) -> int:
+    """How many lanes run, or could, whose first message has failed before."""
+    found = 0
+    for offset, failure in held.recorded.items():
+        lanes = (held.lanes.get(key) for key in (failure.key, offset, None))
+        lane = next((lane for lane in lanes if lane is not None), None)
+        if lane is not None and (lane.run is not None or lane.bucket >= 0):
+            head = lane.head
+            found += head is not None and head.offset == offset
+    return found
 
 
 _OF_PARTITION = Acquire | Pull | Move | ReadLot | Release

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -34,6 +34,7 @@ class Handling:
         self.scheduler = Scheduler()
         self.keyless = Keyless.INDEPENDENT
         self.is_urgent = False  # something came up that commands are to be sent for
+        self.acted: Callable[[HeldPartition, KeyRequest], None] | None = None  # told of requests that count from now on
         self._order = order
         self._settings = settings
         self._retry_subject = retry_subject(group, origin)
@@ -382,6 +383,8 @@ class Handling:
                 waiting.append(request)
             else:
                 held.news.requests.append(request.id)
+                if self.acted is not None:
+                    self.acted(held, request)
         held.requests = waiting
 
     def act(self, held: HeldPartition, request: KeyRequest) -> bool:

@@ -296,7 +296,7 @@ class HeldPartition:
         )
 
     def nothing_new(self) -> Progress:
-        """For a lease that was only kept: as it was granted, and a late copy of whatever others have committed since."""
+        """Of a lease that was only kept: as it was granted, and late beside whatever others have committed since."""
         low, finished = self.tracker.snapshot()
         return Progress(self.index, self.epoch, low, 0, finished)
 

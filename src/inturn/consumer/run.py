@@ -20,6 +20,7 @@ from inturn.model.result import ResultKind
 if TYPE_CHECKING:
     from inturn.consumer.held import HeldPartition
     from inturn.consumer.lane import Lane
+    from inturn.consumer.trace import Notes
 
 _BROKEN = Outcome(Next.REPEAT, ResultKind.EXCEPTION)
 _NOTHING: list[Message] = []
@@ -30,6 +31,7 @@ class Run:
     __slots__ = (
         "_held",
         "_left",
+        "_monotonic",
         "asked_at_s",
         "context",
         "done",
@@ -37,6 +39,7 @@ class Run:
         "given",
         "handled",
         "lane",
+        "notes",
         "over",
         "slow_count",
         "slow_s",
@@ -50,6 +53,8 @@ class Run:
         self.todo = lanes
         self.over: deque[Lane] = deque()  # the worker is done with these for now
         self.lane: Lane | None = None
+        self.notes: Notes | None = None  # for the trace, if there is one
+        self._monotonic: Callable[[], float] | None = None
         self._held: HeldPartition | None = None
         self.context = _NO_CONTEXT
         self.given = _NOTHING  # to the handler, and not settled yet
@@ -67,7 +72,12 @@ class Run:
 
         Going on says that the last call succeeded, unless `settle` said something else.
         """
-        todo, over, left, asked_at_s, slow_s = self.todo, self.over, self._left, self.asked_at_s, self.slow_s
+        todo, over, left, slow_s, notes = self.todo, self.over, self._left, self.slow_s, self.notes
+        ends = None if notes is None else notes.ends
+        self._monotonic = monotonic
+        now_s = asked_at_s = self.asked_at_s = monotonic()
+        if notes is not None:
+            notes.start_s = now_s
         done = 0
         try:
             while True:
@@ -79,14 +89,14 @@ class Run:
                 if self._held is not held:
                     self._held = held
                     self.context = held.context()
+                    if notes is not None:
+                        notes.part(held)
+                if notes is not None:
+                    notes.began_at = lane.at
                 while True:
                     at = lane.at
                     if at == len(messages) or lane.parks:
                         break
-                    now_s = monotonic()
-                    if now_s - asked_at_s > slow_s:
-                        self.slow_count += 1
-                    asked_at_s = self.asked_at_s = now_s
                     if now_s >= held.deadline_s:
                         break
                     if (left <= 0 or now_s >= self.until_s) and left < self._left:
@@ -97,20 +107,34 @@ class Run:
                         if not given:
                             break
                         self.context.attempt = held.attempts.get(given[0].offset, 0) + 1
+                        if notes is not None:
+                            notes.attempt(given, self.context.attempt)
                     elif self.context.attempt > 1:
                         self.context.attempt = 1
                     self.given = given
                     taken = len(given)
                     lane.at = at + taken
                     left -= taken
+                    asked_at_s = self.asked_at_s = now_s
                     yield given
+                    # The look at the clock before the next start is the end of this one. It comes before anybody can
+                    # know that the message is over, so that what follows from its end has a later time in the trace.
+                    now_s = monotonic()
+                    if now_s - asked_at_s > slow_s:
+                        self.slow_count += 1
                     if self.given is given:
+                        if ends is not None:
+                            if count > 1:
+                                ends += [asked_at_s] * (taken - 1)
+                            ends.append(now_s)
                         inbox += given
                         self.given = _NOTHING
                         done += taken
                     elif self.lane is None:  # it failed
                         break
                 if self.lane is not None:
+                    if notes is not None and lane.at > notes.began_at:
+                        notes.leave(lane)
                     self.lane = None
                     over.append(lane)
         finally:
@@ -118,14 +142,14 @@ class Run:
                 self.settle(_BROKEN)  # its worker broke, and nobody knows how far it came
             self.handled = self._left - left
             self.done += done
-            if self.handled and monotonic() - asked_at_s > slow_s:
-                self.slow_count += 1
             self._leave()
 
     def settle(self, outcome: Outcome) -> bool:
         """What became of what was given out last; False: it failed, and its lane does not go on in this run."""
         lane, given = self.lane, self.given
         assert lane is not None
+        if self.notes is not None and self._monotonic is not None:
+            self.notes.settled(given, outcome, self.asked_at_s, self._monotonic())
         self.given = _NOTHING
         self.context.is_acknowledged = False
         match outcome.next:
@@ -148,6 +172,8 @@ class Run:
     def _leave(self) -> None:
         lane, self.lane, self.given = self.lane, None, _NOTHING
         if lane is not None:
+            if self.notes is not None:
+                self.notes.leave(lane)
             self.over.append(lane)
 
 

@@ -16,6 +16,14 @@ class Observer(Protocol):
         """`why` is "released", "expired", or "gone" for a consumer whose process ended."""
         ...
 
+    def claim_granted(self, subject: str, group: str, partition: int, claimant: str, epoch: int, slots: bytes) -> None:
+        """Under the lease of this epoch. Whoever had any of the slots (a SlotSet) has lost its claim by that."""
+        ...
+
+    def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
+        """It was given back."""
+        ...
+
     def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
         """Progress that was stored: what is done, what is parked, what came out of a parking lot."""
         ...

@@ -119,7 +119,7 @@ class ClaimTracker(CommitTracker):
         others = BitMap64()
         others.add_range(start, stop)
         others -= BitMap64(own)
-        super().add(others)
+        self._finished |= others  # there is nothing new to commit
 
     def snapshot(self) -> tuple[int, bytes]:
         _ = self.low  # forgets what is below

@@ -8,35 +8,45 @@ record: whatever dies in between, what was committed is done, and the rest is st
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from inturn.connection import Connection
-from inturn.model.commands import ClaimDescription, GroupDescription, KeyDescription
-from inturn.model.errors import InturnError, InvalidInput, NotFound
+from inturn.model.commands import ClaimDescription, DescribeGroup, GroupDescription, KeyDescription
+from inturn.model.errors import ConnectionLost, InturnError, InvalidInput, NotFound
 from inturn.model.logs import get_logger
+from inturn.model.names import retry_subject
+from inturn.model.request import ask
 from inturn.model.settings import AssignmentStrategy, ConsumerSettings, Order, one_of
+from inturn.spark.admission import check_target as check_target
+from inturn.spark.admission import describe_existing, order_of
 from inturn.spark.connections import connected
 from inturn.spark.execution import PATIENCE_S, ROUND_S, TaskOutcome, TaskPlan
 from inturn.spark.handler import HandlerName, load_handler, module_of
 from inturn.spark.holding import Holding
 from inturn.spark.hot_keys import HotKey, HotKeys
 from inturn.spark.job import run_job
-from inturn.spark.shipping import is_local, ship
-from inturn.spark.slices import Waiting, plan
-from inturn.wire.address import is_address
+from inturn.spark.rounds import Work
+from inturn.spark.rounds import done as count_done
+from inturn.spark.shipping import ship
+from inturn.spark.slices import Waiting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOK_S = 0.25
+LOOK_PATIENCE_S = 1.0  # a look is not worth waiting for a server that is away
 RATE_S = 10.0  # rates are over the last so many seconds
-SLICED_MESSAGES_MAX = 4_000_000  # per partition and round: finished sets of slices have to stay small
-FAILED_ROUNDS_MAX = 3
+FAILED_ROUNDS_MAX = 3  # in a row, without anything done
+TIMELINE_MAX = 2000  # looks that are kept; of more, every other one goes
 
 _log = get_logger("inturn.spark")
 
@@ -60,7 +70,7 @@ class DrainSettings:
     round_s: float = ROUND_S
     patience_s: float = PATIENCE_S  # how long a task waits for messages that failed to be tried again
     max_lag: int | None = None
-    take_over_s: float = 120.0  # how long online consumers have to hand over
+    take_over_s: float = 120.0  # how long online consumers have to hand over, and tasks that are gone to lose claims
 
     def __post_init__(self) -> None:
         for name in ("round_s", "patience_s", "take_over_s"):
@@ -88,6 +98,7 @@ class DrainProgress:
     tasks: tuple[ClaimDescription, ...] = ()
     hot_keys: tuple[HotKey, ...] = ()
     committed: tuple[int, ...] = ()
+    held_keys: tuple[KeyDescription, ...] = ()  # of each partition, the one that most waits behind
 
     @property
     def remaining(self) -> int:
@@ -117,8 +128,10 @@ class DrainReport:
     hand_back_s: float
     held_keys: tuple[KeyDescription, ...] = ()
     hot_keys: tuple[HotKey, ...] = ()
-    timeline: tuple[DrainProgress, ...] = ()
-    outcomes: tuple[TaskOutcome, ...] = ()
+    timeline: tuple[DrainProgress, ...] = field(default=(), repr=False)
+    outcomes: tuple[TaskOutcome, ...] = field(default=(), repr=False)
+    missing: int = 0  # offsets that were gone from the log before anybody could handle them
+    retrying: int = 0  # messages that failed and are to be tried again by the group's consumers, when it is time
 
     @property
     def per_s(self) -> float:
@@ -176,7 +189,8 @@ class Drain:
         self._consumer = consumer if consumer is not None else ConsumerSettings(concurrency=64)
         self._settings = settings if settings is not None else DrainSettings()
         self._until = until
-        self._interrupted = threading.Event()
+        self._interruptions = 0
+        self._missing = 0
         self._timeline: list[DrainProgress] = []
         self._recent: deque[tuple[float, int]] = deque()
         self._outcomes: list[TaskOutcome] = []
@@ -186,19 +200,25 @@ class Drain:
         self._began_s = 0.0
 
     def interrupt(self) -> None:
-        """End as soon as the handlers that run are over; from any thread."""
-        self._interrupted.set()
+        """End as soon as the handlers that run are over; from any thread. The second time the Spark job is cancelled:
+        its tasks are killed, and their claims have to end by themselves."""
+        self._interruptions += 1
 
     def run(self, watch: Watch | None = None) -> DrainReport:
+        """Called once. In the main thread SIGINT and SIGTERM interrupt it."""
         self._watch = watch
         self._began_s = time.monotonic()
         self._connection: Connection = connected(self._target, "the driver")
         self._subject = self._connection.subject(self._subject_name)
-        described = self._describe_existing()
-        self._order = self._order_of(described)
+        described = describe_existing(self._connection, self._subject_name, self._group)
+        order = order_of(described, self._order)
         strategy = described.assignment or str(self._consumer.assignment)
-        self._consumer = replace(self._consumer, assignment=one_of(AssignmentStrategy, "assignment", strategy))
-        self._base = _done(described)
+        consumer = replace(self._consumer, assignment=one_of(AssignmentStrategy, "assignment", strategy))
+        settings = self._settings
+        self._plan = Work(
+            self._target, self._subject, self._group, order, consumer, settings.round_s, settings.patience_s
+        )
+        self._base = count_done(described)
         self._ends = self._until or {one.partition: one.end_offset for one in described.partitions}
         self._hot = HotKeys(self._connection, self._subject)
         module = module_of(self._handler)
@@ -208,22 +228,24 @@ class Drain:
             self._subject_name,
             self._group,
             self._function,
-            order=self._order,
-            settings=self._consumer,
+            order=order,
+            settings=consumer,
             takes_over=True,
             name=f"drain-{self._subject_name}"[:40],
         )
+        with self._signalled():
+            return self._run(holding, order)
+
+    def _run(self, holding: Holding, order: Order) -> DrainReport:
         ended, failed_rounds = "interrupted", 0
-        worked_s = self._began_s
+        worked_s: float | None = None
         holding.start()
         try:
-            partitions = set(range(self._subject.partition_count))
-            holding.wait_for(partitions, self._settings.take_over_s, lambda epochs: self._taking_over(len(epochs)))
-            self._held_count = len(partitions)
-            worked_s = time.monotonic()
-            ended, failed_rounds = self._work(holding)
-        except KeyboardInterrupt:
-            self._interrupted.set()
+            if self._take_over(holding):
+                worked_s = time.monotonic()
+                ended, failed_rounds = self._work(holding)
+        except ConnectionLost as error:
+            raise DrainFailed(self._subject_name, self._group, f"the server is gone: {error}") from error
         finally:
             left_s = time.monotonic()
             self._hand_back(holding)
@@ -233,145 +255,134 @@ class Drain:
         return DrainReport(
             self._subject_name,
             self._group,
-            self._order.value,
+            order.value,
             ended,
             after.done,
             self._round,
             failed_rounds,
             sum(one.failed for one in self._outcomes),
             after.lag,
-            worked_s - self._began_s,
-            left_s - worked_s,
+            (left_s if worked_s is None else worked_s) - self._began_s,
+            0.0 if worked_s is None else left_s - worked_s,
             over_s - left_s,
             tuple(held),
             self._hot.top(),
             tuple(self._timeline),
             tuple(self._outcomes),
+            self._missing,
+            self._retrying(),
         )
 
-    # Before
+    @contextlib.contextmanager
+    def _signalled(self) -> Iterator[None]:
+        """Signals interrupt. Spark's own way with SIGINT is to cancel all jobs, which kills handlers half-way."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
 
-    def _describe_existing(self) -> GroupDescription:
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            self.interrupt()
+
+        former = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            return self._connection.describe_group(self._subject_name, self._group)
-        except NotFound:
-            known = sorted(one.group for one in self._connection.groups() if one.subject == self._subject_name)
-            there = f"it has {', '.join(known)}" if known else "it has none: nobody has consumed it yet"
-            raise NotFound("group", self._group, f"on subject {self._subject_name!r}; {there}") from None
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
-    def _order_of(self, described: GroupDescription) -> Order:
-        """The group's own. One that has no members tells nothing; it is asked for, since tasks and consumers that keep
-        to different orders would overtake each other."""
-        if described.order is None:
-            return self._order if self._order is not None else Order.KEY
-        if self._order is not None and self._order.value != described.order:
-            raise InvalidInput(
-                f"order={self._order.value!r}: the members of group {self._group!r} use {described.order!r}; "
-                "leave it out, or use the same"
-            )
-        return one_of(Order, "order", described.order)
+    def _take_over(self, holding: Holding) -> bool:
+        """False if that was interrupted."""
+        partitions = set(range(self._subject.partition_count))
 
-    def _taking_over(self, held: int) -> None:
-        self._held_count = held
-        if self._interrupted.is_set():
-            raise KeyboardInterrupt
-        self._look("taking over")
-        time.sleep(LOOK_S)
+        def watch(epochs: dict[int, int]) -> None:
+            self._held_count = len(epochs)
+            if self._interruptions:
+                raise _Interrupted
+            self._look("taking over")
+            time.sleep(LOOK_S)
+
+        try:
+            holding.wait_for(partitions, self._settings.take_over_s, watch)
+        except _Interrupted:
+            return False
+        self._held_count = len(partitions)
+        return True
 
     # Rounds
 
     def _work(self, holding: Holding) -> tuple[str, int]:
         failed = failed_in_a_row = 0
+        described = self._describe()
+        advanced_s = time.monotonic()
         while True:
-            described = self._connection.describe_group(self._subject_name, self._group)
-            if self._interrupted.is_set():
+            if self._interruptions:
                 return "interrupted", failed
             if self._settings.max_lag is not None and described.lag <= self._settings.max_lag:
                 return "lag", failed
-            waiting = self._waiting(described)
+            waiting = self._plan.waiting(described, None if self._settings.max_lag is not None else self._ends)
             if not waiting:
                 return "end", failed
-            before = _done(described)
-            error = self._run_round(holding, waiting)
-            after = _done(self._connection.describe_group(self._subject_name, self._group))
-            if error is not None:
-                failed, failed_in_a_row = failed + 1, failed_in_a_row + 1
-                _log.warning("drain.round_failed", group=self._group, round=self._round, error=error)
-                if failed_in_a_row >= FAILED_ROUNDS_MAX and not self._interrupted.is_set():
-                    raise DrainFailed(self._subject_name, self._group, f"{failed_in_a_row} rounds failed: {error}")
+            before = count_done(described)
+            result = self._run_round(holding, waiting)
+            described = self._describe()
+            has_advanced = count_done(described) > before
+            if has_advanced:
+                advanced_s = time.monotonic()
+            if result.error is not None:
+                failed, failed_in_a_row = failed + 1, 1 if has_advanced else failed_in_a_row + 1
+                _log.warning("drain.round_failed", group=self._group, round=self._round, error=result.error)
+                if failed_in_a_row >= FAILED_ROUNDS_MAX and not self._interruptions:
+                    raise self._failed(f"{failed_in_a_row} rounds failed: {result.error}")
                 continue
             failed_in_a_row = 0
-            if after == before and not self._interrupted.is_set():
+            if has_advanced or self._interruptions:
+                continue
+            if result.is_held_up:
                 return "held keys", failed
+            if time.monotonic() - advanced_s > self._settings.take_over_s:
+                raise self._failed(f"nothing was done for {self._settings.take_over_s:g} s{_claimed_by(described)}")
 
-    def _waiting(self, described: GroupDescription) -> list[Waiting]:
-        found = []
-        for one in described.partitions:
-            until = one.end_offset if self._settings.max_lag is not None else self._ends.get(one.partition, 0)
-            until = min(until, one.committed + SLICED_MESSAGES_MAX)
-            count = max(0, until - one.committed - one.finished_count)
-            if count:
-                found.append(Waiting(one.partition, count, until))
-        return found
-
-    def _run_round(self, holding: Holding, waiting: Sequence[Waiting]) -> str | None:
-        """Why it failed, if it did; raises if it would fail again."""
+    def _run_round(self, holding: Holding, waiting: Sequence[Waiting]) -> _Result:
+        """Raises if it would be the same again."""
         self._round += 1
-        assert self._order is not None
-        epochs = holding.epochs()
-        waiting = [one for one in waiting if one.partition in epochs]
+        if not self._take_over(holding):  # what was lost since, for example while the server was away
+            return _Result(None, is_held_up=False)
         task_count = self._settings.tasks or max(1, self._spark.sparkContext.defaultParallelism)
-        plans = [
-            TaskPlan(
-                self._target,
-                self._subject_name,
-                self._group,
-                holding.owner,
-                {one.partition: epochs[one.partition] for one in slices},
-                slices,
-                self._order,
-                self._consumer,
-                self._round,
-                index,
-                self._settings.round_s,
-                self._settings.patience_s,
-            )
-            for index, slices in enumerate(plan(self._subject, self._order, waiting, task_count))
-        ]
+        plans = self._plan.plans(list(waiting), holding.owner, holding.epochs(), task_count, self._round)
         if not plans:
-            time.sleep(LOOK_S)
-            return None
+            return _Result(None, is_held_up=False)
         job = _Job(self._spark, plans, self._handler, f"drain {self._subject_name} for {self._group}")
         job.start()
         self._attend(job, holding)
-        if job.error is not None:
+        error, outcomes = job.error, job.outcomes
+        if error is not None:
             if not _is_alive(self._spark):
-                raise DrainFailed(self._subject_name, self._group, "Spark is gone: its Java process has ended")
-            return _first_line(job.error)
-        self._outcomes += job.outcomes
-        for outcome in job.outcomes:
-            if outcome.error and outcome.is_final:
-                raise DrainFailed(
-                    self._subject_name, self._group, f"task {outcome.task} on {outcome.host}: {outcome.error}"
-                )
-        errors = [one.error for one in job.outcomes if one.error_kind]
-        return errors[0] if errors else None
+                raise self._failed("Spark is gone: its Java process has ended, or its session was stopped") from error
+            return _Result(_first_line(error), is_held_up=False)
+        self._outcomes += outcomes
+        self._missing += _missing(outcomes)
+        for outcome in outcomes:
+            if outcome.error and outcome.is_final and not self._interruptions:
+                raise self._failed(f"task {outcome.task} on {outcome.host}: {outcome.error}")
+        errors = [one.error for one in outcomes if one.error_kind]
+        is_held_up = all(one.is_through or one.is_held_up for one in outcomes)
+        return _Result(errors[0] if errors else None, is_held_up)
 
     def _attend(self, job: _Job, holding: Holding) -> None:
         """Look on until the job is over. An interruption calls its tasks back, a second one cancels it."""
         handing_back: threading.Thread | None = None
         while job.is_alive():
-            try:
-                job.join(LOOK_S)
-                self._look("working" if handing_back is None else "handing back")
-            except KeyboardInterrupt:
-                if self._interrupted.is_set():
-                    job.cancel()
-                self._interrupted.set()
-            if self._interrupted.is_set() and handing_back is None:
+            job.join(LOOK_S)
+            if self._interruptions and handing_back is None:
                 # Its release is refused as long as tasks work under the lease; they are told, and come to an end.
                 handing_back = threading.Thread(target=holding.stop, args=(None,), daemon=True)
                 handing_back.start()
+            if self._interruptions > 1:
+                job.cancel()
+            self._look("working" if handing_back is None else "handing back")
+
+    def _failed(self, why: str) -> DrainFailed:
+        return DrainFailed(self._subject_name, self._group, why)
 
     # After
 
@@ -383,17 +394,26 @@ class Drain:
             stopping.join(LOOK_S)
             self._look("handing back")
 
+    def _retrying(self) -> int:
+        with contextlib.suppress(NotFound):  # it never needed one
+            return self._connection.describe_group(retry_subject(self._group, self._subject_name), self._group).lag
+        return 0
+
     # Looking
+
+    def _describe(self) -> GroupDescription:
+        return self._connection.describe_group(self._subject_name, self._group)
 
     def _look(self, phase: str) -> DrainProgress:
         now_s = time.monotonic()
         try:
-            described = self._connection.describe_group(self._subject_name, self._group)
+            command = DescribeGroup(self._subject_name, self._group)
+            described = ask(self._connection.node, command, GroupDescription, LOOK_PATIENCE_S)
         except InturnError:
             if not self._timeline:
                 raise
             return self._timeline[-1]  # the server is away for a moment; whoever has to know hears it elsewhere
-        done = _done(described) - self._base
+        done = count_done(described) - self._base
         self._recent.append((now_s, done))
         while len(self._recent) > 2 and now_s - self._recent[0][0] > RATE_S:
             self._recent.popleft()
@@ -417,11 +437,26 @@ class Drain:
             described.claims,
             self._hot.top(),
             tuple(one.committed + one.finished_count for one in described.partitions),
+            tuple(one.blocking for one in described.partitions if one.blocking is not None),
         )
+        if len(self._timeline) >= TIMELINE_MAX:
+            del self._timeline[1::2]
         self._timeline.append(look)
         if self._watch is not None:
             self._watch(look)
         return look
+
+
+class _Interrupted(Exception):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """Of a round: why it failed, if it did. `is_held_up`: all that is left waits behind keys that do not go on."""
+
+    error: str | None
+    is_held_up: bool
 
 
 class _Job(threading.Thread):
@@ -433,32 +468,38 @@ class _Job(threading.Thread):
         self._plans = plans
         self._handler = handler
         self._what = what
-        self._tag = f"inturn-{id(self)}"
+        self._group_name = f"inturn-{uuid.uuid4().hex}"
+        self._is_cancelled = False
         self.outcomes: list[TaskOutcome] = []
         self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self._spark.addTag(self._tag)
+            # Spark waits for a task to notice, and kills its process if it does not. Interrupting its Java thread would
+            # leave the process alone, and at work.
+            self._spark.sparkContext.setJobGroup(self._group_name, self._what, interruptOnCancel=False)
             self.outcomes = run_job(self._spark, self._plans, self._handler)
         except BaseException as error:
             self.error = error
 
     def cancel(self) -> None:
-        self._spark.interruptTag(self._tag)
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._spark.sparkContext.cancelJobGroup(self._group_name)
 
 
-def check_target(spark: SparkSession, target: str) -> None:
-    """A folder is there for the tasks only if they run on this machine."""
-    if not is_address(target) and not is_local(spark.sparkContext.master):
-        raise InvalidInput(
-            f"{target!r} is a folder of this machine, which executors of {spark.sparkContext.master} do not see; "
-            "serve it (`inturn serve`), and give the server's address"
-        )
+def _missing(outcomes: Sequence[TaskOutcome]) -> int:
+    """Every task that works on a partition reads past the same gaps."""
+    found: dict[int, int] = {}
+    for outcome in outcomes:
+        for partition, count in outcome.missing_in.items():
+            found[partition] = max(found.get(partition, 0), count)
+    return sum(found.values())
 
 
-def _done(described: GroupDescription) -> int:
-    return sum(one.committed + one.finished_count for one in described.partitions)
+def _claimed_by(described: GroupDescription) -> str:
+    claimants = sorted({one.claimant for one in described.claims})
+    return f"; {', '.join(claimants)} still has claims: is a handler hanging there?" if claimants else ""
 
 
 def _is_alive(spark: SparkSession) -> bool:

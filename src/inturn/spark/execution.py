@@ -48,7 +48,7 @@ class TaskPlan:
 
 class TaskOutcome(msgspec.Struct, frozen=True):
     """What became of a task. `waiting` were begun and not finished: behind a message that fails, is blocked, or took
-    longer than the round."""
+    longer than the round. Neither through nor held up: the round was over, or the lease was wanted back or lost."""
 
     round: int
     task: int
@@ -58,8 +58,10 @@ class TaskOutcome(msgspec.Struct, frozen=True):
     failed: int = 0
     waiting: int = 0
     missing: int = 0  # offsets that were gone from the log
+    missing_in: dict[int, int] = {}  # the same by partition: all that work on one tell of the same
     seconds: float = 0.0
     is_through: bool = False
+    is_held_up: bool = False  # all that is left waits behind keys that do not go on
     error: str = ""
     error_kind: str = ""  # the name of its class
     is_final: bool = False  # the same would happen again
@@ -102,6 +104,8 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
     consumer.start()
     try:
         is_through = consumer.wait_until_through(plan.patience_s, plan.round_s)
+        is_held_up = not is_through and consumer.is_held_up
+        held = consumer.leases()
         statistics = consumer.statistics()
     finally:
         consumer.stop(timeout_s=None)  # a handler that hangs keeps its claim, so that nobody overtakes it
@@ -114,6 +118,8 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
         failed=after.failed_count,
         waiting=statistics.waiting_count,
         missing=statistics.missing,
-        is_through=is_through,
+        missing_in={index: one.missing for index, one in held.items() if one.missing},
+        is_through=is_through and len(held) == len(parts),
+        is_held_up=is_held_up,
         error="; ".join(statistics.errors),
     )

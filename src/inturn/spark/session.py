@@ -180,7 +180,8 @@ def _start_submitted(app_name: str, master: str, asked: Mapping[str, str], quiet
 
 def _variables(master: str) -> dict[str, str]:
     """Of the environment that Spark starts in: which Java, which Python."""
-    # the driver's Python plans what data sources read; on a cluster the executors have one of their own
+    # PYSPARK_DRIVER_PYTHON finds sources by their names. One that is registered plans in the driver and reads in the
+    # executors with what PYSPARK_PYTHON names; on a cluster that is for whoever has installed it there to say.
     chosen = {"JAVA_HOME": str(java_home()), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if is_local(master):
         chosen["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import io
+import re
+import sys
 import tempfile
+import threading
+import uuid
 import zipfile
+import zipimport
 from collections.abc import Iterable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path, PurePosixPath
@@ -21,7 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # What inturn imports where it handles messages. Most of it is compiled for a machine, so it cannot be sent.
-INSTALLED = ("msgspec", "pyarrow", "pyroaring", "sqlalchemy", "structlog", "uvloop", "xxhash")
+INSTALLED = ("msgspec", "numpy", "pyarrow", "pyroaring", "sqlalchemy", "structlog", "uvloop", "xxhash")
+EXECUTORS_S = 60.0  # until the first one is there; a cluster that has to start machines takes about as long
 _EARLIEST = (1980, 1, 1, 0, 0, 0)  # of every entry, so that the same files make the same archive
 
 _folder: tempfile.TemporaryDirectory[str] | None = None
@@ -36,21 +43,25 @@ def ship(spark: SparkSession, modules: Iterable[str] = ()) -> bool:
     """Send the package inturn and these modules, with the packages that they are in, to the executors; False if nothing
     is to be sent, for they are on this machine.
 
-    Only Python goes over: msgspec, pyarrow, pyroaring, sqlalchemy, structlog, uvloop and xxhash have to be installed
-    where the executors run, and so has whatever else a handler imports; `check_executors` tells. Tasks that start later
-    have the modules. What was sent once and has not changed is not sent again."""
+    Only Python goes over: msgspec, numpy, pyarrow, pyroaring, sqlalchemy, structlog, uvloop and xxhash have to be
+    installed where the executors run, and so has whatever else a handler imports; `check_executors` tells. Tasks that
+    start later have the modules. What was sent once and has not changed is not sent again, nor what is in an archive
+    that spark-submit has sent."""
     context = spark.sparkContext
     if is_local(context.master):
         return False
     for archive in sorted({_archive(module) for module in ("inturn", *modules)}):
         if archive.name not in _sent(context):
+            path = list(sys.path)
             context.addPyFile(str(archive))
+            sys.path[:] = path  # where Spark puts its copy first: here it is the files themselves that are imported
     register(spark)  # again: a source knows what had been sent when it was registered
     return True
 
 
-def check_executors(spark: SparkSession, modules: Iterable[str] = ()) -> None:
-    """Raise `InvalidInput`, which names them, if executors cannot import what inturn needs, or these modules.
+def check_executors(spark: SparkSession, modules: Iterable[str] = (), wait_s: float = EXECUTORS_S) -> None:
+    """Raise `InvalidInput`, which names what is missing where, if executors cannot import what inturn needs, or these
+    modules; if they have no Python to run; or if there is no executor after `wait_s`.
 
     Runs a job with a task for each core; an executor that has no core free is not asked."""
     wanted = [*INSTALLED, "inturn", *modules]
@@ -67,7 +78,8 @@ def check_executors(spark: SparkSession, modules: Iterable[str] = ()) -> None:
                 yield error.name or module, socket.gethostname(), str(error)
 
     tasks = max(spark.sparkContext.defaultParallelism, 1)
-    found = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(missing).collect()
+    with _giving_up(spark.sparkContext, wait_s):
+        found = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(missing).collect()
     if not found:
         return
     names = sorted({name for name, _, _ in found})
@@ -78,6 +90,59 @@ def check_executors(spark: SparkSession, modules: Iterable[str] = ()) -> None:
     )
 
 
+@contextlib.contextmanager
+def _giving_up(context: SparkContext, wait_s: float) -> Iterator[None]:
+    """Around a job: it is given up if no executor comes, for which Spark would wait for good; and if it fails because
+    executors have no Python for it, that is told."""
+    tag = f"inturn-{uuid.uuid4().hex}"
+    has_given_up = threading.Event()
+
+    def look() -> None:
+        if not _has_executors(context):
+            has_given_up.set()
+            context.cancelJobsWithTag(tag)
+
+    timer = threading.Timer(wait_s, look)
+    timer.daemon = True
+    context.addJobTag(tag)
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if has_given_up.is_set():
+            host = context.getConf().get("spark.driver.host")
+            raise InvalidInput(
+                f"{context.master} has given no executor within {wait_s:g} s: does it have the cores and the memory "
+                f"that one takes (spark.executor.cores, spark.executor.memory), and do its machines reach this driver "
+                f"at {host} (spark.driver.host)?"
+            ) from error
+        unusable = _unusable_python(context, str(error))
+        if unusable is None:
+            raise
+        raise unusable from error
+    finally:
+        timer.cancel()
+        context.removeJobTag(tag)
+
+
+def _has_executors(context: SparkContext) -> bool:
+    status = context._jsc.sc().getExecutorMemoryStatus()
+    return is_local(context.master) or status.size() > 1  # the driver is one of them
+
+
+def _unusable_python(context: SparkContext, error: str) -> InvalidInput | None:
+    why = re.search(
+        r'Cannot run program "[^"]*"[^:]*: (?:error=\d+, )?([^\n]+)|\[PYTHON_VERSION_MISMATCH\] ([^\n]+)', error
+    )
+    if why is None:
+        return None
+    version = ".".join(str(number) for number in sys.version_info[:2])
+    return InvalidInput(
+        f"executors cannot use the Python {context.pythonExec!r}: {why[1] or why[2]}; set PYSPARK_PYTHON to a Python "
+        f"{version} that is at the same path on all of their machines, and on this one"
+    )
+
+
 def _sent(context: SparkContext) -> set[str]:
     return {Path(url).name for url in context.listFiles}
 
@@ -85,6 +150,9 @@ def _sent(context: SparkContext) -> set[str]:
 def _archive(module: str) -> Path:
     """A zip of the package that this module is in; named by its content: Spark keeps what has a name already."""
     global _folder
+    loader = _spec(module.partition(".")[0], module).loader
+    if isinstance(loader, zipimport.zipimporter):
+        return Path(loader.archive)
     content = _zipped(module)
     if _folder is None:
         # until this process ends: executors fetch from it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import bindparam, insert, null, select, true, update
+from sqlalchemy import bindparam, false, insert, null, select, true, update
 
 from inturn.model.commands import Progress
 from inturn.model.errors import StaleEpoch
@@ -55,6 +55,11 @@ _RELEASE = (
     update(leases)
     .where(*_ROW, leases.c.epoch == bindparam("by_epoch"), leases.c.owner.is_not(None))
     .values(owner=null(), changed_at_ms=bindparam("now_ms"))
+)
+_OUTLIVE_OWNER = (
+    update(leases)
+    .where(*_ROW, leases.c.epoch == bindparam("by_epoch"))
+    .values(local=false(), changed_at_ms=bindparam("now_ms"))
 )
 _RELEASE_LOCAL = (
     update(leases)
@@ -125,6 +130,17 @@ class LeaseRows:
                 "now_ms": now_ms,
             }
             return connection.execute(_RELEASE, values).rowcount > 0
+
+    def outlive_owner(self, group_id: int, partition: int, epoch: int, now_ms: int) -> None:
+        """The lease of this epoch is not over when the process of the node is: others work under it elsewhere."""
+        with self._database.transaction() as connection:
+            values = {
+                "of_group": group_id,
+                "of_partition": self._partition_ids.one(connection, group_id, partition),
+                "by_epoch": epoch,
+                "now_ms": now_ms,
+            }
+            connection.execute(_OUTLIVE_OWNER, values)
 
     def release_with(self, group_id: int, progress: Progress, now_ms: int) -> bool:
         """Store the progress and clear the owner, both or neither; false if the progress was a late copy.

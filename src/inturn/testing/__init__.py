@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from inturn.testing.checker import check
     from inturn.testing.clock import FakeClock
     from inturn.testing.history import (
+        ClaimEnded,
+        ClaimGranted,
         Committed,
         ConsumerCrashed,
         Event,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Behaviour",
+    "ClaimEnded",
+    "ClaimGranted",
     "Committed",
     "ConsumerCrashed",
     "Event",

@@ -25,7 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 from inturn.model.errors import InvalidInput
+from inturn.model.slot import SlotSet, slot_of
 from inturn.testing.history import (
+    ClaimEnded,
+    ClaimGranted,
     Committed,
     ConsumerCrashed,
     Event,
@@ -39,7 +42,7 @@ from inturn.testing.history import (
     ProcessRestarted,
     SendAcknowledged,
 )
-from inturn.testing.track import Identity, LaneKey, Lease, Log, Run, Track
+from inturn.testing.track import Claim, Identity, LaneKey, Lease, Log, Run, Track
 from inturn.testing.verdict import Evidence, OrderViolated, Verdict, Violation, ViolationKind, name_offsets
 
 __all__ = ["Evidence", "OrderViolated", "StoredMessages", "Verdict", "Violation", "ViolationKind", "check"]
@@ -101,6 +104,8 @@ class _Check:
             Committed: self._commit,
             LeaseGranted: self._grant,
             LeaseEnded: self._lease_end,
+            ClaimGranted: self._claim_grant,
+            ClaimEnded: self._claim_end,
             OffsetsReset: self._reset,
             KeySkipped: self._key_skip,
             KeyResumed: self._key_resume,
@@ -197,6 +202,9 @@ class _Check:
         lane = track.lanes.get(lane_key) or track.lane(lane_key, self.by_key)
         run = Run(index, offset, key, epoch, event.consumer, event.attempt, lane)
 
+        if track.claims:
+            run.claim = track.claim_of(event.consumer, epoch)
+            self._judge_claim(track, run)
         if epoch != track.epoch_max and track.epoch_max >= 0:
             self._stale_start(track, run)
         if (offset < track.committed or offset in track.claimed) and epoch >= track.epoch_max and track.is_done(offset):
@@ -236,6 +244,31 @@ class _Check:
             (newest, run.index),
         )
 
+    def _judge_claim(self, track: Track, run: Run) -> None:
+        claim = run.claim
+        evidence: tuple[int, ...]
+        if claim is None:
+            slot = None if run.key is None else slot_of(run.key)
+            others = (one for one in track.claims.values() if one.epoch == run.epoch and one.ended_index is None)
+            other = next((one for one in others if slot is None or slot in one.slots), None)
+            if other is None:
+                return
+            reason, evidence = f"which {other.claimant!r} had claimed", (other.index,)
+        elif claim.ended_index is not None:
+            how = "given back" if claim.lost_index is None else "lost to another"
+            reason, evidence = f"after its claim had been {how}", (claim.index, claim.ended_index)
+        elif run.key is not None and slot_of(run.key) not in claim.slots:
+            reason, evidence = f"of slot {slot_of(run.key)}, which it had not claimed", (claim.index,)
+        else:
+            return
+        self._violation_on(
+            track,
+            ViolationKind.STALE_START,
+            f"{track}: {run.consumer!r} started offset {run.offset}{_key(run)} in epoch {run.epoch}, {reason}",
+            (run.offset,),
+            (*evidence, run.index),
+        )
+
     def _repeated(self, track: Track, run: Run) -> None:
         commit = track.claimed.get(run.offset, track.commit_index)
         said = (
@@ -255,9 +288,10 @@ class _Check:
             self._judge_overlap(track, lane.open, run)
         lane.open = run
         self.leftover_overlaps += lane.leftovers
-        last_runs = track.last.get(run.epoch)
+        term = run.term
+        last_runs = track.last.get(term)
         if last_runs is None:
-            last_runs = track.last[run.epoch] = {}
+            last_runs = track.last[term] = {}
         if self.by_key or key not in track.lots:
             last = last_runs.get(lane_key)
             self._judge_order(track, last, last, run)
@@ -276,7 +310,8 @@ class _Check:
     def _judge_overlap(self, track: Track, earlier: Run, run: Run) -> None:
         """`earlier` is still open. It is judged once; after that only its being left over is remembered."""
         granted = track.grants.get(run.epoch)
-        if earlier.epoch < run.epoch and granted is not None and earlier.index < granted:
+        is_of_lost_lease = earlier.epoch < run.epoch and granted is not None and earlier.index < granted
+        if is_of_lost_lease or _is_of_lost_claim(earlier, run):
             earlier.leftover = True
             earlier.lane.leftovers += 1
             return
@@ -366,7 +401,7 @@ class _Check:
         if highest is None or highest.attempt is None:
             tried[run.offset] = run
             return
-        has_failed = highest.epoch == run.epoch and highest.result in _REPEATED
+        has_failed = highest.term == run.term and highest.result in _REPEATED
         if attempt < highest.attempt or (attempt == highest.attempt and has_failed):
             how = f"which ended in {highest.result!r}" if highest.result else "which had not ended"
             self._violation_on(
@@ -393,9 +428,9 @@ class _Check:
         run.close(event.result)
         if event.result not in _FINISHED:
             if event.result == "rollback" and track.lots and not self.by_key:
-                last_runs = track.last.get(run.epoch, {})
+                last_runs = track.last.get(run.term, {})
                 if last_runs.get(None) is run:  # what the lane goes back over may be parked then, and run again
-                    track.last[run.epoch] = {None: run}
+                    track.last[run.term] = {None: run}
             return
         self.finished += 1
         if offset in track.ever_finished:
@@ -442,6 +477,17 @@ class _Check:
         lease = None if track is None else track.lease
         if lease is not None and (lease.owner, lease.epoch) == (event.owner, event.epoch) and lease.ended_index is None:
             lease.ended_index = index
+
+    def _claim_grant(self, index: int, event: ClaimGranted) -> None:
+        track = self._track(event.subject, event.group, event.partition)
+        if track is not None:
+            track.claim(Claim(index, event.claimant, event.epoch, SlotSet.from_bytes(event.slots)))
+
+    def _claim_end(self, index: int, event: ClaimEnded) -> None:
+        track = self._track(event.subject, event.group, event.partition)
+        claim = None if track is None else track.claim_of(event.claimant, event.epoch)
+        if claim is not None and claim.ended_index is None:
+            claim.ended_index = index
 
     def _commit(self, index: int, event: Committed) -> None:
         track = self._track(event.subject, event.group, event.partition)
@@ -653,6 +699,14 @@ def _may_repeat(last: Run, offset: int) -> bool:
     judged by the commits: what they said is done must not be repeated.
     """
     return last.result == "rollback" or (offset == last.offset and last.result in _REPEATED)
+
+
+def _is_of_lost_claim(earlier: Run, run: Run) -> bool:
+    """Was `earlier` started before its claim was lost to another, under whom, or somebody after it, this one runs?"""
+    claim = earlier.claim
+    if claim is None or run.claim is None or earlier.epoch != run.epoch or earlier.consumer == run.consumer:
+        return False
+    return claim.lost_index is not None and earlier.index < claim.lost_index <= run.claim.index
 
 
 def _let_on(track: Track, last: Run, run: Run) -> bool:

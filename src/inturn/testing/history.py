@@ -104,6 +104,29 @@ class LeaseEnded(_Event, frozen=True, gc=False):
     why: LeaseEnd
 
 
+class ClaimGranted(_Event, frozen=True, gc=False):
+    """The claimant may work on these slots of the partition, under the lease of this epoch that somebody else holds.
+    Whoever had any of them has lost its claim by now, because it was silent for too long.
+    """
+
+    subject: str
+    group: str
+    partition: int
+    claimant: str
+    epoch: int
+    slots: bytes = b""  # a SlotSet
+
+
+class ClaimEnded(_Event, frozen=True, gc=False):
+    """The claimant has given back what it had."""
+
+    subject: str
+    group: str
+    partition: int
+    claimant: str
+    epoch: int
+
+
 class OffsetsReset(_Event, frozen=True, gc=False):
     """The group goes on at these offsets, by partition; what is below is given up, what is not is due again.
 
@@ -151,6 +174,8 @@ Event: TypeAlias = (
     | Committed
     | LeaseGranted
     | LeaseEnded
+    | ClaimGranted
+    | ClaimEnded
     | OffsetsReset
     | KeySkipped
     | KeyResumed

@@ -14,6 +14,8 @@ from inturn.model.errors import InvalidInput
 from inturn.testing.history import (
     HANDLER_RESULTS,
     LEASE_ENDS,
+    ClaimEnded,
+    ClaimGranted,
     Committed,
     ConsumerCrashed,
     Event,
@@ -102,6 +104,15 @@ class Recorder:
     def restarted(self) -> None:
         with self._lock:
             self._add(ProcessRestarted(at_s=self._clock.monotonic()))
+
+    def claim_granted(self, subject: str, group: str, partition: int, claimant: str, epoch: int, slots: bytes) -> None:
+        with self._lock:
+            at_s = self._clock.monotonic()
+            self._add(ClaimGranted(subject, group, partition, claimant, epoch, slots, at_s=at_s))
+
+    def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
+        with self._lock:
+            self._add(ClaimEnded(subject, group, partition, claimant, epoch, at_s=self._clock.monotonic()))
 
     def offsets_reset(self, subject: str, group: str, offsets: Mapping[int, int]) -> None:
         with self._lock:

@@ -14,12 +14,24 @@ from pyroaring import BitMap64
 from inturn.consumer import outcome as outcomes
 from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
+from inturn.consumer.duty import EVERYTHING, Duty
 from inturn.consumer.held import HeldPartition
 from inturn.consumer.opening import Opened, opened
 from inturn.consumer.outcome import DONE, Next, Outcome
 from inturn.consumer.run import Run
 from inturn.model.clock import Clock
-from inturn.model.commands import Answer, Command, Commit, Granted, KeyRequest, LotContent, Progress, Pull, Pulled
+from inturn.model.commands import (
+    Acquire,
+    Answer,
+    Command,
+    Commit,
+    Granted,
+    KeyRequest,
+    LotContent,
+    Progress,
+    Pull,
+    Pulled,
+)
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.result import Result, suspend
@@ -81,6 +93,7 @@ class SimConsumer(SimClient):
         lease: LeaseSettings,
         handler_s_max: float,
         order: Order = Order.PARTITION,
+        duty: Duty = EVERYTHING,
     ) -> None:
         super().__init__(world, name)
         self._network = network
@@ -99,7 +112,7 @@ class SimConsumer(SimClient):
         self.slow_next = False  # the next handler outlives a lease
         self.is_sluggish = False  # handlers take so long that there is always something to do
         self.is_calm = False  # handlers succeed from now on
-        self.core = ConsumerCore(subject, group, name, order, "first", settings, lease)
+        self.core = ConsumerCore(subject, group, name, order, "first", settings, lease, duty=duty)
         self._act = self.core.handling.act
         self.core.handling.act = self._watch_act  # type: ignore[method-assign]
         self.later(0.0, self._tick)
@@ -136,7 +149,7 @@ class SimConsumer(SimClient):
         for command in core.poll(now_s):
             if isinstance(command, Commit):
                 self._note_commit(command)
-            self._network.send(self, command, partial(self._answered, command))
+            self._send(command)
         self._note_stages(in_poll=True)
         self._work()
         if core.is_stopped:
@@ -146,6 +159,9 @@ class SimConsumer(SimClient):
             if not now_s < self._next_tick_s <= due_s:
                 self._next_tick_s = due_s if due_s > now_s else now_s + 0.01
                 self.later(self._next_tick_s - now_s, self._tick)
+
+    def _send(self, command: Command) -> None:
+        self._network.send(self, command, partial(self._answered, command))
 
     def _work(self) -> None:
         """Workers take what there is. Like real ones they do so without a poll before: whatever has changed meanwhile
@@ -160,6 +176,8 @@ class SimConsumer(SimClient):
     def _answered(self, command: Command, answer: Answer | InturnError) -> None:
         if isinstance(answer, Granted):
             self._note_hand_over(answer)
+            if answer.is_claim and isinstance(command, Acquire) and self.core.awaits(command):
+                self._begin_anew(command.partition)
         elif isinstance(answer, LotContent):
             self._coverage["lot.read in several pieces"] += not answer.is_end
         if isinstance(answer, Pulled) and isinstance(command, Pull):
@@ -169,8 +187,18 @@ class SimConsumer(SimClient):
         else:
             self.core.answered(command, answer, self.world.now_s)
         if self.core.error is not None:
-            raise self.core.error
-        self._tick()
+            self._fail(self.core.error)
+        else:
+            self._tick()
+
+    def _fail(self, error: InturnError) -> None:
+        raise error
+
+    def _begin_anew(self, partition: int) -> None:
+        """A claim may come again with the same epoch; what was rolled back under the former one is over."""
+        for places in (self._kept, self._rolled_back):
+            for place in [place for place in places if place[0] == partition]:
+                del places[place]
 
     def _next(self, run: Run, calls: Iterator[list[Message]]) -> None:
         given = next(calls, None)
@@ -181,6 +209,7 @@ class SimConsumer(SimClient):
         context = run.context
         self._check_rollback(self._place_of(context, message), message.offset)
         self._check_attempt(context, message)
+        self._check_bound(run, message)
         self._recorder.started(*self._event_of(context, message), attempt=context.attempt)
         self._coverage["handler.repeated"] += context.attempt > 1
         self._coverage["handler.of a parked message"] += run.lane is not None and run.lane.lot is not None
@@ -288,6 +317,9 @@ class SimConsumer(SimClient):
                 f"tried too often: {self.name}, partition {context.partition}, epoch {context.epoch} "
                 f"starts offset {message.offset} as attempt {context.attempt} of {attempts_max}"
             )
+
+    def _check_bound(self, run: Run, message: Message) -> None:
+        """There is none."""
 
     def _note_commit(self, commit: Commit) -> None:
         for progress in commit.progress:

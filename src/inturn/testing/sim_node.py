@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from inturn.log.embedded import EmbeddedEngine
@@ -12,18 +12,22 @@ from inturn.model.commands import (
     Answer,
     Append,
     Appended,
+    Claim,
     Command,
     Commit,
     Committed,
     CreateSubject,
+    Done,
     Granted,
+    Leave,
     ProducerOpened,
     Progress,
+    Release,
     Renew,
     Renewed,
     Reply,
 )
-from inturn.model.errors import InturnError, StorageError
+from inturn.model.errors import InturnError, LeaseHeld, StorageError
 from inturn.model.observer import Observer
 from inturn.model.request import ask
 from inturn.model.settings import LeaseSettings, Limits, LogSettings
@@ -31,6 +35,7 @@ from inturn.model.subject import Subject
 from inturn.model.timers import Timers
 from inturn.node import InProcessNode
 from inturn.state.database import Database
+from inturn.testing.sim_claims import ClaimWatch
 from inturn.testing.sim_disk import SimCrash, SimDisk
 from inturn.testing.world import World
 
@@ -55,6 +60,7 @@ class SimNode:
         self._settings = settings
         self._lease = lease
         self._leases = _LeaseWatch(observer)
+        self._claims = ClaimWatch(world, coverage, lease.life_s)
         self._sync_s_max = sync_s_max
         self._is_remote = is_remote  # its clients outlive it
         self._on_crash = on_crash
@@ -101,6 +107,7 @@ class SimNode:
         """With `power` everything that was not synced is at risk; without it only the process is gone."""
         self.life += 1
         self.is_up = False
+        self._claims.node_crashed()
         if power:
             self.disk.crash()
         else:
@@ -129,6 +136,7 @@ class SimNode:
         if self.is_up:
             submit = self.node.submit_remote if self._is_remote else self.node.submit
             watched = _Watched(self, command, self._newest_epoch(command), reply)
+            self._leases.stored.clear()
             self._guard(self.life, lambda: submit(command, watched))
 
     def submit_remote(self, command: Command, reply: Reply) -> None:
@@ -160,24 +168,47 @@ class SimNode:
                 f"stored though fenced: producer {batch.producer_id} at epoch {batch.producer_epoch}, "
                 f"partition {command.partition}, offset {answer.base_offset}; epoch {newest} had been given out"
             )
-        elif isinstance(command, Acquire) and isinstance(answer, Granted) and session in self._gone:
+        elif isinstance(command, Acquire | Claim) and isinstance(answer, Granted) and session in self._gone:
             self.problems.append(
                 f"granted to nobody: partition {command.partition} to {command.member}, whose stream was hung up before"
             )
         elif isinstance(answer, Renewed) and isinstance(command, Renew):
-            self._watch_lease(command, [one for one in command.held if one[0] in answer.partitions])
+            for partition, epoch in command.held:
+                if partition in answer.partitions and self._watch_lease(command, partition, epoch):
+                    self._claims.renewed((command.subject, command.group, partition), command.member)
         elif isinstance(answer, Committed) and isinstance(command, Commit):
-            taken = [one for one in command.progress if one.partition in answer.partitions]
-            self._watch_lease(command, [(one.partition, one.epoch) for one in taken])
+            for one in command.progress:
+                if one.partition in answer.partitions and self._watch_lease(command, one.partition, one.epoch, one.ask):
+                    place = command.subject, command.group, one.partition
+                    is_stored = place in self._leases.stored
+                    self.problems += self._claims.committed(place, command.member, one.number, is_stored=is_stored)
+        elif isinstance(command, Claim | Release | Leave):
+            self._watch_claims(command, answer)
 
-    def _watch_lease(self, command: Renew | Commit, taken: Iterable[tuple[int, int]]) -> None:
-        for partition, epoch in taken:
-            holder = self._leases.holders.get((command.subject, command.group, partition))
-            if holder != (command.member, epoch):
-                self.problems.append(
-                    f"{type(command).__name__} taken though the lease is not held: {command.member}, "
-                    f"partition {partition}, epoch {epoch}; held by {holder}"
-                )
+    def _watch_claims(self, command: Claim | Release | Leave, answer: Answer | InturnError) -> None:
+        if isinstance(command, Claim):
+            if isinstance(answer, Granted):
+                place = command.subject, command.group, command.partition
+                self.problems += self._claims.granted(command, answer, self._leases.holders.get(place))
+            self._coverage["claim.refused, somebody has it"] += isinstance(answer, LeaseHeld)
+        elif isinstance(answer, Done):
+            partition = command.partition if isinstance(command, Release) else None
+            self._claims.given_back(command.subject, command.group, partition, command.member)
+        elif isinstance(command, Release):
+            self._coverage["claim.keeps a lease from being released"] += isinstance(answer, LeaseHeld)
+
+    def _watch_lease(self, command: Renew | Commit, partition: int, epoch: int, ask: int | None = None) -> bool:
+        """Whether it came from a claimant, not from the owner of the lease."""
+        place = command.subject, command.group, partition
+        holder = self._leases.holders.get(place)
+        if holder is not None and holder[1] == epoch and self._claims.is_held(place, command.member, epoch, ask):
+            return True
+        if holder != (command.member, epoch):
+            self.problems.append(
+                f"{type(command).__name__} taken though the lease is not held: {command.member}, "
+                f"partition {partition}, epoch {epoch}; held by {holder}"
+            )
+        return False
 
     def _run_soon(self, job: Callable[[], None]) -> None:
         life = self.life
@@ -209,6 +240,7 @@ class _LeaseWatch:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.holders: dict[tuple[str, str, int], tuple[str, int]] = {}  # by subject, group and partition: owner, epoch
+        self.stored: set[tuple[str, str, int]] = set()  # where the command that is being answered has stored progress
 
     def lease_granted(self, subject: str, group: str, partition: int, owner: str, epoch: int) -> None:
         self.holders[subject, group, partition] = owner, epoch
@@ -218,7 +250,14 @@ class _LeaseWatch:
         self.holders.pop((subject, group, partition), None)
         self._observer.lease_ended(subject, group, partition, owner, epoch, why)
 
+    def claim_granted(self, subject: str, group: str, partition: int, claimant: str, epoch: int, slots: bytes) -> None:
+        self._observer.claim_granted(subject, group, partition, claimant, epoch, slots)
+
+    def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
+        self._observer.claim_ended(subject, group, partition, claimant, epoch)
+
     def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
+        self.stored.add((subject, group, progress.partition))
         self._observer.committed(subject, group, owner, progress)
 
 

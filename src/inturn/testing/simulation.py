@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
+from inturn.consumer.claiming import ClaimedPart
+from inturn.consumer.duty import Duty
 from inturn.consumer.moving import OFFSET, PARTITION
 from inturn.model.batch import StoredBatch, decode, is_intact
 from inturn.model.commands import (
@@ -51,6 +53,7 @@ from inturn.model.subject import Subject
 from inturn.testing.checker import Verdict, check
 from inturn.testing.faults import FAULTS, LEASE_LIFE_S, OF_COMMANDS, OF_STREAMS
 from inturn.testing.history import (
+    ClaimEnded,
     Committed,
     ConsumerCrashed,
     HandlerEnd,
@@ -62,6 +65,7 @@ from inturn.testing.history import (
 )
 from inturn.testing.sim_client import SimClient
 from inturn.testing.sim_consumer import SimConsumer, SimRecorder
+from inturn.testing.sim_drain import SimClaimant, SimDrain, SimKeeper, drain_chance
 from inturn.testing.sim_network import SimNetwork
 from inturn.testing.sim_node import SimNode
 from inturn.testing.sim_producer import SimProducer
@@ -186,6 +190,8 @@ class Simulation:
             if self.possible_faults:
                 name = rng.choice(self.possible_faults)
                 world.after(world.spread(0.5, TROUBLE_S), partial(self._inject, name))
+        chance = drain_chance(seed)
+        self._drain = None if chance is None else SimDrain(self, chance)
 
     def _new_network(self) -> SimNetwork:
         weather = Weather()
@@ -229,6 +235,50 @@ class Simulation:
         consumer.is_calm = self._is_healing
         self.consumers.append(consumer)
         return consumer
+
+    def add_keeper(self, *, takes_over: bool) -> SimKeeper:
+        keeper = SimKeeper(
+            self.world,
+            self.network,
+            self.recorder,
+            self.coverage,
+            SUBJECT,
+            GROUP,
+            self._name("keeper"),
+            self._consumer_settings,
+            self._lease,
+            self._handler_s_max,
+            self._order,
+            Duty(keeps_only=True, takes_over=takes_over),
+        )
+        self.consumers.append(keeper)
+        return keeper
+
+    def add_claimant(self, parts: Mapping[int, ClaimedPart], until: Mapping[int, int]) -> SimClaimant:
+        claimant = SimClaimant(
+            self.world,
+            self.network,
+            self.recorder,
+            self.coverage,
+            self._subject,
+            GROUP,
+            self._name("claimant"),
+            self._consumer_settings,
+            self._lease,
+            self._handler_s_max,
+            self._order,
+            parts,
+            until,
+        )
+        self.consumers.append(claimant)
+        return claimant
+
+    @property
+    def is_ordered_by_key(self) -> bool:
+        return self._order is Order.KEY
+
+    def end_offset(self, partition: int) -> int:
+        return self.node.node.broker.log(self._subject, partition).end_offset
 
     def add_producer(self, writer: str | None = None) -> SimProducer:
         producer = SimProducer(
@@ -406,6 +456,8 @@ class Simulation:
             consumer.is_calm = True
             consumer.is_sluggish = False
             consumer.thaw()
+        if self._drain is not None:
+            self._drain.end()
         # A log that stopped goes on after a restart.
         if self.node.is_up and any(log == "stopped" for log in self._log_states()):
             self.crash_node(power=self.loses_power)
@@ -556,11 +608,12 @@ def _release_problems(history: History) -> list[str]:
             case ConsumerCrashed():
                 for place in [place for place in running if place[0] == event.consumer]:
                     del running[place]
-            case LeaseEnded(why="released"):
-                offsets = running[event.owner, event.partition, event.epoch]
+            case LeaseEnded(why="released") | ClaimEnded():
+                who = event.claimant if isinstance(event, ClaimEnded) else event.owner
+                offsets = running[who, event.partition, event.epoch]
                 if offsets:
                     problems.append(
-                        f"released too early: {event.owner}, partition {event.partition}, epoch {event.epoch} "
+                        f"released too early: {who}, partition {event.partition}, epoch {event.epoch} "
                         f"was still running {sorted(offsets)}"
                     )
     return problems

@@ -65,7 +65,46 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
         )
     ),
     *(f"event.LeaseEnded {why}" for why in ("released", "expired", "gone")),
-    *(f"event.{name}" for name in ("ConsumerCrashed", "ProcessRestarted")),
+    *(f"event.{name}" for name in ("ClaimEnded", "ClaimGranted", "ConsumerCrashed", "ProcessRestarted")),
+    *(
+        f"claim.{what}"
+        for what in (
+            "given back",
+            "granted",
+            "granted again after a restart",
+            "granted again after it was lost",
+            "granted again for the same ask",
+            "keeps a lease from being released",
+            "late copy of a commit",
+            "lost",
+            "lost after a restart",
+            "progress added",
+            "refused, somebody has it",
+            "until inside a batch",
+        )
+    ),
+    *(
+        f"drain.{what}"
+        for what in (
+            "all cut off",
+            "beside others",
+            "claimant crashed",
+            "claimant frozen",
+            "handed back",
+            "handed back amid a round",
+            "keeper crashed amid a round",
+            "keeper left",
+            "keeper lost a lease",
+            "keeper vanished",
+            "refused, another has taken over",
+            "round",
+            "round given up",
+            "round over",
+            "takes over",
+            "task begun twice",
+            "tasks live on without their keeper",
+        )
+    ),
     *(f"exhausted.{what}" for what in ("block", "dead-letter", "park")),
     *(f"flow.paused by {what}" for what in ("count", "span")),
     *(f"hand-over.{what}" for what in ("finished set", "failed message", "blocked message")),

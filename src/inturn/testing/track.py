@@ -9,10 +9,12 @@ from typing import TypeAlias
 
 import msgspec
 
+from inturn.model.slot import SlotSet
 from inturn.testing.history import Event, HandlerStart, SendAcknowledged
 from inturn.testing.verdict import STR_OFFSETS_MAX
 
 LaneKey: TypeAlias = bytes | int | None
+Term: TypeAlias = int | tuple[int, int]  # an epoch, or a claim in it
 Identity: TypeAlias = SendAcknowledged | HandlerStart
 
 
@@ -64,6 +66,15 @@ class Lane:
         self.leftovers = 0  # runs of lost leases that are still open
 
 
+class Claim(msgspec.Struct):
+    index: int
+    claimant: str
+    epoch: int
+    slots: SlotSet
+    lost_index: int | None = None  # when somebody else got it
+    ended_index: int | None = None
+
+
 class Run(msgspec.Struct):
     index: int
     offset: int
@@ -72,8 +83,14 @@ class Run(msgspec.Struct):
     consumer: str
     attempt: int | None
     lane: Lane
+    claim: Claim | None = None  # that its consumer worked under
     result: str = ""
     leftover: bool = False
+
+    @property
+    def term(self) -> Term:
+        """What one holder does is in order; the next one begins anew."""
+        return self.epoch if self.claim is None else (self.epoch, self.claim.index)
 
     def close(self, result: str) -> None:
         self.result = result
@@ -96,14 +113,14 @@ class Track:
     __slots__ = (
         *("subject", "group", "partition", "log", "lanes", "open", "last", "finished", "finished_by", "ever_finished"),
         *("floor", "committed", "commit_index", "claimed", "position", "lease", "grants", "epoch_max"),
-        *("parked", "ever_parked", "lots", "skipped", "ever_skipped", "attempts"),
+        *("parked", "ever_parked", "lots", "skipped", "ever_skipped", "attempts", "claims"),
     )
 
     def __init__(self, subject: str, group: str, partition: int, log: Log) -> None:
         self.subject, self.group, self.partition, self.log = subject, group, partition, log
         self.lanes: dict[LaneKey, Lane] = {}
         self.open: dict[str, dict[tuple[int, int], Run]] = {}  # by consumer; by offset and epoch
-        self.last: dict[int, dict[LaneKey, Run]] = {}  # by epoch, the last run of each lane
+        self.last: dict[Term, dict[LaneKey, Run]] = {}  # by epoch or claim, the last run of each lane
         self.finished: dict[int, int] = {}  # offset → index of its first finish since the last reset; also skips
         self.finished_by: dict[int, Run] = {}  # offset → the finishing run of the highest epoch since then
         self.ever_finished: set[int] = set()
@@ -115,6 +132,7 @@ class Track:
         self.lease: Lease | None = None
         self.grants: dict[int, int] = {}  # epoch → index
         self.epoch_max = -1
+        self.claims: dict[str, Claim] = {}  # by claimant, the last one
         self.parked: set[int] = set()  # in a parking lot, finished there or not
         self.ever_parked: set[int] = set()  # since the last reset
         self.lots: dict[bytes, list[int]] = {}  # by key, a heap of parked offsets; some may be over already
@@ -133,6 +151,17 @@ class Track:
                 offsets = self.log.by_key.get(key, []) if isinstance(key, bytes) else []
             lane = self.lanes[key] = Lane(offsets, bisect_left(offsets, self.floor))
         return lane
+
+    def claim(self, claim: Claim) -> None:
+        """Whoever had any of the slots has lost them."""
+        for other in self.claims.values():
+            if other.epoch == claim.epoch and other.ended_index is None and other.slots.overlaps(claim.slots):
+                other.lost_index = other.ended_index = claim.index
+        self.claims[claim.claimant] = claim
+
+    def claim_of(self, claimant: str, epoch: int) -> Claim | None:
+        claim = self.claims.get(claimant)
+        return claim if claim is not None and claim.epoch == epoch else None
 
     def finishes(self, offsets: Sequence[int]) -> tuple[int, ...]:
         """Indexes of the first ends that finished these messages, of the first few of them."""

@@ -24,9 +24,10 @@ class ViolationKind(enum.StrEnum):
     REPEATED = "repeated"
     """A message was started although a commit had said that it is done."""
     OVERLAP = "overlap"
-    """Two handlers ran in one lane at once, and not because the first was left over from a lost lease."""
+    """Two handlers ran in one lane at once, and not because the first was left over from a lost lease or claim."""
     STALE_START = "stale start"
-    """A handler started in an epoch when a higher one had been granted, or in one that was never granted."""
+    """A handler started in an epoch when a higher one had been granted, or in one that was never granted; or after its
+    consumer had lost its claim or given it back, or outside of it."""
     SKIPPED = "skipped"
     """A start although an earlier message of the lane was not finished, or its last try in this epoch failed, or an
     earlier message of the key was in the parking lot."""
@@ -86,7 +87,8 @@ class Verdict:
     history breaks no order.
 
     `finished` counts handler runs that ended in "success" or "moved", `duplicates` those among them that finished a
-    message which this group had finished before. `overlaps_after_lease_loss` counts pairs of runs. `parked` counts
+    message which this group had finished before. `overlaps_after_lease_loss` counts pairs of runs, also where a claim
+    was lost. `parked` counts
     messages that were in a parking lot at the end and wait there, `skipped` those that were given up by name.
     """
 

@@ -173,6 +173,12 @@ class Board(Hook):
             self.partitions[partition].owner = None
             self._released_at_s[partition] = self.now_s
 
+    def claim_granted(self, subject: str, group: str, partition: int, claimant: str, epoch: int, slots: bytes) -> None:
+        pass
+
+    def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
+        pass
+
     def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
         self.recorder.committed(subject, group, owner, progress)
 

@@ -159,6 +159,12 @@ class KeyBoard(Hook):
         if (subject, group) == (SUBJECT, KEY_GROUP):
             self.recorder.lease_ended(subject, group, partition, owner, epoch, why)
 
+    def claim_granted(self, subject: str, group: str, partition: int, claimant: str, epoch: int, slots: bytes) -> None:
+        pass
+
+    def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
+        pass
+
     def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
         if (subject, group) != (SUBJECT, KEY_GROUP):
             return

@@ -1,0 +1,150 @@
+"""`inturn audit`: prove from traces that the order was kept."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inturn.cli.complete import complete_group, complete_subject
+from inturn.cli.options import Json, examples
+from inturn.cli.screen import plain
+from inturn.cli.session import command
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from inturn.spark.audit import AuditVerdict, AuditViolation
+
+EXAMPLES = examples(
+    "inturn audit ./traces",
+    "inturn audit ./traces --subject orders --group billing --data ./data --complete",
+    "inturn audit ./traces --json",
+)
+
+
+def audit(
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRACES...", help="Folders that consumers recorded to, or files in them.", show_default=False
+        ),
+    ],
+    subject: Annotated[
+        str | None,
+        typer.Option("--subject", "-s", help="Only this subject.", show_default=False, autocompletion=complete_subject),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", "-g", help="Only this group.", show_default=False, autocompletion=complete_group),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="PATH",
+            help="Compare with the log in this folder; needs --subject.",
+            show_default=False,
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", metavar="ADDRESS", help="The same of a server; needs --subject.", show_default=False),
+    ] = None,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="All work was done: whatever is stored has to be finished.")
+    ] = False,
+    clock_skew: Annotated[
+        float | None,
+        typer.Option(help="How many seconds the clocks of two machines may be apart.", min=0.0, show_default=False),
+    ] = None,
+    master: Annotated[str, typer.Option(help="The Spark to run on.")] = "local[*]",
+    json_output: Json = False,
+) -> None:
+    """Prove from what consumers recorded that the order was kept, on Spark. Exit code 0: kept, 1: broken.
+
+    Consumers record with ConsumerSettings(trace=FOLDER); all members of the group have to.
+    With --data or --server every message of the log is looked for in the traces.
+    """
+    if data is not None and server is not None:
+        raise typer.BadParameter("give --data or --server, not both")
+    target = data if data is not None else server
+    if target is not None and subject is None:
+        raise typer.BadParameter("--data and --server need --subject: the log of which subject?")
+    for path in traces:
+        if "://" not in path and not os.path.exists(path):
+            raise typer.BadParameter(f"there is no {path!r}; give the folder of ConsumerSettings(trace=…)")
+    with command(json_output) as screen:
+        from inturn.spark.audit import CLOCK_SKEW_S, audit
+        from inturn.spark.session import session
+
+        spark = session("inturn audit", master)
+        try:
+            log = None if target is None or subject is None else _log(spark, target, subject)
+            verdict = audit(
+                spark,
+                traces,
+                log=log,
+                subject=subject,
+                group=group,
+                complete=complete,
+                clock_skew_s=CLOCK_SKEW_S if clock_skew is None else clock_skew,
+            )
+        finally:
+            spark.stop()
+        if screen.is_json:
+            screen.json(_fields(verdict))
+        else:
+            colour = "green" if verdict.ok else "red"
+            first, *rest = str(verdict).splitlines()
+            screen.out.print(f"[{colour}]{plain(first)}[/{colour}]", soft_wrap=True)
+            for line in rest:
+                screen.out.print(plain(line), soft_wrap=True)
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+def _log(spark: SparkSession, target: str, subject: str) -> DataFrame:
+    rows = spark.read.format("inturn").option("subject", subject).load(target)
+    return rows.select("partition", "offset", "key")
+
+
+def _fields(verdict: AuditVerdict) -> dict[str, object]:
+    return {
+        "ok": verdict.ok,
+        "violation_count": verdict.violation_count,
+        "groups": [
+            {
+                "subject": one.subject,
+                "group": one.group,
+                "ok": one.ok,
+                "started": one.started,
+                "finished": one.finished,
+                "duplicates": one.duplicates,
+                "commits": one.commits,
+                "lease_grants": one.lease_grants,
+                "overlaps_after_lease_loss": one.overlaps_after_lease_loss,
+                "parked": one.parked,
+                "skipped": one.skipped,
+                "unproven": one.unproven,
+                "unseen_epochs": one.unseen_epochs,
+                "broken": {kind.value: count for kind, count in one.broken.items()},
+            }
+            for one in verdict.groups
+        ],
+        "violations": [_violation_fields(one) for one in verdict.violations],
+    }
+
+
+def _violation_fields(one: AuditViolation) -> dict[str, object]:
+    return {
+        "kind": one.kind.value,
+        "subject": one.subject,
+        "group": one.group,
+        "partition": one.partition,
+        "offset": one.offset,
+        "message": one.message,
+        "evidence": [{name: getattr(item, name) for name in item.__slots__} for item in one.evidence],
+    }

@@ -1,0 +1,245 @@
+"""How `inturn drain` looks: live in a terminal, as lines elsewhere, and what is said at the end."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from inturn.cli.key_text import blocking_fields, blocking_text
+from inturn.cli.screen import Screen, counted, plain, rate_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from inturn.model.commands import KeyDescription
+    from inturn.spark.drain import DrainProgress, DrainReport
+    from inturn.spark.hot_keys import HotKey
+
+LINE_S = 5.0  # between two lines, where there is no terminal
+BAR_COLUMNS = 32
+TASKS_SHOWN = 12
+KEYS_SHOWN = 5
+
+
+class DrainView:
+    """Told of every look at a drain. For people only: with --json it says nothing."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._live: Live | None = None
+        self._said_at_s = float("-inf")
+        self._said_phase = ""
+
+    def show(self, look: DrainProgress) -> None:
+        if self._screen.is_json or look.phase == "over":
+            return
+        if self._live is not None:
+            self._live.update(frame(look), refresh=True)
+            return
+        now_s = time.monotonic()
+        if look.phase != self._said_phase or now_s - self._said_at_s >= LINE_S:
+            self._said_at_s, self._said_phase = now_s, look.phase
+            self._screen.note(line(look))
+
+    def __enter__(self) -> Self:
+        if not self._screen.is_json and self._screen.err.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self._screen.err, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def line(look: DrainProgress) -> str:
+    """All of it that fits into one."""
+    if look.phase != "working":
+        return phase_text(look)
+    held = f", held: {', '.join(map(blocking_text, look.held_keys[:KEYS_SHOWN]))}" if look.held_keys else ""
+    return f"{phase_text(look)}: {_progress_text(look)}{held}"
+
+
+def frame(look: DrainProgress) -> RenderableType:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text.from_markup(f"[bold]{phase_text(look)}[/bold]")]
+    bar = Table.grid(padding=(0, 2, 0, 0))
+    bar.add_row(
+        ProgressBar(total=max(look.total, 1), completed=min(look.done, look.total), width=BAR_COLUMNS),
+        Text.from_markup(_progress_text(look)),
+    )
+    parts.append(bar)
+    if look.tasks:
+        parts.append(_tasks(look))
+    if look.hot_keys:
+        parts.append(Text.from_markup(f"[dim]hottest keys[/dim]  {hot_text(look.hot_keys)}"))
+    parts += [Text.from_markup(f"[dim]held[/dim]  {blocking_text(key)}") for key in look.held_keys[:KEYS_SHOWN]]
+    return Group(*parts)
+
+
+def phase_text(look: DrainProgress) -> str:
+    if look.phase == "taking over":
+        return f"taking over {look.held} of {counted(look.partitions, 'partition')}"
+    return f"working, round {look.round}" if look.phase == "working" else look.phase
+
+
+def hot_text(keys: tuple[HotKey, ...]) -> str:
+    return "  ".join(f"[bold]{plain(one.key)}[/bold] {one.share:.0%}" for one in keys)
+
+
+def time_text(seconds: float) -> str:
+    """3.21 → "3.2 s", 102 → "1 min 42 s", 7500 → "2 h 5 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min"
+
+
+def _progress_text(look: DrainProgress) -> str:
+    eta = "" if look.eta_s is None or not look.remaining else f", about {time_text(look.eta_s)}"
+    return f"{look.done:,} of {look.total:,}  {rate_text(look.per_s)}/s  {look.remaining:,} left{eta}"
+
+
+def _tasks(look: DrainProgress) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("task", "partition", "slots", "done"):
+        table.add_column(heading, justify="right")
+    for one in look.tasks[:TASKS_SHOWN]:
+        table.add_row(task_name(one.claimant), str(one.partition), str(one.slot_count), f"{one.done:,}")
+    if len(look.tasks) > TASKS_SHOWN:
+        table.add_row("…", "", "", f"and {len(look.tasks) - TASKS_SHOWN} more")
+    return table
+
+
+def task_name(claimant: str) -> str:
+    """ "drain-orders-1a2b-r2-t3-4c5d" → "3"."""
+    for part in reversed(claimant.split("-")):
+        if part.startswith("t") and part[1:].isdecimal():
+            return part[1:]
+    return plain(claimant)
+
+
+# The end
+
+
+def print_report(screen: Screen, report: DrainReport) -> None:
+    if screen.is_json:
+        screen.json(report_fields(report))
+        return
+    for text in report_lines(report):
+        screen.out.print(text, highlight=False, soft_wrap=True)
+
+
+def report_lines(report: DrainReport) -> list[str]:
+    """What was done, how fast, what is left, and why."""
+    what = f"{plain(report.subject)} for group {plain(report.group)}"
+    tasks = len({one.task for one in report.outcomes})
+    rate = f": {rate_text(report.per_s)}/s by {counted(tasks, 'task')}" if report.done and tasks else ""
+    lines = [
+        f"{_ENDED[report.ended]} [bold]{counted(report.done, 'message')}[/bold] of {what} "
+        f"in {time_text(report.work_s)}{rate}",
+        f"[dim]hand-over {time_text(report.take_over_s)}, {counted(report.rounds, 'round')}, "
+        f"hand-back {time_text(report.hand_back_s)}, order by {report.order}[/dim]",
+    ]
+    if report.failures:
+        lines.append(f"{counted(report.failures, 'handler call')} failed")
+    if report.failed_rounds:
+        lines.append(f"[yellow]{counted(report.failed_rounds, 'round')} failed and had to be repeated[/yellow]")
+    if report.missing:
+        lines.append(
+            f"[yellow]{counted(report.missing, 'message')} were gone from the log before they could be handled: "
+            "retention removed them[/yellow]"
+        )
+    if report.retrying:
+        lines.append(f"{counted(report.retrying, 'message')} failed and wait for their retry in the group's consumers")
+    lines.append(_left_text(report))
+    lines += [_held_text(report, key) for key in report.held_keys]
+    return lines
+
+
+_ENDED = {
+    "end": "[green]drained[/green]",
+    "lag": "[green]drained[/green]",
+    "held keys": "[yellow]drained but for held keys:[/yellow]",
+    "interrupted": "[yellow]interrupted after[/yellow]",
+}
+
+
+def _left_text(report: DrainReport) -> str:
+    if not report.lag:
+        return "[green]nothing is left[/green]"
+    why = {
+        "end": "they came after the drain began; the group's consumers go on with them",
+        "lag": "as few as asked for; the group's consumers go on with them",
+        "held keys": "behind keys that fail or are blocked",
+        "interrupted": "handed back to the group's consumers",
+    }[report.ended]
+    return f"{counted(report.lag, 'message')} left: {why}"
+
+
+def _held_text(report: DrainReport, key: KeyDescription) -> str:
+    where = f"{plain(report.subject)} {_shell(key)} --group {plain(report.group)}"
+    steps = {
+        "parked": f"inturn key resume {where}",
+        "blocked": f"inturn key resume {where}, or skip",
+    }
+    step = steps.get(key.state, f"inturn key show {where}")
+    return f"  {blocking_text(key)}: [cyan]{step}[/cyan]"
+
+
+def _shell(key: KeyDescription) -> str:
+    import shlex
+
+    return plain(shlex.quote((key.key or b"").decode(errors="backslashreplace")))
+
+
+def report_fields(report: DrainReport) -> dict[str, object]:
+    """What programs are told."""
+    return {
+        "subject": report.subject,
+        "group": report.group,
+        "order": report.order,
+        "ended": report.ended,
+        "done": report.done,
+        "done_per_s": report.per_s,
+        "lag": report.lag,
+        "failures": report.failures,
+        "missing": report.missing,
+        "retrying": report.retrying,
+        "rounds": report.rounds,
+        "failed_rounds": report.failed_rounds,
+        "take_over_s": report.take_over_s,
+        "work_s": report.work_s,
+        "hand_back_s": report.hand_back_s,
+        "held_keys": [blocking_fields(one) for one in report.held_keys],
+        "hot_keys": [{"key": one.key, "share": one.share} for one in report.hot_keys],
+        "tasks": [
+            {
+                "round": one.round,
+                "task": one.task,
+                "host": one.host,
+                "pid": one.pid,
+                "handled": one.handled,
+                "failed": one.failed,
+                "waiting": one.waiting,
+                "seconds": one.seconds,
+            }
+            for one in report.outcomes
+        ],
+    }

@@ -1,0 +1,186 @@
+"""Traces as DataFrames. Files are decoded column by column, a chunk at once: no row passes through Python by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from inturn.consumer.trace import ALONE, EVENTS, OF_KEY, RUNS, SUFFIX, TraceChunk, chunks, columns_of, events_of
+from inturn.model.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+TracePaths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+# One row per call of a handler and message. `lane_kind`: 0 a message on its own, 1 a key, 2 the whole partition.
+RUN_SCHEMA = (
+    "subject string, group string, partition int, offset bigint, lane_kind int, key_hash bigint, owner string, "
+    "epoch bigint, attempt int, result int, start_ns bigint, end_ns bigint, seq bigint"
+)
+_PLACES = "array<struct<partition: int, offset: bigint>>"
+# What happened beside the runs: see `TraceEvent`. `by_node`: as the node decided it, not as a consumer heard of it.
+EVENT_SCHEMA = (
+    "subject string, group string, owner string, seq bigint, kind string, at_ns bigint, until_ns bigint, "
+    "partition int, epoch bigint, offset bigint, key_hash bigint, why string, finished array<bigint>, "
+    f"parked {_PLACES}, unparked {_PLACES}, is_claim boolean, by_node boolean"
+)
+_CHUNK_ROWS_MAX = 1 << 32  # of one chunk, far more than there can be: `seq` is number of the chunk, number in it
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What consumers recorded: `RUN_SCHEMA` and `EVENT_SCHEMA`."""
+
+    runs: DataFrame
+    events: DataFrame
+
+
+def read_traces(spark: SparkSession, paths: TracePaths) -> Traces:
+    """The trace files in these folders, or these files; anything that Spark can read a file from."""
+    every = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    names = [os.fspath(path) for path in every]
+    if not names:
+        raise InvalidInput("no trace folder; give the one that consumers were told with ConsumerSettings(trace=…)")
+    for name in names:
+        if "://" not in name and not os.path.exists(name):
+            raise NotFound("trace folder", name, "give the one of ConsumerSettings(trace=…)")
+    files = (
+        spark.read.format("binaryFile")
+        .option("pathGlobFilter", f"*{SUFFIX}")
+        .option("recursiveFileLookup", "true")
+        .load(names)
+        .select("path", "content")
+    )
+    return Traces(files.mapInArrow(_run_batches, RUN_SCHEMA), files.mapInArrow(_event_batches, EVENT_SCHEMA))
+
+
+def _contents(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, memoryview]]:
+    for batch in batches:
+        for path, content in zip(batch.column(0), batch.column(1), strict=True):
+            yield path.as_py(), memoryview(content.as_buffer())
+
+
+def _chunks_of(path: str, content: memoryview, kind: int) -> Iterator[TraceChunk]:
+    try:
+        yield from chunks(content, (kind,))
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from None
+
+
+def _run_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for path, content in _contents(batches):
+        for chunk in _chunks_of(path, content, RUNS):
+            yield _run_batch(chunk)
+
+
+def _run_batch(chunk: TraceChunk) -> pa.RecordBatch:
+    import numpy as np
+    import pyarrow as pa
+
+    stored, head = columns_of(chunk), chunk.head
+    count = head.messages
+    lane_counts = np.frombuffer(stored.lane_counts, "<u4")
+    part_lanes = np.frombuffer(stored.part_lanes, "<u4")
+    kinds = np.frombuffer(stored.lane_kinds, "u1")
+    offsets = np.frombuffer(stored.offsets, "<i8")
+    ends_s = np.frombuffer(stored.ends, "<f8")
+    run_counts = np.frombuffer(stored.run_counts, "<u4").astype(np.int64)
+
+    starts_s = np.empty(count)
+    starts_s[1:] = ends_s[:-1]
+    starts_s[np.cumsum(run_counts) - run_counts] = np.frombuffer(stored.starts, "<f8")
+    attempts, results = np.ones(count, np.int32), np.zeros(count, np.int32)
+    odd_at = np.frombuffer(stored.odd_at, "<u4")
+    attempts[odd_at] = np.frombuffer(stored.odd_attempts, "<u4")
+    results[odd_at] = np.frombuffer(stored.odd_results, "<u4")
+
+    def by_message(of_parts: memoryview) -> Any:
+        return np.repeat(np.repeat(np.frombuffer(of_parts, "<i8"), part_lanes), lane_counts)
+
+    message_kinds = np.repeat(kinds, lane_counts)
+    hashes = np.repeat(np.frombuffer(stored.hashes, "<i8"), lane_counts)
+    return pa.RecordBatch.from_pydict(
+        {
+            "subject": _same(head.subject, count),
+            "group": _same(head.group, count),
+            "partition": pa.array(by_message(stored.partitions).astype(np.int32)),
+            "offset": pa.array(offsets),
+            "lane_kind": pa.array(message_kinds.astype(np.int32)),
+            "key_hash": pa.array(hashes, mask=message_kinds != OF_KEY),
+            "owner": _same(head.owner, count),
+            "epoch": pa.array(by_message(stored.epochs)),
+            "attempt": pa.array(attempts),
+            "result": pa.array(results),
+            "start_ns": pa.array(_wall_ns(starts_s, head.anchor_ns)),
+            "end_ns": pa.array(_wall_ns(ends_s, head.anchor_ns)),
+            "seq": pa.array(np.arange(count, dtype=np.int64) + head.number * _CHUNK_ROWS_MAX),
+        }
+    )
+
+
+def _wall_ns(seconds: Any, anchor_ns: int) -> Any:
+    import numpy as np
+
+    return np.rint(seconds * 1e9).astype(np.int64) + anchor_ns
+
+
+def _same(text: str, count: int) -> pa.Array[Any]:
+    import pyarrow as pa
+
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def _event_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    from pyroaring import BitMap64
+
+    place = pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))
+    schema = pa.schema(
+        [
+            *((name, pa.string()) for name in ("subject", "group", "owner")),
+            ("seq", pa.int64()),
+            ("kind", pa.string()),
+            *((name, pa.int64()) for name in ("at_ns", "until_ns")),
+            ("partition", pa.int32()),
+            *((name, pa.int64()) for name in ("epoch", "offset", "key_hash")),
+            ("why", pa.string()),
+            ("finished", pa.list_(pa.int64())),
+            ("parked", place),
+            ("unparked", place),
+            ("is_claim", pa.bool_()),
+            ("by_node", pa.bool_()),
+        ]
+    )
+    for path, content in _contents(batches):
+        for chunk in _chunks_of(path, content, EVENTS):
+            head = chunk.head
+            rows = [
+                {
+                    "subject": head.subject,
+                    "group": head.group,
+                    "owner": head.owner,
+                    "seq": head.number * _CHUNK_ROWS_MAX + number,
+                    "kind": event.kind,
+                    "at_ns": event.at_ns,
+                    "until_ns": event.until_ns,
+                    "partition": event.partition,
+                    "epoch": event.epoch,
+                    "offset": event.offset,
+                    "key_hash": event.key_hash,
+                    "why": event.why,
+                    "finished": list(BitMap64.deserialize(event.finished)) if event.finished else [],
+                    "parked": [{"partition": partition, "offset": offset} for partition, offset in event.parked],
+                    "unparked": [{"partition": partition, "offset": offset} for partition, offset in event.unparked],
+                    "is_claim": event.is_claim,
+                    "by_node": False,
+                }
+                for number, event in enumerate(events_of(chunk))
+            ]
+            yield pa.RecordBatch.from_pylist(rows, schema)
+
+
+__all__ = ["ALONE", "EVENT_SCHEMA", "RUN_SCHEMA", "TracePaths", "Traces", "read_traces"]

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from inturn import ConsumerSettings, Context, Message, connect
+from inturn.consumer.trace import EVENTS, HEAD, chunks
+
+COUNT = 40
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "from inturn.cli.main import app; app()"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run([*command, "audit", *arguments], capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    is_over = threading.Event()
+    done: list[int] = []
+
+    def handler(message: Message, context: Context) -> None:
+        done.append(message.offset)
+        if len(done) == COUNT:
+            is_over.set()
+
+    with connect(tmp_path / "data") as mq:
+        mq.create_subject("orders")
+        with mq.producer() as producer:
+            for number in range(COUNT):
+                producer.send("orders", b"x", key=b"key-%d" % (number % 3))
+        settings = ConsumerSettings(trace=str(tmp_path / "traces"))
+        with mq.consumer("orders", "billing", handler, order="key", settings=settings):
+            assert is_over.wait(30)
+    return tmp_path
+
+
+@pytest.mark.timeout(250)
+def test_a_trace_is_proved_with_its_log_and_a_damaged_one_is_not(recorded: Path) -> None:
+    log = ("--data", str(recorded / "data"), "--subject", "orders", "--complete", "--master", "local[2]")
+    kept = _run(str(recorded / "traces"), *log)
+    assert kept.returncode == 0, kept.stderr
+    assert kept.stdout.startswith(f"order kept: {COUNT} started, {COUNT} finished")
+    (path,) = (recorded / "traces").glob("*.trace")
+    _drop_runs(path)
+    broken = _run(str(recorded / "traces"), *log, "--json")
+    assert broken.returncode == 1, broken.stderr
+    told = json.loads(broken.stdout)
+    assert not told["ok"]
+    assert told["groups"][0]["broken"]["lost"] == COUNT
+    assert told["violations"][0]["subject"] == "orders"
+
+
+def _drop_runs(path: Path) -> None:
+    """Leave the chunks of events only, as if nothing had ever run."""
+    content, kept, at = path.read_bytes(), b"", 0
+    while at < len(content):
+        _, _, kind, _, head_bytes, body_bytes, _ = HEAD.unpack_from(content, at)
+        stop = at + HEAD.size + head_bytes + body_bytes
+        kept += content[at:stop] if kind == EVENTS else b""
+        at = stop
+    path.write_bytes(kept)
+    assert {chunk.kind for chunk in chunks(kept)} == {EVENTS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "Missing argument"),
+        (("./nowhere",), "there is no './nowhere'"),
+        ((".", "--data", "./data"), "need --subject"),
+        ((".", "--data", "./data", "--server", "inturn://127.0.0.1:1", "--subject", "orders"), "not both"),
+    ],
+)
+def test_wrong_use_is_told_before_spark_starts(arguments: tuple[str, ...], complaint: str) -> None:
+    found = _run(*arguments)
+    assert found.returncode == 2
+    assert complaint in " ".join(found.stderr.replace("│", " ").split())

@@ -1,0 +1,181 @@
+"""A driver on a cluster, as a process of its own: `python -m tests.spark.cluster_driver MASTER`.
+
+It is told what to do in lines of JSON, a function below and its arguments, and answers each with a line. Its own Python
+has everything; that of its executors is the one that PYSPARK_PYTHON names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from inturn.model.settings import ConsumerSettings
+from inturn.spark.connections import disconnect
+from inturn.spark.drain import Drain, DrainSettings
+from inturn.spark.session import session
+from inturn.spark.shipping import check_executors, ship
+from tests.spark.cluster import HOST
+from tests.spark.noting import Noting
+
+_ROOT = Path(__file__).parents[2]
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CONFIG = {
+    "spark.driver.host": HOST,
+    "spark.driver.bindAddress": HOST,
+    "spark.ui.enabled": False,
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": 2,
+    "spark.driver.extraJavaOptions": _QUICK,
+    "spark.executor.extraJavaOptions": _QUICK,
+}
+CONSUMER = ConsumerSettings(concurrency=8, commit_interval_s=0.05, heartbeat_s=0.5)
+
+
+class Driver:
+    """The test's end of it."""
+
+    def __init__(self, master: str, python: Path, modules: Path) -> None:
+        """`modules` is a folder that only the driver imports from."""
+        path = os.pathsep.join([str(_ROOT), str(modules)])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.cluster_driver", master],
+            env={**os.environ, "PYSPARK_PYTHON": str(python), "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, function: str, **arguments: object) -> Any:
+        self.begin(function, **arguments)
+        return self.answer()
+
+    def refused(self, function: str, **arguments: object) -> tuple[str, str]:
+        """The same, which has to fail: the class of the error, and its text."""
+        self.begin(function, **arguments)
+        answer = self._line()
+        assert "error" in answer, answer
+        return answer["error"], answer["text"]
+
+    def begin(self, function: str, **arguments: object) -> None:
+        """Let it do something meanwhile, whose answer is asked for later."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"function": function, **arguments}) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        answer = self._line()
+        assert "error" not in answer, f"{answer['error']}: {answer['text']}"
+        return answer["answer"]
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the driver has ended"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(30)
+            finally:
+                process.kill()
+
+
+def where(spark: SparkSession, modules: list[str]) -> list[dict[str, str]]:
+    """Where each executor imports these modules from, after they were sent."""
+    ship(spark, modules)
+
+    def look(_: Iterable[int]) -> Iterator[dict[str, str]]:
+        import importlib
+        import time
+
+        time.sleep(0.5)  # so that no executor does the task of another, too
+        files = {module: importlib.import_module(module).__file__ or "" for module in ("inturn", *modules)}
+        yield {"executor": os.getcwd(), "python": sys.executable, **files}
+
+    return spark.sparkContext.parallelize(range(2), 2).mapPartitions(look).collect()
+
+
+def read(spark: SparkSession, address: str, subject: str) -> dict[str, Any]:
+    rows = spark.read.format("inturn").option("server", address).option("subject", subject).load()
+    number = F.col("body").cast("string").cast("long")
+    found = rows.groupBy("partition").agg(F.count("*").alias("count"), F.sum(number).alias("sum")).collect()
+    return {str(row["partition"]): [row["count"], row["sum"]] for row in found}
+
+
+def drain(
+    spark: SparkSession, address: str, handler: str | dict[str, Any], round_s: float = 30.0, take_over_s: float = 60.0
+) -> dict[str, Any]:
+    """Of `orders` for `billing`. The handler is a name, or the arguments of `Noting`."""
+    chosen = handler if isinstance(handler, str) else Noting(Path(handler.pop("folder")), **handler)
+    settings = DrainSettings(round_s=round_s, take_over_s=take_over_s)
+    job = Drain(spark, address, "orders", "billing", chosen, consumer=CONSUMER, settings=settings)
+    try:
+        report = job.run()
+    finally:
+        disconnect(address)
+    return {
+        "ended": report.ended,
+        "done": report.done,
+        "lag": report.lag,
+        "rounds": report.rounds,
+        "failed_rounds": report.failed_rounds,
+        "pids": sorted({one.pid for one in report.outcomes if one.handled}),
+    }
+
+
+def check(spark: SparkSession, modules: list[str], python: str | None = None) -> None:
+    """With another Python on the executors than PYSPARK_PYTHON said."""
+    context = spark.sparkContext
+    former = context.pythonExec
+    context.pythonExec = former if python is None else python
+    try:
+        check_executors(spark, modules)
+    finally:
+        context.pythonExec = former
+
+
+def check_room(spark: SparkSession, memory: str, wait_s: float) -> None:
+    """In a session whose executors take so much memory."""
+    spark.stop()
+    too_big = session("inturn-cluster", sys.argv[1], config={**CONFIG, "spark.executor.memory": memory})
+    try:
+        check_executors(too_big, wait_s=wait_s)
+    finally:
+        too_big.stop()
+
+
+def stop(spark: SparkSession) -> None:
+    """Leave the cluster to others, until something is to be done again."""
+    spark.stop()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what others print is not an answer
+    functions = {one.__name__: one for one in (where, read, drain, check, check_room, stop)}
+    for line in sys.stdin:
+        arguments = json.loads(line)
+        function = functions[arguments.pop("function")]
+        try:
+            answer = {"answer": function(session("inturn-cluster", sys.argv[1], config=CONFIG), **arguments)}
+        except Exception as error:
+            answer = {"error": type(error).__name__, "text": str(error)[:4000]}
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""A served folder whose decisions are written down, for the order checker to judge what consumers and tasks did."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import inturn
+from inturn import Connection, Consumer, ConsumerSettings, Flush, LeaseSettings, LogSettings
+from inturn.model.commands import Answer, Claim, Command, Done, Granted, Release, Reply
+from inturn.model.errors import InturnError, NotFound
+from inturn.service import Service
+from inturn.testing.checker import check
+from inturn.testing.process_history import Death, FileRecorder, merge
+from inturn.testing.verdict import Verdict
+from inturn.wire.address import Address
+from tests.spark.noting import Noted, Noting, wait_until
+
+SUBJECT, GROUP = "orders", "billing"
+LOG = LogSettings(flush=Flush.OS)
+
+
+@dataclass
+class Judged:
+    """`folder` is where handlers note what they do; `mq` a connection to the server."""
+
+    path: Path
+    folder: Path
+    lease: LeaseSettings
+    log: LogSettings
+    service: Service
+    mq: Connection
+
+    @property
+    def address(self) -> str:
+        return str(self.service.address)
+
+    @property
+    def noted(self) -> Noted:
+        return Noted(self.folder)
+
+    @property
+    def lag(self) -> int:
+        return self.mq.describe_group(SUBJECT, GROUP).lag
+
+    def make_group(self, order: str = "key", **options: Any) -> None:
+        """It is there, and stands at the first message."""
+        settings = ConsumerSettings(**options)
+        with self.mq.consumer(SUBJECT, GROUP, Noting(self.folder), order=order, settings=settings):
+            wait_until(self.has_group, "the group is there")
+
+    def has_group(self) -> bool:
+        try:
+            self.mq.describe_group(SUBJECT, GROUP)
+        except NotFound:
+            return False
+        return True
+
+    def send(
+        self, count: int, keys: int = 10, *, first: int = 0, key: str | None = None, keyless: bool = False
+    ) -> None:
+        """Bodies are numbers; a message's id is its number, too."""
+        with self.mq.producer() as producer:
+            for number in range(first, first + count):
+                name = None if keyless else (key or f"k{number % keys}")
+                producer.send(SUBJECT, b"%d" % number, key=name, message_id=str(number))
+
+    def online(self, handler: Noting, order: str = "key", **options: Any) -> Consumer:
+        chosen = {"concurrency": 4, "commit_interval_s": 0.05, "heartbeat_s": 0.5, **options}
+        settings = ConsumerSettings(**chosen)
+        return self.mq.consumer(SUBJECT, GROUP, handler, order=order, settings=settings, name="online")
+
+    def stop_server(self) -> None:
+        self.service.close(grace_s=0.0)
+
+    def start_server(self) -> None:
+        """Again, at the same address."""
+        self.service = _service(self.path, self.folder, self.lease, self.log, self.service.address.port)
+
+    def judge(self, order: Any = "key", deaths: Iterable[Death] = (), *, complete: bool = True) -> Verdict:
+        """Of all that was noted; raises what is wrong with it."""
+        merged = merge(self.noted.files(), [_server_events(self.folder)], deaths, margin_s=self.lease.margin_s)
+        stored = {(one.subject, one.partition, one.offset): one.message_id for one in self.mq.reader(SUBJECT)}
+        verdict = check(merged.history, subject=SUBJECT, group=GROUP, order=order, complete=complete, stored=stored)
+        verdict.raise_if_bad()
+        return verdict
+
+
+@contextlib.contextmanager
+def judging(
+    path: Path, partitions: int = 2, *, lease: LeaseSettings | None = None, log: LogSettings = LOG, **subject: Any
+) -> Iterator[Judged]:
+    """The folder's server, a connection, and a subject."""
+    folder = path / "noted"
+    folder.mkdir()
+    lease = lease if lease is not None else LeaseSettings()
+    service = _service(path / "data", folder, lease, log)
+    with inturn.connect(str(service.address)) as mq:
+        judged = Judged(path / "data", folder, lease, log, service, mq)
+        mq.create_subject(SUBJECT, partitions, **subject)
+        try:
+            yield judged
+        finally:
+            mq.close()
+            judged.service.close(grace_s=0.0)
+
+
+def _service(path: Path, folder: Path, lease: LeaseSettings, log: LogSettings, port: int = 0) -> Service:
+    recorder = FileRecorder(_server_events(folder))
+    service = Service(path, log=log, lease=lease, address=Address("127.0.0.1", port), observer=recorder)
+    node = service._opened.node
+    node.submit_remote = _ClaimNotes(node.submit_remote, recorder)  # type: ignore[method-assign]
+    return service
+
+
+class _ClaimNotes:
+    """Between the server and its node: an observer is not told of claims."""
+
+    def __init__(self, submit: Callable[[Command, Reply], None], recorder: FileRecorder) -> None:
+        self._submit = submit
+        self._recorder = recorder
+        self._asks: dict[tuple[str, int], int] = {}  # the last that was granted, by claimant and partition
+
+    def __call__(self, command: Command, reply: Reply) -> None:
+        match command:
+            case Claim():
+                self._submit(command, lambda answer: self._claimed(command, answer, reply))
+            case Release() if (command.member, command.partition) in self._asks:
+                self._submit(command, lambda answer: self._released(command, answer, reply))
+            case _:
+                self._submit(command, reply)
+
+    def _claimed(self, command: Claim, answer: Answer | InturnError, reply: Reply) -> None:
+        part = (command.member, command.partition)
+        if isinstance(answer, Granted) and self._asks.get(part) != command.ask:
+            self._asks[part] = command.ask
+            place = (command.subject, command.group, command.partition)
+            self._recorder.claim_granted(*place, command.member, answer.epoch, command.slots)
+        reply(answer)
+
+    def _released(self, command: Release, answer: Answer | InturnError, reply: Reply) -> None:
+        if isinstance(answer, Done):
+            place = (command.subject, command.group, command.partition)
+            self._recorder.claim_ended(*place, command.member, command.progress.epoch)
+        reply(answer)
+
+
+def _server_events(folder: Path) -> Path:
+    return folder / "server.decisions"

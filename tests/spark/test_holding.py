@@ -1,0 +1,130 @@
+"""The driver's part: it holds leases for others, by the rules of every consumer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inturn import ConsumerSettings, LeaseSettings
+from inturn.model.commands import Claim, Done, Granted, Progress, Release, Renew, Renewed
+from inturn.model.errors import GroupConflict, LeaseHeld, StaleEpoch
+from inturn.model.request import ask
+from inturn.model.slot import ALL_SLOTS
+from inturn.spark.holding import Holding
+from tests.spark.judged import GROUP, SUBJECT, Judged, judging
+from tests.spark.noting import Noting, wait_until
+
+LEASE = LeaseSettings(life_s=1.0, renew_s=0.2, margin_s=0.1)
+BOTH = {0, 1}
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Iterator[Judged]:
+    with judging(tmp_path, lease=LEASE) as opened:
+        opened.make_group()
+        yield opened
+
+
+def held(judged: Judged, *, takes_over: bool = True) -> Holding:
+    settings = ConsumerSettings(heartbeat_s=0.2, commit_interval_s=0.05)
+    return Holding(judged.mq, SUBJECT, GROUP, takes_over=takes_over, settings=settings)
+
+
+def test_all_partitions_are_taken_over_and_given_back(judged: Judged) -> None:
+    with judged.online(Noting(judged.folder)) as online:
+        wait_until(lambda: online.leases().keys() == BOTH, "the online consumer has both")
+        with held(judged) as holding:
+            epochs = holding.wait_for(BOTH, 20.0)
+            assert epochs.keys() == BOTH
+            assert online.leases() == {}
+            judged.send(20)
+            described = judged.mq.describe_group(SUBJECT, GROUP)
+            assert described.taken_over_by == holding.owner
+            assert {one.owner for one in described.partitions} == {holding.owner}
+            assert judged.lag == 20  # nothing is pulled
+        wait_until(lambda: judged.lag == 0, "the online consumer goes on")
+        assert all(online.leases()[index].epoch > epoch for index, epoch in epochs.items())
+    judged.judge()
+
+
+def test_whoever_does_not_take_over_has_its_share(judged: Judged) -> None:
+    with judged.online(Noting(judged.folder)) as online, held(judged, takes_over=False) as holding:
+        wait_until(lambda: len(holding.epochs()) == 1 and len(online.leases()) == 1, "each has one")
+
+
+def test_leases_live_on_as_long_as_they_are_held(judged: Judged) -> None:
+    with held(judged) as holding:
+        before = holding.wait_for(BOTH, 20.0)
+        threading.Event().wait(2.5 * LEASE.life_s)
+        assert holding.epochs() == before
+
+
+def test_who_still_has_a_partition_is_named(judged: Judged) -> None:
+    stuck = Noting(judged.folder, waits=True)
+    with judged.online(stuck):
+        judged.send(20)
+        wait_until(lambda: judged.noted.starts, "a handler runs, and does not end")
+        with held(judged) as holding, pytest.raises(LeaseHeld, match=r"online-\w+"):
+            holding.wait_for(BOTH, 0.5)
+        stuck.open()
+        wait_until(lambda: judged.lag == 0, "the online consumer goes on")
+
+
+def test_one_at_a_time_takes_over(judged: Judged) -> None:
+    with held(judged) as first, held(judged) as second:
+        first.wait_for(BOTH, 20.0)
+        with pytest.raises(GroupConflict, match="has taken it over already"):
+            second.wait_for(BOTH, 20.0)
+        assert first.epochs().keys() == BOTH
+
+
+def test_what_is_done_can_be_committed_by_the_holder(judged: Judged) -> None:
+    judged.send(20)
+    with held(judged) as holding:
+        with pytest.raises(StaleEpoch):
+            holding.commit({7: 1})
+        holding.wait_for(BOTH, 20.0)
+        holding.commit({0: 1, 1: 2})
+        holding.commit({0: 3})
+    described = judged.mq.describe_group(SUBJECT, GROUP)
+    assert [one.committed for one in described.partitions] == [3, 2]
+
+
+def test_a_holder_that_is_gone_without_a_word_is_waited_for_no_longer_than_its_lease(judged: Judged) -> None:
+    judged.send(20)
+    holding = held(judged)
+    holding.start()
+    holding.wait_for(BOTH, 20.0)
+    holding.abandon()
+    with judged.online(Noting(judged.folder)):
+        wait_until(lambda: judged.lag == 0, "the online consumer goes on")
+    judged.judge()
+
+
+def test_a_lease_is_kept_until_those_who_work_under_it_are_done(judged: Judged) -> None:
+    """Longer than its life, and not a life longer than needed."""
+    judged.send(20)
+    with held(judged) as holding:
+        epoch = holding.wait_for(BOTH, 20.0)[0]
+        claim = Claim(SUBJECT, GROUP, 0, holding.owner, epoch, "task", 1, ALL_SLOTS.to_bytes(), 0.0)
+        ask(judged.mq.node, claim, Granted)
+        is_stopped = threading.Event()
+
+        def stop() -> None:
+            holding.stop(None)
+            is_stopped.set()
+
+        threading.Thread(target=stop, daemon=True).start()
+        until_s = time.monotonic() + 2.5 * LEASE.life_s
+        while time.monotonic() < until_s:
+            renewed = ask(judged.mq.node, Renew(SUBJECT, GROUP, "task", ((0, epoch),)), Renewed)
+            assert renewed.partitions == (0,)
+            assert not is_stopped.wait(0.2)
+        assert [one.owner for one in judged.mq.describe_group(SUBJECT, GROUP).partitions] == [holding.owner, None]
+        ask(judged.mq.node, Release(SUBJECT, GROUP, "task", Progress(0, epoch, 0, 1, ask=1)), Done)
+        assert is_stopped.wait(20.0)
+    assert [one.owner for one in judged.mq.describe_group(SUBJECT, GROUP).partitions] == [None, None]

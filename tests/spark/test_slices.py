@@ -1,0 +1,110 @@
+"""Plans: every slot of every partition is in one task, and tasks are of about the same size."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inturn.model.route import Partition, Route
+from inturn.model.settings import Keyless, Order, Routing
+from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, even_ranges
+from inturn.model.subject import Subject
+from inturn.spark.slices import Waiting, is_divisible, plan
+
+
+def subject(partitions: int, keyless: Keyless = Keyless.INDEPENDENT, routing: Routing = Routing.SLOTS) -> Subject:
+    logs = tuple(Partition("local", str(index)) for index in range(partitions))
+    return Subject("orders", Route("orders", 1, logs, even_ranges(partitions)), routing, keyless=keyless)
+
+
+def home_slots(one: Subject, partition: int) -> set[int]:
+    return {slot for slot, home in enumerate(one.route.by_slot) if home == partition}
+
+
+@given(
+    counts=st.lists(st.integers(0, 5000), min_size=1, max_size=12),
+    task_count=st.integers(1, 24),
+    order=st.sampled_from(Order),
+    keyless=st.sampled_from(Keyless),
+    routing=st.sampled_from(Routing),
+)
+def test_every_slot_of_what_waits_is_in_exactly_one_task(
+    counts: list[int], task_count: int, order: Order, keyless: Keyless, routing: Routing
+) -> None:
+    one = subject(len(counts), keyless, routing)
+    waiting = [Waiting(index, count, 10 * count) for index, count in enumerate(counts)]
+    tasks = plan(one, order, waiting, task_count)
+    assert len(tasks) <= task_count
+    assert all(tasks)
+    taken: dict[int, Counter[int]] = {}
+    for task in tasks:
+        assert len({part.partition for part in task}) == len(task)  # a claim of a consumer is one per partition
+        for part in task:
+            assert part.until == 10 * counts[part.partition]
+            taken.setdefault(part.partition, Counter()).update(set(part.slots))
+    assert taken.keys() == {index for index, count in enumerate(counts) if count}
+    # Slots that are at home elsewhere, too: they may have been here before the subject grew.
+    assert all(found == Counter(range(SLOT_COUNT)) for found in taken.values())
+
+
+@given(
+    counts=st.lists(st.integers(200, 5000), min_size=1, max_size=6),
+    task_count=st.integers(1, 12),
+)
+def test_tasks_are_of_about_the_same_size(counts: list[int], task_count: int) -> None:
+    one = subject(len(counts))
+    tasks = plan(one, Order.KEY, [Waiting(index, count, count) for index, count in enumerate(counts)], task_count)
+    share = sum(counts) / task_count
+    for task in tasks:
+        size = 0.0
+        for part in task:
+            home = home_slots(one, part.partition)
+            size += counts[part.partition] * len(set(part.slots) & home) / len(home)
+        assert size <= 1.25 * share + max(counts) / 100
+
+
+def test_one_partition_is_cut_for_as_many_tasks_as_there_are() -> None:
+    tasks = plan(subject(1), Order.KEY, [Waiting(0, 1000, 1000)], 4)
+    assert [len(part.slots) for (part,) in tasks] == [256] * 4
+
+
+def test_partitions_are_not_cut_where_that_is_not_needed() -> None:
+    tasks = plan(subject(4), Order.KEY, [Waiting(index, 100, 100) for index in range(4)], 4)
+    assert [[part.slots for part in task] for task in tasks] == [[ALL_SLOTS]] * 4
+
+
+def test_where_all_is_one_lane_a_partition_stays_whole() -> None:
+    waiting = [Waiting(0, 10, 10), Waiting(1, 1000, 1000), Waiting(2, 500, 500), Waiting(3, 400, 400)]
+    for one, order in ((subject(4), Order.PARTITION), (subject(4, Keyless.ONE_LANE), Order.KEY)):
+        tasks = plan(one, order, waiting, 2)
+        assert all(part.slots == ALL_SLOTS for task in tasks for part in task)
+        assert [[part.partition for part in task] for task in tasks] == [[1], [2, 3, 0]]
+
+
+@pytest.mark.parametrize(
+    ("keyless", "order", "is_cut"),
+    [
+        (Keyless.INDEPENDENT, Order.KEY, True),
+        (Keyless.ONE_LANE, Order.KEY, False),
+        (Keyless.INDEPENDENT, Order.PARTITION, False),
+        (Keyless.ONE_LANE, Order.NONE, True),
+    ],
+)
+def test_what_may_be_cut(keyless: Keyless, order: Order, is_cut: bool) -> None:
+    assert is_divisible(subject(1, keyless), order) is is_cut
+
+
+def test_nothing_to_do_is_no_task() -> None:
+    assert plan(subject(2), Order.KEY, [], 4) == []
+    assert plan(subject(2), Order.KEY, [Waiting(0, 0, 5)], 4) == []
+
+
+def test_the_last_slice_of_a_partition_has_what_belongs_elsewhere_today() -> None:
+    one = subject(2)
+    first, second = plan(one, Order.KEY, [Waiting(0, 1000, 1000)], 2)
+    elsewhere = home_slots(one, 1)
+    assert not set(first[0].slots) & elsewhere
+    assert elsewhere <= set(second[0].slots)
