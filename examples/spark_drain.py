@@ -24,6 +24,7 @@ def notify(message: inturn.Message, context: inturn.Context) -> None:
 
 
 def main() -> None:
+    spark = inturn.spark.session(master="local[2]")
     with tempfile.TemporaryDirectory() as folder, inturn.connect(Path(folder) / "data") as mq:
         mq.create_subject("order.book", partitions=2)
         two_at_once = inturn.ConsumerSettings(concurrency=2)
@@ -35,17 +36,14 @@ def main() -> None:
             producer.flush()
             print(f"{mq.describe_group('order.book', 'notify').lag} notifications are late")
 
-            spark = inturn.spark.session(master="local[2]")
-            try:
-                report = inturn.spark.drain(spark, mq.target, "order.book", "notify", notify)
-            finally:
-                spark.stop()
+            report = inturn.spark.drain(spark, mq.target, "order.book", "notify", notify)
             print(f"drained {report.done} at {report.per_s:,.0f}/s; taken over in {report.take_over_s:.2f} s")
 
             producer.send_sync("order.book", b"delivered", key="order-7")  # the online consumer has it again
             while mq.describe_group("order.book", "notify").lag:
                 time.sleep(0.05)
             print(f"online again: {online.statistics().partitions} and nothing late")
+    spark.stop()
 
 
 if __name__ == "__main__":

@@ -613,6 +613,25 @@ def test_a_claimant_parks_and_reads_what_is_parked(machine: Machine, group: Grou
         machine.ask(read)
 
 
+def test_what_is_done_has_not_failed_whatever_a_late_copy_says_after_a_restart(machine: Machine, group: Group) -> None:
+    """Nobody remembers then which commits of a claimant were taken."""
+    left = key_in(LEFT)
+    append(machine, left, left)
+    group.claim("a", LEFT)
+    late = group.progress(failed=(Failure(0, left, 1, "no"),), number=1)
+    group.commit("a", late)
+    group.commit("a", group.progress([0], settled=(0,), number=2))
+    machine.restart()
+    machine.wait(LIFE_S - 0.1)
+    group.renew("keeper")
+    machine.wait(0.1)
+    group.claim("a", LEFT)
+    assert group.commit("a", late) == (0,)
+    group.commit("a", group.progress(failed=(Failure(1, left, 1, "no"),)))
+    group.release("a")
+    assert [one.offset for one in group.claim("b", LEFT).failures] == [1]
+
+
 def test_moving_needs_the_claim(machine: Machine, group: Group) -> None:
     machine.ask(OpenDeadLetters("orders", "billing"))
     batch = encode([Outgoing(b"x")], array("H", [1]))

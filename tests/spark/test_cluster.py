@@ -308,7 +308,7 @@ def test_the_command_drains_on_a_cluster(
     handler = _handler(modules, "commanded", judged.folder)
     command = ["drain", SUBJECT, "--group", GROUP, "--handler", handler, "--server", judged.address, "--json"]
     ended = subprocess.run(
-        [sys.executable, "-m", "inturn.cli.main", *command, "--master", cluster.master],
+        [Path(sys.executable).with_name("inturn"), *command, "--master", cluster.master],
         cwd=modules,
         env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": HOST},
         capture_output=True,

@@ -23,7 +23,7 @@ from inturn.bench.report import BenchReport, Beside, Row, median
 from inturn.bench.served_child import served
 from inturn.connection import Connection, connect
 from inturn.model.errors import InturnError
-from inturn.model.settings import ConsumerSettings
+from inturn.model.settings import ConsumerSettings, Order
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,8 +131,9 @@ def _warm_up(bed: Bed) -> None:
 
 def _drain_s(bed: Bed, subject: str, group: str, handler: str, concurrency: int) -> float:
     from inturn.spark.drain import DrainSettings, drain
+    from inturn.spark.holding import make_group
 
-    _make_group(bed.mq, subject, group)
+    make_group(bed.mq, subject, group, Order.KEY, "first")
     report = drain(
         bed.spark,
         bed.address,
@@ -146,13 +147,6 @@ def _drain_s(bed: Bed, subject: str, group: str, handler: str, concurrency: int)
     if report.lag or report.ended != "end":
         raise InturnError(f"the drain of {subject} ended with {report.ended!r} and {report.lag} left")
     return report.work_s
-
-
-def _make_group(mq: Connection, subject: str, group: str) -> None:
-    from inturn.spark.holding import Holding
-
-    with Holding(mq, subject, group) as holding:
-        holding.wait_for({0}, 30.0)
 
 
 def _to_parquet(bed: Bed, subject: str) -> None:

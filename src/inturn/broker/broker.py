@@ -58,6 +58,7 @@ from inturn.model.route import Partition
 from inturn.model.settings import PULL_BYTES_MAX
 from inturn.model.slot import ALL_SLOTS, SlotSet, slot_of
 from inturn.model.subject import Subject
+from inturn.model.tracker import CommitTracker
 from inturn.state.groups import GroupRecord
 from inturn.state.offsets import Offsets, finished_count, highest_finished, with_finished
 from inturn.state.producers import Producers
@@ -258,8 +259,17 @@ class Broker:
                 self._observer.committed(group.subject, group.name, owner, progress)
 
     def _merged(self, group: GroupRecord, progress: Progress) -> Progress:
-        """What a claimant has finished, together with what all others have."""
-        place = self._progress.of_partition(group.id, progress.partition).place
+        """What a claimant has finished, together with what all others have.
+
+        After a restart nothing tells a late copy of a commit from before; that something failed which is done by now
+        is not believed then. What is parked counts as done, and may fail all the same.
+        """
+        stored = self._progress.of_partition(group.id, progress.partition)
+        place, parked = stored.place, {lot.key for lot in stored.lots}
+        if progress.failed:
+            done = CommitTracker(place.offset, place.finished)
+            failed = tuple(one for one in progress.failed if one.offset not in done or one.key in parked)
+            progress = msgspec.structs.replace(progress, failed=failed)
         offset, finished = with_finished(place, progress.finished)
         number = place.number + 1 if place.epoch == progress.epoch else 1
         return msgspec.structs.replace(progress, offset=offset, finished=finished, number=number)

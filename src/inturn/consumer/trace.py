@@ -142,7 +142,7 @@ class Notes:
         self.parts.append((held.index, held.epoch, len(self.keys)))
 
     def leave(self, lane: Lane) -> None:
-        """Before anybody else may have the lane: the messages given out since `began_at` are over, one way or another."""
+        """Before anybody else may have the lane: what was given out since `began_at` is over, one way or another."""
         first, stop = self.began_at, lane.at
         if stop == first + 1:
             self.keys.append(lane.key)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 
 from inturn.connection import Connection
+from inturn.folder import socket_path
 from inturn.model.errors import ConnectionLost
-from inturn.wire.address import is_address
+from inturn.wire.address import Address, is_address
 
 CONNECT_WAIT_S = 5.0  # for a server that is just being started again
 _connections: dict[str, Connection] = {}
@@ -21,11 +22,22 @@ def connected(target: str, who: str) -> Connection:
     if known is not None and not known.is_closed:
         return known
     try:
-        made = Connection(target, create=False, wait_s=CONNECT_WAIT_S)
+        made = _served(target) or Connection(target, create=False, wait_s=CONNECT_WAIT_S)
     except ConnectionLost as error:
         raise unreachable(error, who) from error
     _connections[target] = made
     return made
+
+
+def _served(target: str) -> Connection | None:
+    """To whoever has the folder open, as a client only: Spark's workers live on for a while after their last task, and
+    must not be the ones who open the folder anew when its owner closes it. None if nobody has it open."""
+    if is_address(target):
+        return None
+    try:
+        return Connection(str(Address(path=socket_path(target))))
+    except ConnectionLost:
+        return None
 
 
 def unreachable(error: ConnectionLost, who: str) -> ConnectionLost:

@@ -31,7 +31,7 @@ from inturn.spark.admission import describe_existing, order_of
 from inturn.spark.connections import connected
 from inturn.spark.execution import PATIENCE_S, ROUND_S, TaskOutcome, TaskPlan
 from inturn.spark.handler import HandlerName, load_handler, module_of
-from inturn.spark.holding import Holding
+from inturn.spark.holding import Holding, make_group
 from inturn.spark.hot_keys import HotKey, HotKeys
 from inturn.spark.job import run_job
 from inturn.spark.rounds import Work
@@ -177,6 +177,7 @@ class Drain:
         consumer: ConsumerSettings | None = None,
         settings: DrainSettings | None = None,
         until: dict[int, int] | None = None,
+        start: str | None = None,
     ) -> None:
         check_target(spark, target)
         self._spark = spark
@@ -189,6 +190,7 @@ class Drain:
         self._consumer = consumer if consumer is not None else ConsumerSettings(concurrency=64)
         self._settings = settings if settings is not None else DrainSettings()
         self._until = until
+        self._start = start
         self._interruptions = 0
         self._missing = 0
         self._timeline: list[DrainProgress] = []
@@ -210,6 +212,9 @@ class Drain:
         self._began_s = time.monotonic()
         self._connection: Connection = connected(self._target, "the driver")
         self._subject = self._connection.subject(self._subject_name)
+        if self._start is not None:
+            order = self._order if self._order is not None else Order.KEY
+            make_group(self._connection, self._subject_name, self._group, order, self._start)
         described = describe_existing(self._connection, self._subject_name, self._group)
         order = order_of(described, self._order)
         strategy = described.assignment or str(self._consumer.assignment)

@@ -27,6 +27,7 @@ def for_each(
     handler: HandlerName,
     *,
     until: Mapping[int, int] | None = None,
+    start: str = "first",
     order: Order | str | None = None,
     consumer: ConsumerSettings | None = None,
     settings: DrainSettings | None = None,
@@ -34,7 +35,8 @@ def for_each(
 ) -> DrainReport:
     """Call the handler for each message of the group that is not done, up to these offsets by partition, or up to what
     is stored now. Messages of one key in order, as an online consumer would; results, failures, parking and dead
-    letters are the same as there. The group is taken over meanwhile, and its consumers go on afterwards.
+    letters are the same as there. The group is taken over meanwhile, and its consumers go on afterwards; one that is
+    new begins at `start`.
     """
     job = Drain(
         spark,
@@ -46,6 +48,7 @@ def for_each(
         consumer=consumer,
         settings=settings,
         until=None if until is None else dict(until),
+        start=start,
     )
     return job.run(watch)
 

@@ -132,5 +132,12 @@ class Holding:
         self.stop()
 
 
+def make_group(connection: Connection, subject: str, group: str, order: Order, start: str) -> None:
+    """A group that is new stands at its start from now on; one that exists stays where it is."""
+    if all((one.subject, one.group) != (subject, group) for one in connection.groups()):
+        with Holding(connection, subject, group, order=order, start=start) as holding:
+            holding.wait_at_start(is_bounded=False)
+
+
 def _never(message: Message, context: Context) -> None:
     raise AssertionError("nothing is handled by whoever only holds leases")

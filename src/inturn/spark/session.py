@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_EXTENDED = (_JAVA_OPTIONS, "spark.executor.extraJavaOptions")  # Spark puts options of its own before the user's
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 # What a JVM says at its start about the modules that Spark names to it; none of it is anything to act on.
 _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in java.base")
@@ -133,7 +134,7 @@ def _adapt(spark: SparkSession, asked: Mapping[str, str]) -> None:
 
 def _has(spark: SparkSession, key: str, value: str) -> bool:
     current = spark.conf.get(key, None)
-    return current == value or (key == _JAVA_OPTIONS and current is not None and value in current)  # Spark adds its own
+    return current == value or (key in _EXTENDED and current is not None and value in current)
 
 
 def _start(app_name: str, master: str, asked: Mapping[str, str], quiet: bool) -> SparkSession:

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from inturn.model.settings import ConsumerSettings
 from inturn.producer.flight import SendHandle
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from inturn.spark.audit import AuditVerdict
@@ -61,6 +62,13 @@ def missing_for_spark() -> str | None:
     except InturnError as error:
         return str(error)
     return None
+
+
+def _warm_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a worker: import what tasks need."""
+    import inturn.spark.job  # noqa: F401
+
+    yield from batches
 
 
 class IncidentStory(Act):
@@ -143,7 +151,10 @@ class IncidentStory(Act):
         from inturn.spark.session import session
 
         try:
-            self._spark = session("inturn demo", f"local[{TASK_COUNT}]", config=QUICK_JAVA)
+            spark = session("inturn demo", f"local[{TASK_COUNT}]", config=QUICK_JAVA)
+            # The first job starts the Python workers, which takes longer than all that the drain has to do here.
+            spark.range(0, TASK_COUNT, 1, TASK_COUNT).mapInArrow(_warm_up, "id long").collect()
+            self._spark = spark
         except Exception as error:
             self._spark_error = error
 
