@@ -9,7 +9,6 @@ import pytest
 from inturn.consumer.held import Stage
 from inturn.consumer.outcome import DONE, KEEP, Next, Outcome
 from inturn.consumer.scheduler import OVERDUE_S
-from inturn.model.tracker import CommitTracker
 from inturn.model.batch import StoredBatch, decode, parse_header
 from inturn.model.commands import (
     Acquire,
@@ -30,6 +29,7 @@ from inturn.model.message import Origin, Outgoing
 from inturn.model.names import retry_subject
 from inturn.model.result import ResultKind
 from inturn.model.settings import FlowControl, KeyAction, Keyless, Order, Strategy
+from inturn.model.tracker import CommitTracker
 from tests.consumer.fake_node import Bench, Job, failing, stored_batch
 
 RAISED = Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, ValueError("no"))

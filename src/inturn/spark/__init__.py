@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from inturn.spark.extra import needs_extra
 
 if TYPE_CHECKING:
+    from inturn.spark.audit import audit as audit
     from inturn.spark.drain import Drain as Drain
     from inturn.spark.drain import DrainReport as DrainReport
     from inturn.spark.drain import DrainSettings as DrainSettings
@@ -29,6 +30,7 @@ _HOMES = {
     "Drain": "drain",
     "DrainSettings": "drain",
     "InturnDataSource": "source",
+    "audit": "audit",
     "check_executors": "shipping",
     "DrainReport": "drain",
     "drain": "drain",

@@ -26,8 +26,8 @@ from pyspark.sql.window import Window
 
 from inturn.consumer.trace import ALONE, EXCEPTION, FAILED, MOVED, OF_KEY, OF_PARTITION, RESULTS, ROLLBACK, SUCCESS
 from inturn.model.errors import InturnError, InvalidInput
+from inturn.model.violation import ViolationKind
 from inturn.spark.traces import TracePaths, Traces, read_traces
-from inturn.testing.verdict import ViolationKind
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
