@@ -31,7 +31,7 @@ WORKERS, WORKER_CORES, WORKER_MEMORY = 2, 1, "1g"
 START_S = 60.0
 STOP_S = 10.0
 _ROOT = Path(__file__).parents[2]
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # for what lives a minute
 # What is for the tests' own Python, or would choose another Spark.
 _LEFT_OUT = re.compile("PYTHON.*|PYSPARK.*|SPARK.*|VIRTUAL_ENV")
 _PR_SET_PDEATHSIG = 1
@@ -171,12 +171,13 @@ def _start(
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if not _LEFT_OUT.fullmatch(name)}
     environment |= {
+        **QUICK_JAVA,  # the executors have it from their worker
         "JAVA_HOME": str(java_home()),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": HOST,
         "SPARK_LOCAL_DIRS": str(folder / "tmp"),
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": f"{_QUICK} -Dspark.master.rest.enabled=false",
+        "SPARK_DAEMON_JAVA_OPTS": "-Dspark.master.rest.enabled=false",
     }
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.{what}", "--host", HOST, "--webui-port", "0"]
     with (folder / f"{name}.log").open("wb") as log:

@@ -23,19 +23,17 @@ from inturn.spark.connections import disconnect
 from inturn.spark.drain import Drain, DrainSettings
 from inturn.spark.session import session
 from inturn.spark.shipping import check_executors, ship
-from tests.spark.cluster import HOST
+from tests.spark.cluster import HOST, QUICK_JAVA
 from tests.spark.noting import Noting
 
 _ROOT = Path(__file__).parents[2]
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CONFIG = {
     "spark.driver.host": HOST,
     "spark.driver.bindAddress": HOST,
     "spark.ui.enabled": False,
     "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": 2,
-    "spark.driver.extraJavaOptions": _QUICK,
-    "spark.executor.extraJavaOptions": _QUICK,
+    "spark.executor.extraJavaOptions": "-Dinturn.test=true",  # before which Spark puts its own
 }
 CONSUMER = ConsumerSettings(concurrency=8, commit_interval_s=0.05, heartbeat_s=0.5)
 
@@ -44,11 +42,11 @@ class Driver:
     """The test's end of it."""
 
     def __init__(self, master: str, python: Path, modules: Path) -> None:
-        """`modules` is a folder that only the driver imports from."""
-        path = os.pathsep.join([str(_ROOT), str(modules)])
+        """`modules` is a folder that only the driver imports from; so does it from the archive `packed.zip` there."""
+        path = os.pathsep.join([str(_ROOT), str(modules), str(modules / "packed.zip")])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.cluster_driver", master],
-            env={**os.environ, "PYSPARK_PYTHON": str(python), "PYTHONPATH": path},
+            env={**os.environ, **QUICK_JAVA, "PYSPARK_PYTHON": str(python), "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -157,20 +155,27 @@ def check_room(spark: SparkSession, memory: str, wait_s: float) -> None:
         too_big.stop()
 
 
-def stop(spark: SparkSession) -> None:
+def stop() -> None:
     """Leave the cluster to others, until something is to be done again."""
-    spark.stop()
+    spark = SparkSession.getActiveSession()
+    if spark is not None:
+        spark.stop()
+
+
+def do(function: str, **arguments: Any) -> Any:
+    if function == "stop":
+        stop()
+        return None
+    functions = {one.__name__: one for one in (where, read, drain, check, check_room)}
+    return functions[function](session("inturn-cluster", sys.argv[1], config=CONFIG), **arguments)
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print is not an answer
-    functions = {one.__name__: one for one in (where, read, drain, check, check_room, stop)}
     for line in sys.stdin:
-        arguments = json.loads(line)
-        function = functions[arguments.pop("function")]
         try:
-            answer = {"answer": function(session("inturn-cluster", sys.argv[1], config=CONFIG), **arguments)}
+            answer = {"answer": do(**json.loads(line))}
         except Exception as error:
             answer = {"error": type(error).__name__, "text": str(error)[:4000]}
         with contextlib.suppress(BrokenPipeError):

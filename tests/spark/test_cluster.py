@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from inturn import LeaseSettings
 from inturn.spark.shipping import INSTALLED
 from inturn.testing.process_history import Death
 from inturn.wire.address import parse_address
-from tests.spark.cluster import HOST, Cluster, Executor, python_without_inturn, running
+from tests.spark.cluster import HOST, QUICK_JAVA, Cluster, Executor, python_without_inturn, running
 from tests.spark.cluster_driver import Driver
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import EVENTS, Noting, is_alive, wait_until
@@ -43,6 +44,12 @@ def note(message, context):
         calls.write(f"{{message.key_text}} {{message.partition}} {{message.offset}} {{time.monotonic_ns()}}\\n")
 """
 
+OTHER_VERSION = """
+import collections, sys
+fields = "major minor micro releaselevel serial"
+sys.version_info = collections.namedtuple("version_info", fields)(3, 99, 0, "final", 0)
+"""
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,9 +70,11 @@ def python(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def modules(place: Path) -> Path:
-    """A folder that only drivers import from."""
+    """A folder that only drivers import from; and an archive in it."""
     folder = place / "modules"
     folder.mkdir()
+    with zipfile.ZipFile(folder / "packed.zip", "w") as archive:
+        archive.writestr("packed.py", "")
     return folder
 
 
@@ -129,6 +138,11 @@ def test_executors_import_what_was_sent_and_have_nothing_else(
             archive = next(path for path in (folder / file).parents if path.suffix == ".zip")
             assert archive.parent == folder
             assert archive.is_file()
+
+
+def test_an_archive_is_sent_as_it_is(driver: Driver) -> None:
+    driver.ask("where", modules=["packed"])
+    assert {one["packed"] for one in driver.ask("where", modules=["packed"])} == {"./packed.zip/packed.py"}
 
 
 def test_what_was_sent_is_imported_by_the_driver_from_where_it_is(
@@ -290,8 +304,25 @@ def test_a_python_that_executors_do_not_have_is_named(driver: Driver, place: Pat
     error, text = driver.refused("check", modules=[], python=nowhere)
     assert error == "InvalidInput"
     assert text.startswith(f"executors cannot use the Python {nowhere!r}: ")
-    assert "No such file or directory" in text
-    assert "set PYSPARK_PYTHON to a Python" in text
+    assert "No such file or directory; set PYSPARK_PYTHON to a Python 3." in text
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        (OTHER_VERSION, "different version: 3.99 than that in driver: 3."),
+        ("import sys; sys.modules['pyspark'] = None", "it fails at its start; set PYSPARK_PYTHON"),
+    ],
+    ids=["another", "broken"],
+)
+def test_a_python_that_spark_cannot_use_is_named(driver: Driver, tmp_path: Path, start: str, why: str) -> None:
+    python = python_without_inturn(tmp_path / "python", [])
+    site = next((tmp_path / "python" / "lib").glob("python*/site-packages"))
+    (site / "sitecustomize.py").write_text(start)
+    error, text = driver.refused("check", modules=[], python=str(python))
+    assert error == "InvalidInput"
+    assert text.startswith(f"executors cannot use the Python {str(python)!r}: ")
+    assert why in text
 
 
 def test_a_cluster_that_gives_no_executor_is_not_waited_for(cluster: Cluster, driver: Driver) -> None:
@@ -308,9 +339,9 @@ def test_the_command_drains_on_a_cluster(
     handler = _handler(modules, "commanded", judged.folder)
     command = ["drain", SUBJECT, "--group", GROUP, "--handler", handler, "--server", judged.address, "--json"]
     ended = subprocess.run(
-        [Path(sys.executable).with_name("inturn"), *command, "--master", cluster.master],
+        [sys.executable, "-c", "from inturn.cli.main import app; app()", *command, "--master", cluster.master],
         cwd=modules,
-        env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": HOST},
+        env={**os.environ, **QUICK_JAVA, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": HOST},
         capture_output=True,
         text=True,
         timeout=CLI_S,

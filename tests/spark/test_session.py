@@ -168,7 +168,7 @@ def test_a_local_session_shuffles_into_a_partition_for_each_core(master: str, pa
 def test_a_session_on_a_cluster_keeps_what_the_cluster_has() -> None:
     chosen = settings("spark://host:7077", quiet=False)
     assert chosen["spark.speculation"] == "false"
-    assert not [key for key in chosen if key.startswith(("spark.driver", "spark.ui", "spark.sql"))]
+    assert not [key for key in chosen if key.startswith(("spark.driver", "spark.ui", "spark.sql.s"))]
 
 
 def test_a_master_that_spark_does_not_know_is_named() -> None:

@@ -36,7 +36,7 @@ from inturn.spark.hot_keys import HotKey, HotKeys
 from inturn.spark.job import run_job
 from inturn.spark.rounds import Work
 from inturn.spark.rounds import done as count_done
-from inturn.spark.shipping import ship
+from inturn.spark.shipping import check_executors, ship
 from inturn.spark.slices import Waiting
 
 if TYPE_CHECKING:
@@ -227,7 +227,9 @@ class Drain:
         self._ends = self._until or {one.partition: one.end_offset for one in described.partitions}
         self._hot = HotKeys(self._connection, self._subject)
         module = module_of(self._handler)
-        ship(self._spark, [] if module is None else [module])
+        modules = [] if module is None else [module]
+        if ship(self._spark, modules):
+            check_executors(self._spark, modules)  # before anything is taken from anybody
         holding = Holding(
             self._connection,
             self._subject_name,
@@ -363,7 +365,7 @@ class Drain:
         if error is not None:
             if not _is_alive(self._spark):
                 raise self._failed("Spark is gone: its Java process has ended, or its session was stopped") from error
-            return _Result(_first_line(error), is_held_up=False)
+            return _Result(_in_a_line(error), is_held_up=False)
         self._outcomes += outcomes
         self._missing += _missing(outcomes)
         for outcome in outcomes:
@@ -514,6 +516,9 @@ def _is_alive(spark: SparkSession) -> bool:
         return False
 
 
-def _first_line(error: BaseException) -> str:
+def _in_a_line(error: BaseException) -> str:
+    """Spark puts what it says first, Python what it raised last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]

@@ -11,7 +11,7 @@ from inturn.spark.drain import Drain, DrainReport, DrainSettings, Watch, check_t
 from inturn.spark.execution import ROUND_S
 from inturn.spark.handler import HandlerName, load_handler, module_of
 from inturn.spark.options import handler_options
-from inturn.spark.shipping import ship
+from inturn.spark.shipping import check_executors, ship
 from inturn.wire.address import is_address
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ def for_each_stream(
         raise InvalidInput(f"handler {handler!r}: a stream starts its tasks by name; give it as 'module:function'")
     check_target(spark, target)
     load_handler(handler)
-    ship(spark, [name_of for name_of in [module_of(handler)] if name_of is not None])
+    modules = [one for one in [module_of(handler)] if one is not None]
+    if ship(spark, modules):
+        check_executors(spark, modules)
     options = handler_options(handler, order, consumer, takes_over=takes_over, round_s=round_s)
     reader = spark.readStream.format("inturn").option("subject", subject).option("group", group).options(**options)
     reader = reader.option("startingOffsets", start)

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 # What inturn imports where it handles messages. Most of it is compiled for a machine, so it cannot be sent.
 INSTALLED = ("msgspec", "numpy", "pyarrow", "pyroaring", "sqlalchemy", "structlog", "uvloop", "xxhash")
 EXECUTORS_S = 60.0  # until the first one is there; a cluster that has to start machines takes about as long
+_UNUSABLE = re.compile(
+    r'Cannot run program "[^"]*"[^:]*: (?:error=\d+, )?([^\n]+)'
+    r"|\[PYTHON_VERSION_MISMATCH\] ([^\n]+)|Error from python worker:"
+)
 _EARLIEST = (1980, 1, 1, 0, 0, 0)  # of every entry, so that the same files make the same archive
 
 _folder: tempfile.TemporaryDirectory[str] | None = None
@@ -131,15 +135,15 @@ def _has_executors(context: SparkContext) -> bool:
 
 
 def _unusable_python(context: SparkContext, error: str) -> InvalidInput | None:
-    why = re.search(
-        r'Cannot run program "[^"]*"[^:]*: (?:error=\d+, )?([^\n]+)|\[PYTHON_VERSION_MISMATCH\] ([^\n]+)', error
-    )
-    if why is None:
+    """What Spark means by the page that it raises, if it is about the Python of the executors."""
+    found = _UNUSABLE.search(error)
+    if found is None:
         return None
+    why = next((one for one in found.groups() if one), "it fails at its start").rstrip(".")
     version = ".".join(str(number) for number in sys.version_info[:2])
     return InvalidInput(
-        f"executors cannot use the Python {context.pythonExec!r}: {why[1] or why[2]}; set PYSPARK_PYTHON to a Python "
-        f"{version} that is at the same path on all of their machines, and on this one"
+        f"executors cannot use the Python {context.pythonExec!r}: {why}; set PYSPARK_PYTHON to a Python {version} that "
+        "is at the same path on all of their machines, and on this one"
     )
 
 
