@@ -335,9 +335,11 @@ class InProcessNode:
         if self.membership.leave(group, self._subject(command.subject), command.member):
             self._held.wake_later(("group", command.subject, command.group))
         self._forget_member(command, Acquire | Claim | Pull | Heartbeat)
-        has_claims = self.broker.claims.live
-        released = self.broker.claims.release_all(group, command.member)
-        released += self.broker.leases.release_all(group, command.member, lambda key: bool(has_claims(key)))
+        claims = self.broker.claims
+        released = claims.release_all(group, command.member)
+        released += self.broker.leases.release_all(
+            group, command.member, lambda key: bool(claims.live(key)) or claims.may_be_forgotten(key)
+        )
         for partition in released:
             self._held.wake_later(("lease", command.subject, command.group, partition))
         return Done()

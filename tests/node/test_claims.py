@@ -45,6 +45,8 @@ from inturn.model.errors import InturnError, InvalidInput, LeaseHeld, NotFound, 
 from inturn.model.message import Origin, Outgoing
 from inturn.model.names import dead_letter_subject
 from inturn.model.slot import SlotSet, slot_of
+from inturn.state.groups import Groups
+from inturn.state.progress import ProgressRows
 from inturn.testing.history import Committed as CommittedEvent
 from inturn.testing.history import LeaseEnded
 from tests.node.machine import LEASE, Machine, Waiting
@@ -128,12 +130,10 @@ class Group:
 
     @property
     def place(self) -> tuple[int, list[int]]:
-        """Committed offset and finished set, as the next claimant is told."""
-        ask = next(_numbers) + 1_000_000
-        nobody = SlotSet(0).to_bytes()
-        granted = self.claim("asks", nobody, ask)
-        self.machine.ask(Release("orders", "billing", "asks", self.progress((), ask)))
-        return granted.offset, list(BitMap64.deserialize(granted.finished)) if granted.finished else []
+        """Committed offset and finished set, as they are stored."""
+        (group,) = Groups(self.machine.database).all()
+        stored = ProgressRows(self.machine.database).of_partition(group.id, 0).place
+        return stored.offset, list(BitMap64.deserialize(stored.finished)) if stored.finished else []
 
 
 @pytest.fixture
@@ -826,9 +826,33 @@ def test_after_a_restart_what_the_keeper_says_at_its_release_takes_nothing_back(
     group.claim("a", LEFT)
     group.finish("a", 0, 3)
     machine.restart()
+    machine.wait(LIFE_S)
     group.hand_back()
     granted = machine.acquire("b")
     assert (granted.offset, list(BitMap64.deserialize(granted.finished))) == (1, [3])
+
+
+def test_a_lease_is_not_given_back_while_claims_from_before_a_restart_may_live(machine: Machine, group: Group) -> None:
+    """The node has forgotten them, and a task that is cut off from it starts handlers until its claim is over."""
+    machine.append(8)
+    group.claim("a", LEFT)
+    machine.restart()
+    with pytest.raises(LeaseHeld):
+        group.hand_back()
+    with pytest.raises(LeaseHeld):
+        machine.ask(Acquire("orders", "billing", 0, "keeper", 99, keeps=True))
+    machine.ask(Leave("orders", "billing", "keeper"))
+    with pytest.raises(LeaseHeld):
+        machine.acquire("b")
+    machine.wait(LIFE_S)
+    assert machine.acquire("b").epoch > group.epoch
+
+
+def test_a_claim_needs_slots_and_a_name_of_its_own(machine: Machine, group: Group) -> None:
+    with pytest.raises(InvalidInput, match="a slot at least"):
+        group.claim("a", SlotSet(0).to_bytes())
+    with pytest.raises(InvalidInput, match="other than the owner"):
+        group.claim("keeper", LEFT)
 
 
 def test_a_lease_ends_with_the_process_of_its_owner_and_of_the_node(embedded: Machine) -> None:

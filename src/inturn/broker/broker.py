@@ -160,8 +160,7 @@ class Broker:
 
     def acquire(self, group: GroupRecord, command: Acquire) -> Granted:
         key = LeaseKey(group, command.partition)
-        if (lease := self.leases.get(key)) is not None and lease.owner == command.member and self.claims.live(key):
-            raise LeaseHeld(group.name, str(command.partition), f"{command.member}, for whom others work on it still")
+        self._check_nobody_works_under(key, command)
         lease = self.leases.acquire(key, command)
         stored = self._progress.of_partition(group.id, command.partition)
         done = stored.place.offset + finished_count(stored.place.finished)
@@ -176,6 +175,14 @@ class Broker:
             self.keys.waiting(group, command.partition),
             self.keys.mark(group),
         )
+
+    def _check_nobody_works_under(self, key: LeaseKey, command: Acquire) -> None:
+        """Whoever asks anew for what it has gives up what it had, and with it the claims under it."""
+        lease = self.leases.get(key)
+        if lease is None or lease.owner != command.member or lease.ask == command.ask:
+            return
+        if self.claims.live(key) or (command.keeps and self.claims.may_be_forgotten(key)):
+            raise LeaseHeld(key.group.name, str(key.partition), f"{command.member}, for whom others work on it still")
 
     def claim(self, group: GroupRecord, command: Claim) -> Granted:
         """As `acquire`, for some slots of a partition whose lease somebody else holds."""
@@ -297,6 +304,8 @@ class Broker:
         claims = self.claims.call_back(key)
         if claims:
             raise LeaseHeld(group.name, str(command.partition), f"{claims[0].claimant}, under the lease")
+        if command.progress.number == 0 and self.claims.may_be_forgotten(key):  # which only a keeper says
+            raise LeaseHeld(group.name, str(command.partition), "tasks from before a restart, maybe")
         if self.leases.release(key, command.member, command.progress):
             self.keys.acted_upon(group, [command.progress])
             self._count_done(group, [command.progress])

@@ -3,7 +3,7 @@
 A claim is to slots what a lease is to a partition: exclusive, renewed by use, over when it is given back or was silent
 for a full life. It lives in memory only and within one epoch: whatever ends the lease ends its claims. After a restart
 the lease counts as just renewed, and so does every claim there may have been: for a full life nothing is claimed under
-a lease from before, and whoever had a claim asks again.
+a lease from before, its keeper can neither release it nor have it anew, and whoever had a claim asks again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from inturn.broker.leases import Lease, LeaseKey, LeaseTable
 from inturn.model.clock import Clock
 from inturn.model.commands import Claim, ClaimDescription
-from inturn.model.errors import LeaseHeld, StaleEpoch
+from inturn.model.errors import InvalidInput, LeaseHeld, StaleEpoch
 from inturn.model.observer import Observer
 from inturn.model.slot import SlotSet
 from inturn.state.groups import GroupRecord
@@ -39,11 +39,17 @@ class ClaimTable:
         self._clock = clock
         self._observer = observer
         self._claims: dict[tuple[int, int], dict[str, HeldClaim]] = {}
+        self._epochs: dict[tuple[int, int], int] = {}  # that the claims are of
 
     def acquire(self, key: LeaseKey, command: Claim) -> HeldClaim:
         """Grant the slots, or raise LeaseHeld; StaleEpoch if the lease is over, or the ask is a late copy."""
         lease = self._leases.check(key, command.owner, command.epoch)
         slots = SlotSet.from_bytes(command.slots)
+        if command.member == command.owner or not slots.bits:
+            raise InvalidInput(
+                f"claim of {len(slots)} slots of partition {key.partition} by {command.member!r}: it needs a slot at "
+                "least, and a name other than the owner's of the lease"
+            )
         now_s = self._clock.monotonic()
         claims = self._of(key, lease)
         known = claims.get(command.member)
@@ -106,9 +112,14 @@ class ClaimTable:
         """The owner wants to release the lease. Returns the claims that keep it from that."""
         claims = self.live(key)
         lease = self._leases.get(key)
-        if claims and lease is not None:
+        if lease is not None and (claims or self.may_be_forgotten(key)):
             lease.is_wanted_back = True
         return claims
+
+    def may_be_forgotten(self, key: LeaseKey) -> bool:
+        """Whether the lease is from before a restart that is so short ago that somebody may still work under it."""
+        lease = self._leases.get(key)
+        return lease is not None and lease.owner is not None and self._clock.monotonic() < lease.claims_from_s
 
     def live(self, key: LeaseKey) -> list[HeldClaim]:
         """Those that the lease has to be kept for."""
@@ -135,8 +146,10 @@ class ClaimTable:
 
     def _of(self, key: LeaseKey, lease: Lease) -> dict[str, HeldClaim]:
         """The claims of the lease as it is now: those of an epoch before are forgotten."""
-        claims = self._claims.setdefault((key.group.id, key.partition), {})
-        if any(claim.epoch != lease.epoch for claim in claims.values()):
+        place = key.group.id, key.partition
+        claims = self._claims.setdefault(place, {})
+        if self._epochs.get(place) != lease.epoch:
+            self._epochs[place] = lease.epoch
             claims.clear()
         return claims
 

@@ -154,6 +154,7 @@ class Acquire(Command, frozen=True, gc=False):
     member: str
     ask: int
     wait_s: float = 0.0
+    keeps: bool = False  # others are to work under it
 
 
 class Claim(Command, frozen=True, gc=False):

@@ -1243,7 +1243,7 @@ _add(
     "claims_outlive_their_lease",
     "broker",
     "A claim counts though the lease that it was under is another's by now.",
-    Patch(ClaimTable, "_of", _edited(ClaimTable._of, "claim.epoch != lease.epoch", "False")),
+    Patch(ClaimTable, "_of", _edited(ClaimTable._of, "self._epochs.get(place) != lease.epoch", "False")),
     Patch(ClaimTable, "check", _edited(ClaimTable.check, "lease.epoch != epoch or lease.owner is None", "False")),
 )
 _add_edit(
@@ -1253,6 +1253,14 @@ _add_edit(
     "release",
     "if claims:",
     "if False:",
+)
+_add_edit(
+    "kept_lease_is_released_when_claims_are_forgotten",
+    "After a restart a keeper gives its lease back at once, though tasks that the node forgot may work under it.",
+    Broker,
+    "release",
+    "command.progress.number == 0 and self.claims.may_be_forgotten(key)",
+    "False",
 )
 _add_edit(
     "release_of_a_kept_lease_goes_back",
