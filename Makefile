@@ -16,7 +16,7 @@ help: ## this list
 
 venv: $(INSTALLED) ## make .venv with everything that is locked (PYTHON=python3.12 chooses the Python)
 
-demo: $(INSTALLED) ## show what inturn does, in half a minute
+demo: $(INSTALLED) ## show what inturn does, in a minute; draws demo-report.html
 	$(VENV)/bin/inturn demo
 
 test: lint ## lint, all tests, and 2000 simulated histories (PYTEST_ARGS="-n 2")

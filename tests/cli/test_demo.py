@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
 import random
@@ -10,16 +12,21 @@ import signal
 import subprocess
 import sys
 import time
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from inturn.cli.demo import act as demo_act
 from inturn.cli.demo.children import ChildFailed
 from inturn.cli.demo.consumer import Record
 from inturn.cli.demo.events import Events
+from inturn.cli.demo.incident_sale import ONLINE, QUICK_INCIDENT
+from inturn.cli.demo.incident_verdict import IncidentActResult
+from inturn.cli.demo.incident_view import incident_verdict_panel
 from inturn.cli.demo.key_board import KeyBoard
 from inturn.cli.demo.key_story import KeyStory
 from inturn.cli.demo.orders import (
@@ -37,6 +44,7 @@ from inturn.cli.demo.orders import (
     key_of,
     life_cycles,
 )
+from inturn.cli.demo.report import REPORT, ReportData, page
 from inturn.cli.demo.served_board import ServedBoard
 from inturn.cli.demo.served_story import ServedStory
 from inturn.cli.demo.story import FIRST_CONSUMERS
@@ -45,14 +53,23 @@ from inturn.testing.checker import ViolationKind, check
 from inturn.testing.history import HandlerEnd, HandlerStart
 from tests.cli.conftest import Cli
 
-TIME_S_MAX = 45.0  # it takes about 12; the rest is for a machine with other work
+TIME_S_MAX = 110.0  # it takes about 30; the rest is for a machine with other work
 DEMO = [sys.executable, "-c", "from inturn.cli.main import app; app()", "demo", "--quick"]
 
 
+pytestmark = pytest.mark.timeout(240)  # the whole demo is played for whichever test comes first
+
+
 @pytest.fixture(scope="module")
-def result() -> dict[str, Any]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demo is started, and puts its page."""
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def result(folder: Path) -> dict[str, Any]:
     started_s = time.monotonic()
-    ran = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=100, check=False)
+    ran = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=200, check=False, cwd=folder)
     took_s = time.monotonic() - started_s
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stderr == ""  # what fails on purpose is not warned of
@@ -162,6 +179,156 @@ def test_no_process_of_the_demo_is_left(result: dict[str, Any]) -> None:
     assert not any(_is_alive(pid) for pid in pids.values())
 
 
+def test_in_the_incident_the_order_is_kept_and_proved(result: dict[str, Any]) -> None:
+    incident = result["incident"]
+    assert incident["ok"] is True
+    assert incident["violations"] == []
+    for name in ("out_of_order", "overlapping", "lost", "skipped", "other_violations", "duplicates"):
+        assert incident[name] == 0
+    assert incident["customers"] == incident["customers_in_order"] > 100
+    assert incident["messages_sent"] == incident["messages_handled"] > QUICK_INCIDENT.rush
+    audit = incident["audit"]
+    assert audit["ok"] is True
+    assert audit["text"].startswith("order kept: ")
+    assert audit["started"] == audit["finished"] == incident["messages_handled"]
+    assert (audit["violation_count"], audit["unproven"], audit["unseen_epochs"]) == (0, 0, 0)
+    assert incident["is_agreed"] is True
+
+
+def test_spark_takes_the_backlog_over_and_hands_back(result: dict[str, Any]) -> None:
+    incident, drain = result["incident"], result["incident"]["drain"]
+    by = incident["handled_by"]
+    assert sum(by.values()) == incident["messages_handled"]
+    assert set(by) >= {*ONLINE, "task 0", "task 1"}
+    assert drain["ended"] == "end"
+    assert sum(one["handled"] for one in drain["tasks"]) == sum(by[who] for who in by if who not in ONLINE)
+    assert {one["pid"] for one in drain["tasks"]}.isdisjoint(incident["pids"].values())
+    assert incident["handled_online_after"] > 0
+    assert min(incident["lag_max"], incident["lag_at_drain"]) > QUICK_INCIDENT.rush / 4
+    assert incident["online_per_s"] > 0
+    assert not any(_is_alive(pid) for pid in incident["pids"].values())
+
+
+@pytest.fixture
+def report(result: dict[str, Any], folder: Path) -> str:
+    path = Path(result["incident"]["report"])
+    assert path == folder / REPORT
+    return path.read_text(encoding="utf-8")
+
+
+class _Tags(HTMLParser):
+    """What is open, and what was never closed or never opened."""
+
+    VOID = frozenset({"meta", "input"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.texts: list[str] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.references: list[str] = []
+        self._attributes: dict[str, str | None] = {}
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self._attributes = dict(attributes)
+        self.references += [value or "" for name, value in attributes if name in ("src", "href", "data", "action")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append((self._attributes, data))
+        else:
+            self.texts.append(data)
+
+
+def _parsed(page: str) -> _Tags:
+    tags = _Tags()
+    tags.feed(page)
+    tags.close()
+    assert tags.open == tags.wrong == []
+    return tags
+
+
+def _embedded(page: str) -> ReportData:
+    (data,) = [text for attributes, text in _parsed(page).scripts if attributes.get("id") == "data"]
+    return msgspec.json.decode(data, type=ReportData)
+
+
+def test_the_page_needs_nothing_from_elsewhere(report: str) -> None:
+    assert report.startswith("<!doctype html>")
+    assert not re.search(r"https?://|@import|url\(", report)
+    assert _parsed(report).references == []
+
+
+def test_the_page_shows_what_the_verdict_says(report: str, result: dict[str, Any]) -> None:
+    data, incident = _embedded(report), result["incident"]
+    assert msgspec.to_builtins(data.result) == {**incident, "report": None}  # it was drawn before it had a place
+    assert data.ok is True
+    handled_by = {who: round(sum(rates) * data.part_s) for who, rates in zip(data.who, data.per_s, strict=True)}
+    assert handled_by == incident["handled_by"]
+    assert data.lag[-1] == (data.until_s, 0)
+    assert 0.9 * incident["lag_max"] < max(lag for _, lag in data.lag) <= incident["lag_max"]
+    times_s = [time_s for mark in data.marks for time_s in (mark.from_s, mark.until_s)]
+    assert [mark.name for mark in data.marks] == ["hand-over", "Spark", "hand-back"]
+    assert times_s[0] > 0
+    assert times_s == sorted(times_s)
+    assert times_s[-1] < data.until_s
+    text = " ".join(_parsed(report).texts)
+    assert incident["audit"]["text"] in text
+    assert f"{incident['messages_handled']:,}" in text
+
+
+def test_the_page_shows_that_a_key_never_overlaps_though_several_handle_it(report: str) -> None:
+    data = _embedded(report)
+    assert len(data.lanes) == 5
+    for lane in data.lanes:
+        assert lane.overlaps == 0
+        assert all(end_s <= start_s for (_, _, end_s), (_, start_s, _) in itertools.pairwise(lane.runs))
+    tasks, online = set(range(len(ONLINE), len(data.who))), set(range(len(ONLINE)))
+    who = {who for who, _, _ in data.lanes[0].runs}
+    assert who & tasks
+    assert who & online
+
+
+def test_text_in_the_page_cannot_become_part_of_it(report: str) -> None:
+    data, evil = _embedded(report), "</script><script>alert('x')</script><!-- & \u2028"
+    lanes = [msgspec.structs.replace(lane, key=evil) for lane in data.lanes]
+    result = msgspec.structs.replace(data.result, events=[evil])
+    changed = page(msgspec.structs.replace(data, subject=evil, lanes=lanes, result=result))
+    tags = _parsed(changed)
+    assert len(tags.scripts) == len(_parsed(report).scripts) == 2
+    assert any(evil in text for text in tags.texts)
+    assert _embedded(changed).subject == evil
+
+
+def test_an_incident_that_went_wrong_looks_so(report: str) -> None:
+    data = _embedded(report)
+    result = msgspec.structs.replace(data.result, ok=False, is_agreed=False, audit=None, drain=None)
+    text = " ".join(_parsed(page(msgspec.structs.replace(data, ok=False, result=result))).texts)
+    assert "✘ Order broken" in text
+    assert "does not agree" in text
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(incident_verdict_panel(result))
+    assert "✘ order broken" in console.export_text()
+
+
+def test_a_terminal_gets_the_drain_and_the_audit(result: dict[str, Any]) -> None:
+    incident = msgspec.convert(result["incident"], IncidentActResult)
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(incident_verdict_panel(incident))
+    text = console.export_text()
+    assert "✔ order kept through the incident, and proved" in text
+    assert f"{incident.audit and incident.audit.started:,} starts" in text
+    assert "the order checker agrees" in " ".join(text.replace("│", " ").split())
+    assert any("late" in event and "drain on Spark" in event for event in incident.events)
+
+
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -179,9 +346,12 @@ def _is_zombie(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def lines() -> str:
-    environment = {**os.environ, "COLUMNS": "120"}
-    ran = subprocess.run(DEMO, capture_output=True, text=True, timeout=100, check=False, env=environment)
+def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where Spark is not installed."""
+    folder = tmp_path_factory.mktemp("without-spark")
+    (folder / "pyspark.py").write_text("raise ModuleNotFoundError('no pyspark here', name='pyspark')\n")
+    environment = {**os.environ, "COLUMNS": "120", "PYTHONPATH": str(folder)}
+    ran = subprocess.run(DEMO, capture_output=True, text=True, timeout=200, check=False, env=environment, cwd=folder)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stderr == ""
     return ran.stdout
@@ -210,6 +380,14 @@ def test_a_pipe_gets_the_kill_and_the_verdict_across_processes(lines: str) -> No
     assert re.search(r"kill -9 \d+: (ada|ben|cleo) is gone with partitions", lines)
     assert re.search(r"goes on with partition \d at offset [\d,]+, epoch \d+: \d\.\d\d s after the kill", lines)
     assert "✔ order kept across processes" in lines
+
+
+def test_without_spark_the_last_act_is_left_out_in_one_line(lines: str) -> None:
+    left_out = [line for line in lines.splitlines() if "pip install 'inturn[spark]'" in line]
+    assert len(left_out) == 1
+    assert left_out[0].startswith("the last act is left out: ")
+    assert "big sale" not in lines
+    assert "inturn --help" in lines  # it went well all the same
 
 
 def test_life_cycles_interleave_orders_and_keep_each_in_order() -> None:
@@ -241,6 +419,7 @@ def test_a_demo_that_does_not_end_in_time_fails(cli: Cli, monkeypatch: pytest.Mo
     assert ran.json["messages_handled"] < QUICK.messages
     assert ran.json["by_key"] is None
     assert ran.json["served"] is None
+    assert ran.json["incident"] is None
 
 
 def test_newer_messages_that_overtake_a_parked_key_make_the_demo_fail(

@@ -1,8 +1,8 @@
-"""`inturn demo`: what inturn does, to be looked at, in three acts, each with a verdict.
+"""`inturn demo`: what inturn does, to be looked at, in four acts, each with a verdict.
 
 First the main job, a crash and a hand-over, in the order of partitions; then the same messages in the order of keys,
 many at once, with a key that is parked and resumed; then a server and consumers that are real processes, one of which
-is killed.
+is killed; last an incident: a backlog that Spark works off, an audit of it all, and a page that shows it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,26 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import typer
+from rich.text import Text
 
 from inturn.cli import logs
 from inturn.cli.demo.act import Act
 from inturn.cli.demo.board import Board
 from inturn.cli.demo.events import Events
+from inturn.cli.demo.incident_board import IncidentBoard
+from inturn.cli.demo.incident_sale import FULL_INCIDENT, QUICK_INCIDENT, IncidentScale
+from inturn.cli.demo.incident_story import IncidentStory, missing_for_spark
+from inturn.cli.demo.incident_verdict import IncidentActResult, judge_incident
+from inturn.cli.demo.incident_view import IncidentView, incident_verdict_panel
 from inturn.cli.demo.key_board import KeyBoard
 from inturn.cli.demo.key_story import KeyStory
 from inturn.cli.demo.key_verdict import KeyActResult, judge_by_key
 from inturn.cli.demo.key_view import KeyView, key_verdict_panel
 from inturn.cli.demo.orders import FULL, QUICK, SUBJECT, Scale
 from inturn.cli.demo.picture import WIDTH, coloured
+from inturn.cli.demo.report import report_data, write_report
 from inturn.cli.demo.served_board import ServedBoard
 from inturn.cli.demo.served_story import ServedStory
 from inturn.cli.demo.served_verdict import ServedActResult, judge_served
@@ -37,9 +45,10 @@ from inturn.testing.history import SendAcknowledged
 CLOSING = (
     "Shared work, a crash, a newcomer: still every order saw its steps in turn, and only what the dead consumer had "
     "not committed came twice. By key, as many at once as you like, and one bad message held back its own order only. "
-    "And it is the same with a server, processes, and kill -9.\n"
+    "And it is the same with a server, processes, and kill -9{incident}.\n"
     "Next: the 20 lines in README.md, or `inturn --help`."
 )
+INCIDENT = ", and when Spark works off what was too much"
 
 
 def demo(json_output: bool, quick: bool) -> None:
@@ -49,19 +58,22 @@ def demo(json_output: bool, quick: bool) -> None:
     logs.mute("consumer.handler_failed", subject=SUBJECT)
     logs.mute("producer.send_failed", subject=SUBJECT)
     with tempfile.TemporaryDirectory(prefix="inturn-demo-") as folder:
-        result = _Demo(screen, QUICK if quick else FULL, Path(folder)).play()
+        scales = (QUICK, QUICK_INCIDENT) if quick else (FULL, FULL_INCIDENT)
+        result = _Demo(screen, *scales, Path(folder)).play()
     if screen.is_json:
         screen.json(result)
     elif result.ok:
-        screen.out.print(CLOSING, style="grey70", width=min(WIDTH, screen.out.width))
+        closing = CLOSING.format(incident="" if result.incident is None else INCIDENT)
+        screen.out.print(closing, style="grey70", width=min(WIDTH, screen.out.width))
     if not result.ok:
         raise typer.Exit(1)
 
 
 class _Demo:
-    def __init__(self, screen: Screen, scale: Scale, folder: Path) -> None:
+    def __init__(self, screen: Screen, scale: Scale, incident: IncidentScale, folder: Path) -> None:
         self._screen = screen
         self._scale = scale
+        self._incident = incident
         self._folder = folder
         self._started_at_s = time.monotonic()
 
@@ -74,7 +86,15 @@ class _Demo:
         result = result.with_second_act(by_key, self._elapsed_s)
         if not result.ok:
             return result
-        return result.with_third_act(self._play_third(), self._elapsed_s)
+        result = result.with_third_act(self._play_third(), self._elapsed_s)
+        if not result.ok:
+            return result
+        missing = missing_for_spark()
+        if missing is not None:
+            if not self._screen.is_json:
+                self._screen.out.print(Text(f"the last act is left out: {missing}"), soft_wrap=True)
+            return result.without_last_act(missing)
+        return result.with_last_act(self._play_last(), self._elapsed_s)
 
     @property
     def _elapsed_s(self) -> float:
@@ -115,6 +135,32 @@ class _Demo:
             self._screen.out.print(served_verdict_panel(result))
             self._print_violations(result.violations)
         return result
+
+    def _play_last(self) -> IncidentActResult:
+        begun_s = self._elapsed_s
+        folder = self._folder / "incident"
+        folder.mkdir()
+        board = IncidentBoard(self._incident, Events(self._started_at_s), folder / "traces")
+        story = IncidentStory(self._incident, folder, board)
+        self._watch(story, board, IncidentView(self._columns))
+        result = judge_incident(story, board, self._elapsed_s - begun_s)
+        if result.is_complete:
+            result = self._report(story, board, result)
+        if not self._screen.is_json:
+            self._screen.out.print(incident_verdict_panel(result))
+            self._print_violations(result.violations)
+            if result.report is not None:
+                self._screen.out.print(Text(f"drawn in {result.report}"), soft_wrap=True)
+        return result
+
+    def _report(self, story: IncidentStory, board: IncidentBoard, result: IncidentActResult) -> IncidentActResult:
+        """A folder that cannot be written to is no reason to fail."""
+        try:
+            path = write_report(Path.cwd(), report_data(story, board, result))
+        except OSError as error:
+            self._screen.warn(f"the report is not written: {error}")
+            return result
+        return msgspec.structs.replace(result, report=str(path))
 
     @property
     def _columns(self) -> int:

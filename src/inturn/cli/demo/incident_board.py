@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from inturn.cli.demo.board import short
 from inturn.cli.demo.events import Event, Events
 from inturn.cli.demo.incident_sale import INCIDENT_PARTITIONS, ONLINE, IncidentScale
-from inturn.cli.demo.incident_trace import count_handled
+from inturn.cli.demo.incident_trace import HandledCounts
 from inturn.model.clock import SystemClock
 from inturn.model.commands import GroupDescription
 from inturn.producer.flight import Stored
@@ -83,9 +83,13 @@ class IncidentBoard:
     partitions: list[IncidentPartition] = field(
         default_factory=lambda: [IncidentPartition() for _ in range(INCIDENT_PARTITIONS)]
     )
+    _counts: HandledCounts = field(init=False)
     _handled_by: Counter[str] = field(default_factory=Counter)
     _samples: deque[tuple[float, int, int]] = field(default_factory=deque)  # when, sent, done
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._counts = HandledCounts(self.traces)
 
     def look(self) -> IncidentLook:
         with self._lock:
@@ -119,7 +123,7 @@ class IncidentBoard:
 
     def described(self, group: GroupDescription) -> None:
         """What the server says of the group; and what was recorded by now."""
-        handled_by = count_handled(self.traces)
+        handled_by = self._counts.read()
         with self._lock:
             for known, one in zip(self.partitions, group.partitions, strict=True):
                 known.end, known.done = one.end_offset, one.committed + one.finished_count

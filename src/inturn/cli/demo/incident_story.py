@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ from inturn.cli.demo.incident_sale import (
     notifications,
 )
 from inturn.cli.demo.incident_trace import Handled, read_handled
+from inturn.cli.screen import counted
 from inturn.connection import Connection, connect
 from inturn.model.errors import InturnError, NotFound
 from inturn.model.message import Message
@@ -55,9 +58,8 @@ def missing_for_spark() -> str | None:
 
     try:
         with needs_extra():
-            import pandas  # noqa: F401
-            import pyarrow  # noqa: F401
-            import pyspark.sql  # noqa: F401
+            for module in ("pandas", "pyarrow", "pyspark"):
+                importlib.import_module(module)
         java_home()
     except InturnError as error:
         return str(error)
@@ -92,6 +94,7 @@ class IncidentStory(Act):
         self._spark_error: Exception | None = None
         self._is_rush_over = threading.Event()
         self._is_sale_over = threading.Event()
+        self._is_closing = threading.Event()
 
     def play(self) -> None:
         starting = threading.Thread(target=self._start_spark, name="spark", daemon=True)
@@ -118,7 +121,7 @@ class IncidentStory(Act):
             self._drain(children, connection)
             self._go_on(children, connection, till)
         finally:
-            self._stop.set()  # nobody sends any more when the connection is closed
+            self._is_closing.set()  # nobody sends any more when the connection is closed
             till.join()
         children.stop(*ONLINE)
         self._board.described(connection.describe_group(INCIDENT_SUBJECT, INCIDENT_GROUP))
@@ -146,6 +149,7 @@ class IncidentStory(Act):
         self._wait(is_ready)
         self._board.address = msgspec.json.decode(said[0])["address"]
         self._board.pids = {SERVER: pid, **self._board.pids}
+        self._board.events.say(f"inturn serve at {self._board.address}, {' and '.join(ONLINE)} online; Spark starts")
 
     def _start_spark(self) -> None:
         from inturn.spark.session import session
@@ -177,8 +181,8 @@ class IncidentStory(Act):
         board, say = self._board, self._board.events.say
         look = board.look()
         self.lag_then, self.online_per_s = look.lag, look.done_per_s
-        eta = "" if look.eta_s is None else f"; {' and '.join(ONLINE)} would need {look.eta_s:.0f} s more"
-        say(f"{look.lag:,} are late{eta}: drain on Spark, local[{TASK_COUNT}], {TASK_CONCURRENCY} handlers each")
+        eta = "" if look.eta_s is None else f", {look.eta_s:.0f} s more for {' and '.join(ONLINE)}"
+        say(f"{look.lag:,} late{eta}: drain on Spark, local[{TASK_COUNT}], {TASK_CONCURRENCY} handlers each")
         assert self._spark is not None
         consumer = ConsumerSettings(
             concurrency=TASK_CONCURRENCY, trace=str(self._traces), heartbeat_s=self._scale.lease_s / 5
@@ -210,7 +214,7 @@ class IncidentStory(Act):
         if interrupted:
             raise Interrupted
         say(
-            f"{self.drain.done:,} done in {self.drain.rounds} rounds, {self.drain.per_s:,.0f}/s; "
+            f"{self.drain.done:,} done in {counted(self.drain.rounds, 'round')}, {self.drain.per_s:,.0f}/s; "
             f"handed back to {' and '.join(ONLINE)}"
         )
 
@@ -226,13 +230,24 @@ class IncidentStory(Act):
         """Of all traces together, against the log."""
         from inturn.spark.audit import audit
 
-        assert self._spark is not None
+        spark, traces, subject = self._spark, self._traces, INCIDENT_SUBJECT
+        assert spark is not None
         self._board.enter("audit")
         self._board.events.say(f"audit on Spark: the traces of {' and '.join(ONLINE)}, and of every task, as one")
         began_s = now_s()
-        log = self._spark.read.format("inturn").option("subject", INCIDENT_SUBJECT).load(self._board.address)
+        log = spark.read.format("inturn").option("subject", subject).load(self._board.address)
         log = log.select("partition", "offset", "key")
-        self.audit = audit(self._spark, self._traces, log=log, order="key", complete=True)
+        with ThreadPoolExecutor(1, "audit") as auditor:
+            verdict = auditor.submit(audit, spark, traces, log=log, order="key", complete=True)
+            try:
+                while not verdict.done():
+                    self._pause(LOOK_S)
+            except Interrupted:
+                while not verdict.done():
+                    spark.sparkContext.cancelAllJobs()  # between two jobs of it there is nothing to cancel
+                    time.sleep(LOOK_S)
+                raise
+            self.audit = verdict.result()
         self.audit_s = now_s() - began_s
         self._board.events.say(str(self.audit).partition("\n")[0])
 
@@ -291,7 +306,7 @@ class IncidentStory(Act):
                 self._acknowledge(window)
             if passed_s >= scale.rush_s:
                 self._is_rush_over.set()
-            if self._stop.wait(SEND_S):
+            if self._is_closing.wait(SEND_S):
                 return
         while window:
             self._acknowledge(window)

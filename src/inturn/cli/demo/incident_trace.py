@@ -6,16 +6,14 @@ All processes of a machine share the monotonic clock that traces are counted on,
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, repeat
 from pathlib import Path
 from typing import cast
 
 from inturn.cli.demo.board import short
-from inturn.consumer.trace import RESULTS, RUNS, SUFFIX, TraceChunk, chunks, columns_of
+from inturn.consumer.trace import RESULTS, RUNS, SUCCESS, SUFFIX, TraceRun, chunks, runs_of
 from inturn.model.message import Message
 from inturn.testing.history import Event, HandlerEnd, HandlerResult, HandlerStart, History
 
@@ -41,7 +39,7 @@ class Handled:
 
 
 def who_of(owner: str) -> str:
-    """"ada-…" → "ada"; a task of a drain, "drain-…-r2-t1-…" → "task 1"."""
+    """ "ada-…" → "ada"; a task of a drain, "drain-…-r2-t1-…" → "task 1"."""
     found = _TASK.search(owner)
     return short(owner) if found is None else f"task {found[2]}"
 
@@ -50,13 +48,21 @@ def is_task(who: str) -> bool:
     return who.startswith("task ")
 
 
-def count_handled(folder: Path) -> Counter[str]:
-    """So far, by who: only the heads of the chunks are decoded, so it may be asked often."""
-    counts: Counter[str] = Counter()
-    for path in folder.glob(f"*{SUFFIX}"):
-        for chunk in chunks(path.read_bytes(), (RUNS,)):
-            counts[who_of(chunk.head.owner)] += chunk.head.messages
-    return counts
+class HandledCounts:
+    """How many messages each has handled so far. Only what is new is decoded, so it may be asked often."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._counts: Counter[str] = Counter()
+        self._seen: dict[Path, int] = {}  # the number of the last chunk
+
+    def read(self) -> Counter[str]:
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            for chunk in chunks(path.read_bytes(), (RUNS,)):
+                if chunk.head.number > self._seen.get(path, 0):
+                    self._seen[path] = chunk.head.number
+                    self._counts[who_of(chunk.head.owner)] += sum(len(run.offsets) for run in runs_of(chunk))
+        return self._counts.copy()
 
 
 def read_handled(folder: Path) -> list[Handled]:
@@ -65,40 +71,21 @@ def read_handled(folder: Path) -> list[Handled]:
         one
         for path in sorted(folder.glob(f"*{SUFFIX}"))
         for chunk in chunks(path.read_bytes(), (RUNS,))
-        for one in _handled(chunk)
+        for run in runs_of(chunk)
+        for one in _handled(chunk.head.owner, run)
     ]
     return sorted(found, key=lambda one: one.start_s)
 
 
-def _handled(chunk: TraceChunk) -> Iterable[Handled]:
-    stored = columns_of(chunk)
-    lane_counts, part_lanes = _numbers("I", stored.lane_counts), _numbers("I", stored.part_lanes)
-    ends, offsets = _decimals(stored.ends), _numbers("q", stored.offsets)
-    starts = [0.0, *ends[:-1]]
-    place = 0
-    for start_s, count in zip(_decimals(stored.starts), _numbers("I", stored.run_counts), strict=True):
-        starts[place] = start_s
-        place += count
-    attempts = dict(zip(_numbers("I", stored.odd_at), _numbers("I", stored.odd_attempts), strict=True))
-    results = dict(zip(_numbers("I", stored.odd_at), _numbers("I", stored.odd_results), strict=True))
-    partitions = _by_message(_numbers("q", stored.partitions), part_lanes, lane_counts)
-    epochs = _by_message(_numbers("q", stored.epochs), part_lanes, lane_counts)
-    for at, (partition, epoch) in enumerate(zip(partitions, epochs, strict=True)):
-        how = attempts.get(at, 1), RESULTS[results.get(at, 0)]
-        yield Handled(chunk.head.owner, partition, offsets[at], epoch, *how, starts[at], ends[at])
-
-
-def _numbers(code: str, column: memoryview) -> array[int]:
-    return array(code, column.tobytes())
-
-
-def _decimals(column: memoryview) -> array[float]:
-    return array("d", column.tobytes())
-
-
-def _by_message(of_parts: array[int], part_lanes: array[int], lane_counts: array[int]) -> Iterable[int]:
-    of_lanes = chain.from_iterable(repeat(value, count) for value, count in zip(of_parts, part_lanes, strict=True))
-    return chain.from_iterable(repeat(value, count) for value, count in zip(of_lanes, lane_counts, strict=True))
+def _handled(owner: str, run: TraceRun) -> Iterable[Handled]:
+    ends_s = run.ends
+    starts_s = [run.start_s, *ends_s[:-1]]
+    odd = {at: (attempt, RESULTS[result]) for at, attempt, result in run.odd}
+    part_ends = [*(first for _, _, first in run.parts[1:]), len(ends_s)]
+    for (partition, epoch, first), stop in zip(run.parts, part_ends, strict=True):
+        for at in range(first, stop):
+            how = odd.get(at, (1, RESULTS[SUCCESS]))
+            yield Handled(owner, partition, run.offsets[at], epoch, *how, starts_s[at], ends_s[at])
 
 
 def history_of(

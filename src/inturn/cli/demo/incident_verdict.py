@@ -72,8 +72,8 @@ class IncidentActResult(msgspec.Struct, frozen=True):
     pids: dict[str, int]  # of the server and the online consumers
     online_concurrency: int
     task_concurrency: int
-    lag_max: int
-    lag_at_drain: int
+    lag_max: int  # stored and not handled, as the acknowledgements and traces show
+    lag_at_drain: int  # stored and not committed, as the server told when the drain began
     online_per_s: float  # what the online consumers managed before the drain
     online_eta_s: float | None  # and how long they would have needed
     drain: DrainResult | None

@@ -28,6 +28,7 @@ from inturn.cli.demo.picture import (
     table_of,
     title_of,
 )
+from inturn.cli.screen import counted
 
 SPARK = WAITING
 DRAIN = "drain"
@@ -102,9 +103,7 @@ def incident_verdict_panel(result: IncidentActResult) -> RenderableType:
     table.add_row("never", never(result))
     is_good = result.customers_in_order == result.customers
     counts = f"{result.customers_in_order:,} of {result.customers:,}"
-    table.add_row(
-        "customers", Text.assemble((counts, GOOD if is_good else BAD), " were told 1, 2, 3 … in their order")
-    )
+    table.add_row("customers", Text.assemble((counts, GOOD if is_good else BAD), " were told 1, 2, 3 … in their order"))
     by = "   ".join(f"{name} {count:,}" for name, count in result.handled_by.items())
     table.add_row("handled by", coloured(by))
     table.add_row("audit", _audit(result))
@@ -124,7 +123,7 @@ def _drain(result: IncidentActResult) -> Text:
         return Text("did not come about", BAD)
     return Text(
         f"{result.drain.done:,} in {result.drain.work_s:.1f} s, {result.drain.done_per_s:,.0f}/s, "
-        f"{result.drain.rounds} rounds × {TASK_COUNT} tasks × {TASK_CONCURRENCY} handlers"
+        f"{counted(result.drain.rounds, 'round')} × {TASK_COUNT} tasks × {TASK_CONCURRENCY} handlers"
     )
 
 

@@ -154,7 +154,7 @@ def page(data: ReportData) -> str:
     content = {
         "title": _text(f"{data.subject}: the night of the big sale"),
         "verdict": _verdict(data),
-        "figures": _figures(data.result),
+        "figures": _figures(data),
         "rounds": _rounds(data.result),
         "audit": _audit(data.result),
         "events": "".join(f"<li>{_text(one)}</li>" for one in data.result.events),
@@ -176,26 +176,31 @@ def _text(value: object) -> str:
 def _verdict(data: ReportData) -> str:
     kind, sign = ("good", "✔") if data.ok else ("bad", "✘")
     word = "Order kept, and proved" if data.ok else "Order broken, or not everything done"
-    audit = "There was no audit." if data.result.audit is None else f"The audit on Spark: {data.result.audit.text}."
+    audit = (
+        "There was no audit." if data.result.audit is None else f"The audit on Spark says: “{data.result.audit.text}”."
+    )
     agreed = "The order checker, in memory, " + ("agrees." if data.result.is_agreed else "does not agree.")
     return f'<p class="verdict {kind}"><b>{sign} {_text(word)}.</b> {_text(audit)} {_text(agreed)}</p>'
 
 
-def _figures(result: IncidentActResult) -> str:
+def _figures(data: ReportData) -> str:
+    result = data.result
+    took_s = {one.name: one.until_s - one.from_s for one in data.marks}
     shown = [
         ("messages", f"{result.messages_handled:,}", f"of {result.messages_sent:,} handled"),
         ("lag at its worst", f"{result.lag_max:,}", "messages"),
-        ("online alone", f"{result.online_per_s:,.0f}", _eta(result)),
+        ("online alone", f"{result.online_per_s:,.0f}/s", _eta(result)),
     ]
     if result.drain is not None:
-        drain = result.drain
+        by_tasks = sum(one.handled for one in result.drain.tasks)
+        pause = f"{result.drain.hand_over_pause_s:.2f} s of it nobody at work"
         shown += [
-            ("drained by Spark", f"{drain.done:,}", f"{drain.done_per_s:,.0f} messages/s"),
-            ("hand-over", f"{drain.hand_over_pause_s:.2f} s", "nobody at work"),
-            ("hand-back", f"{drain.hand_back_pause_s:.2f} s", "nobody at work"),
+            ("handled by Spark", f"{by_tasks:,}", f"{result.drain.done_per_s:,.0f} messages/s"),
+            ("hand-over", f"{took_s['hand-over']:.2f} s", pause),
+            ("hand-back", f"{took_s['hand-back']:.2f} s", "nobody at work"),
         ]
     return "".join(
-        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd><dd class=unit>{_text(unit)}</dd></div>"
+        f'<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd><dd class="unit">{_text(unit)}</dd></div>'
         for name, value, unit in shown
     )
 
@@ -203,7 +208,7 @@ def _figures(result: IncidentActResult) -> str:
 def _eta(result: IncidentActResult) -> str:
     if result.online_eta_s is None:
         return "messages/s"
-    return f"messages/s: {result.online_eta_s:,.0f} s for {result.lag_at_drain:,}"
+    return f"{result.online_eta_s:,.0f} s for {result.lag_at_drain:,} messages"
 
 
 def _rounds(result: IncidentActResult) -> str:
@@ -221,7 +226,7 @@ def _audit(result: IncidentActResult) -> str:
     audit = result.audit
     if audit is None:
         return ""
-    rows = [
+    rows: list[tuple[str, int, int | str]] = [
         ("handlers started", audit.started, result.handler_calls),
         ("messages finished", audit.finished, result.messages_handled + result.duplicates),
         ("duplicates", audit.duplicates, result.duplicates),
@@ -236,9 +241,7 @@ def _audit(result: IncidentActResult) -> str:
 
 
 def _checker_violations(result: IncidentActResult) -> int:
-    return (
-        result.out_of_order + result.overlapping + result.lost + result.skipped + result.other_violations
-    )
+    return result.out_of_order + result.overlapping + result.lost + result.skipped + result.other_violations
 
 
 def _number(value: int | str) -> str:

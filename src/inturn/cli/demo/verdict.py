@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from inturn.cli.demo.board import Board
+from inturn.cli.demo.incident_verdict import IncidentActResult
 from inturn.cli.demo.key_verdict import KeyActResult
 from inturn.cli.demo.orders import GROUP, SUBJECT, Scale
 from inturn.cli.demo.served_verdict import ServedActResult
@@ -54,6 +55,8 @@ class DemoResult(msgspec.Struct, frozen=True):
     events: list[str]
     by_key: KeyActResult | None = None  # None: it did not come to the second act
     served: ServedActResult | None = None  # None: it did not come to the third act
+    incident: IncidentActResult | None = None  # None: it did not come to the last act, or that was left out
+    left_out: str | None = None  # why the last act was left out, and what to do about it
 
     def with_second_act(self, by_key: KeyActResult, elapsed_s: float) -> DemoResult:
         ok, is_complete = self.ok and by_key.ok, self.is_complete and by_key.is_complete
@@ -66,6 +69,15 @@ class DemoResult(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             self, ok=ok, is_complete=is_complete, elapsed_s=round(elapsed_s, 2), served=served
         )
+
+    def with_last_act(self, incident: IncidentActResult, elapsed_s: float) -> DemoResult:
+        ok, is_complete = self.ok and incident.ok, self.is_complete and incident.is_complete
+        return msgspec.structs.replace(
+            self, ok=ok, is_complete=is_complete, elapsed_s=round(elapsed_s, 2), incident=incident
+        )
+
+    def without_last_act(self, why: str) -> DemoResult:
+        return msgspec.structs.replace(self, left_out=why)
 
 
 def judge(story: Story, board: Board, scale: Scale, elapsed_s: float) -> DemoResult:
