@@ -1255,14 +1255,6 @@ _add_edit(
     "if False:",
 )
 _add_edit(
-    "kept_lease_is_released_when_claims_are_forgotten",
-    "After a restart a keeper gives its lease back at once, though tasks that the node forgot may work under it.",
-    Broker,
-    "release",
-    "command.progress.number == 0 and self.claims.may_be_forgotten(key)",
-    "False",
-)
-_add_edit(
     "release_of_a_kept_lease_goes_back",
     "What its owner says when it gives back a lease counts, though others have committed under it since.",
     HeldPartition,
