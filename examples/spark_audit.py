@@ -38,7 +38,7 @@ def main() -> None:
                 is_over.wait(60)
         spark = session("audit", "local[2]")
         try:
-            verdict = audit(spark, traces)
+            verdict = audit(spark, traces, log=data, subject="orders", complete=True)
         finally:
             spark.stop()
     print(verdict)

@@ -52,6 +52,7 @@ PRINTS = {
         r"both had something to do: True",
         r"50 orders, each in its order: True",
     ],
+    "spark_audit.py": [r"order kept: 500 started, 500 finished"],
     "spark_etl.py": [r"^200 rows of 100 orders\n300 rows of 100 orders\norder-7: created, paid, shipped\n$"],
     "spark_balances.py": [r"^1000 moves of 50 accounts in \d+ round\(s\): every balance is right\n$"],
     "spark_drain.py": [

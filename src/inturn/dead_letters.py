@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Self
 
 from inturn.consumer.moving import ATTEMPTS, OFFSET, PARTITION, SUBJECT, past_attempts
-from inturn.model.tracker import CommitTracker
 from inturn.model.batch import Batch, encode
 from inturn.model.commands import (
     Acquire,
@@ -46,6 +45,7 @@ from inturn.model.request import ask
 from inturn.model.settings import Order, RetryDelays
 from inturn.model.slot import slot_of
 from inturn.model.subject import Subject
+from inturn.model.tracker import CommitTracker
 from inturn.reader import Reader
 
 LIST_COUNT = 100

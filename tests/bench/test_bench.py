@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inturn.bench import key_order, lane_overhead
+from inturn.bench import key_order, lane_overhead, trace_overhead
 from inturn.bench.key_order import Plan
 from inturn.bench.key_order_plot import PNG_BYTES_MAX
 from inturn.bench.replay import longest_lane_first, static_hash
@@ -93,6 +93,21 @@ def test_key_order_has_variants(option: str) -> None:
     assert report["bench"] == f"key-order {option}"
     check_shape(report)
     assert len(report["rows"]) == 1
+
+
+def test_trace_overhead_measures_threads_and_tasks_with_few_keys_and_with_one_per_message() -> None:
+    report = report_of("trace-overhead")
+    check_shape(report)
+    few, many = trace_overhead.KEYS, trace_overhead.QUICK_COUNT
+    assert [(row["what"].split(",")[0], row["more"]["keys"]) for row in report["rows"]] == [
+        ("threads", few),
+        ("async", few),
+        ("threads", many),
+        ("async", many),
+    ]
+    for row in report["rows"]:
+        assert row["ratio"] == pytest.approx(1 + row["more"]["share"])
+        assert row["is_met"] == (row["more"]["share"] < trace_overhead.AIM_SHARE)
 
 
 def test_lane_overhead_measures_threads_and_tasks_for_each_number_of_keys() -> None:

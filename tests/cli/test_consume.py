@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -179,3 +180,13 @@ def test_what_could_not_be_printed_is_not_committed(cli: Cli) -> None:
     rest = cli("consume", "long", "--group", "g", "--json").json_lines
     assert 0 < lag < 5000
     assert [one["offset"] for one in rest] == list(range(5000 - lag, 5000))
+
+
+def test_what_a_member_does_can_be_traced(orders: Cli, tmp_path: Path) -> None:
+    """S5: what `inturn audit` reads."""
+    traces = tmp_path / "traces"
+    ran = orders("consume", "orders", "--group", "g", "--limit", "30", "--trace", str(traces), "--json")
+    assert len(ran.json_lines) == 30
+    assert sum(file.stat().st_size for file in traces.rglob("*") if file.is_file()) > 100
+    error = orders("consume", "orders", "--trace", str(traces))
+    assert error.code == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from array import array
 from collections import defaultdict
 from pathlib import Path
 
@@ -24,22 +23,17 @@ from inturn.consumer.trace import (
     Trace,
     TraceChunk,
     TraceEvent,
+    TraceRun,
     chunks,
-    columns_of,
     events_of,
     key_hash,
+    runs_of,
 )
 from inturn.model.clock import SystemClock
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import Order
 
 COUNT = 200
-
-
-def _numbers(kind: str, stored: memoryview) -> list[int]:
-    column = array(kind)
-    column.frombytes(bytes(stored))
-    return list(column)
 
 
 class Run:
@@ -60,39 +54,30 @@ class Run:
 
 
 def _runs(chunk: TraceChunk) -> list[Run]:
-    stored = columns_of(chunk)
-    partitions, epochs = _numbers("q", stored.partitions), _numbers("q", stored.epochs)
-    lane_parts = [part for part, count in enumerate(_numbers("I", stored.part_lanes)) for _ in range(count)]
-    counts = _numbers("I", stored.lane_counts)
-    lanes = [lane for lane, count in enumerate(counts) for _ in range(count)]
-    kinds, hashes = bytes(stored.lane_kinds), _numbers("q", stored.hashes)
-    ends = array("d", bytes(stored.ends))
-    starts: list[float] = []
-    for start_s, count in zip(array("d", bytes(stored.starts)), _numbers("I", stored.run_counts), strict=True):
-        first = len(starts)
-        starts += [start_s, *ends[first : first + count - 1]]
-    odd = {
-        at: (attempt, result)
-        for at, attempt, result in zip(
-            _numbers("I", stored.odd_at),
-            _numbers("I", stored.odd_attempts),
-            _numbers("I", stored.odd_results),
-            strict=True,
-        )
-    }
+    return [one for run in runs_of(chunk) for one in _messages(run, chunk.head.lone_kind)]
+
+
+def _messages(run: TraceRun, lone_kind: int) -> list[Run]:
+    stops = [*(first for _, _, first in run.parts[1:]), len(run.offsets)]
+    parts = [part for part, stop in zip(run.parts, stops, strict=True) for _ in range(part[2], stop)]
+    counts = run.counts or [1] * len(run.offsets)
+    hashes = [one for one, count in zip(run.hashes or [None] * len(counts), counts, strict=True) for _ in range(count)]
+    ends = run.ends
+    odd = {at: (attempt, result) for at, attempt, result in run.odd}
+    columns = zip(run.offsets, parts, hashes, [run.start_s, *ends[:-1]], ends, strict=True)
     return [
         Run(
-            partition=partitions[lane_parts[lane]],
-            epoch=epochs[lane_parts[lane]],
+            partition=part[0],
+            epoch=part[1],
             offset=offset,
-            hashed=hashes[lane],
-            lane_kind=kinds[lane],
-            start_s=starts[number],
-            end_s=ends[number],
+            hashed=0 if hashed is None else hashed - (1 << 64) * (hashed >> 63),
+            lane_kind=lone_kind if hashed is None else OF_KEY,
+            start_s=start_s,
+            end_s=end_s,
             attempt=odd.get(number, (1, SUCCESS))[0],
             result=odd.get(number, (1, SUCCESS))[1],
         )
-        for number, (lane, offset) in enumerate(zip(lanes, _numbers("q", stored.offsets), strict=True))
+        for number, (offset, part, hashed, start_s, end_s) in enumerate(columns)
     ]
 
 

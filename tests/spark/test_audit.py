@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from inturn import ConsumerSettings, Context, Message, connect
+from inturn import Consumer, ConsumerSettings, Context, LeaseSettings, Message, connect
 from inturn.connection import Connection
+from inturn.consumer.claiming import ClaimedPart, ClaimingNode
+from inturn.consumer.duty import Duty
+from inturn.model.clock import SystemClock
 from inturn.model.errors import InvalidInput, NotFound
 from inturn.model.settings import Order
+from inturn.model.slot import ALL_SLOTS
 from inturn.spark.audit import AuditVerdict, OrderBroken, audit
 from inturn.spark.traces import EVENT_SCHEMA, RUN_SCHEMA, Traces, read_traces
 from inturn.testing import simulation
@@ -24,9 +29,11 @@ from inturn.testing.history import Event, HandlerStart, History, SendAcknowledge
 from inturn.testing.seeded_bugs import BUGS
 from inturn.testing.trace_of import TraceRows, trace_of
 from inturn.testing.verdict import Verdict, ViolationKind
+from tests.spark.noting import wait_until
 
+CONDEMNED_MIN = 47  # of 49 that the checker condemned when they were chosen
 STORED_SCHEMA = "subject string, partition int, offset bigint, key binary, message_id string"
-HEALTHY_SEEDS = range(50)
+HEALTHY_SEEDS = range(12)
 # Histories that the order checker condemns, and that take less than a second. Bugs that it does not condemn are found
 # by other means (the log, streams that stand still, the parking lot's own checks): no trace of consumption shows them.
 # Left out for their time, several seconds each: kept_messages_count_as_done, parked_messages_are_not_written,
@@ -151,7 +158,8 @@ def test_the_audit_agrees_with_the_checker_on_seeded_bugs_and_healthy_histories(
     cases = {f"healthy/{seed}": _simulated("healthy", seed, monkeypatch) for seed in HEALTHY_SEEDS}
     cases |= {f"{bug}/{seed}": _simulated(bug, seed, monkeypatch) for bug, seed in CONDEMNED_AT.items()}
     not_found = [name for name, case in cases.items() if case.verdict.ok and not name.startswith("healthy")]
-    assert len(not_found) <= len(CONDEMNED_AT) // 5, f"these seeds show nothing any more, look for others: {not_found}"
+    condemned = len(CONDEMNED_AT) - len(not_found)
+    assert condemned >= CONDEMNED_MIN, f"these seeds show nothing any more, look for others: {not_found}"
     verdict = _audited(spark, cases)
     found = {group.subject: group for group in verdict.groups}
     assert set(found) == set(cases)
@@ -319,6 +327,56 @@ def test_what_a_killed_consumer_did_not_write_any_more_is_unproven_and_no_violat
     assert verdict.total("unproven") == 0
 
 
+def test_a_task_that_repeats_what_a_killed_one_did_in_the_same_epoch_is_in_order(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lease = LeaseSettings(life_s=1.0, renew_s=0.2, margin_s=0.2)
+    settings = ConsumerSettings(trace=str(tmp_path / "traces"), commit_interval_s=0.02, heartbeat_s=0.2)
+    never_commits = replace(settings, commit_interval_s=60.0)
+    seen: list[list[int]] = [[], []]
+
+    def task(keeper: Consumer, number: int) -> Consumer:
+        def handler(message: Message, context: Context) -> None:
+            time.sleep(0.002)  # so that runs are short, and the trace is up to date
+            seen[number].append(message.offset)
+
+        parts = {index: ClaimedPart(keeper.name, held.epoch, ALL_SLOTS) for index, held in keeper.leases().items()}
+        node, duty = ClaimingNode(mq.node, mq.subject("orders"), parts), Duty(until={0: 60})
+        chosen = settings if number else never_commits
+        how: dict[str, Any] = {"order": "key", "settings": chosen, "lease": lease, "duty": duty}
+        return Consumer(node, SystemClock(), "orders", "billing", handler, **how)
+
+    with connect(tmp_path / "data", lease=lease) as mq:
+        mq.create_subject("orders", partitions=1)
+        with mq.producer() as producer:
+            for number in range(60):
+                producer.send("orders", b"x", key=b"key-%d" % (number % 5))
+        keeps = Duty(keeps_only=True, takes_over=True)
+        with mq.consumer(
+            "orders", "billing", lambda message, context: None, order="key", settings=settings, duty=keeps
+        ) as keeper:
+            wait_until(keeper.leases, "the keeper has the lease")
+            first = task(keeper, 0)
+            first.start()
+            wait_until(lambda: len(seen[0]) > 20, "the first task has handled some")
+            first.kill()
+            first.wait(10)
+            second = task(keeper, 1)
+            second.start()
+            wait_until(lambda: len(set(seen[0]) | set(seen[1])) == 60 and 59 in seen[1], "the second has handled all")
+            second.stop()
+    assert len(set(seen[0]) & set(seen[1])) > 10, "most of the first was not committed"
+    traces = read_traces(spark, tmp_path / "traces")
+    claimed = traces.events.where("kind = 'claimed'").collect()
+    assert len({row["owner"] for row in claimed}) == 2
+    assert len({row["epoch"] for row in claimed}) == 1
+    verdict = audit(spark, traces)
+    assert verdict.ok, str(verdict)
+    assert verdict.total("duplicates") > 5
+    verdict = audit(spark, Traces(traces.runs, traces.events.where("kind != 'claimed'")))
+    assert ViolationKind.OUT_OF_ORDER in verdict.kinds(), "without the claims it would not be"
+
+
 def test_wrong_use_is_named(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="trace folder"):
         audit(spark, tmp_path / "nowhere")
@@ -328,6 +386,8 @@ def test_wrong_use_is_named(spark: SparkSession, tmp_path: Path) -> None:
         audit(spark, tmp_path, order="lane")
     with pytest.raises(InvalidInput, match="clock_skew_s"):
         audit(spark, tmp_path, clock_skew_s=-1)
+    with pytest.raises(InvalidInput, match="needs the subject"):
+        audit(spark, tmp_path, log=tmp_path)
     with pytest.raises(InvalidInput, match="has no column key"):
         audit(spark, tmp_path, log=spark.createDataFrame([(0, 1)], "partition int, offset bigint"))
 

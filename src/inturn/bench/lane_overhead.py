@@ -63,12 +63,12 @@ def _measure(count: int, keys: int, rounds: int) -> tuple[float, float, float]:
         batches = read_batches(mq, "bench")
         for number in range(rounds):
             bare.append(count / decode_s(batches, count))
-            threads.append(count / _consume(mq, f"threads-{number}", _Counter(count)))
-            tasks.append(count / _consume(mq, f"tasks-{number}", _Counter(count), is_async=True))
+            threads.append(count / consume(mq, f"threads-{number}", Counter(count)))
+            tasks.append(count / consume(mq, f"tasks-{number}", Counter(count), is_async=True))
     return median(threads), median(tasks), median(bare)
 
 
-class _Counter:
+class Counter:
     """Sees the first call and the last; counting is one step for all threads."""
 
     def __init__(self, count: int) -> None:
@@ -85,7 +85,10 @@ class _Counter:
             self.is_over.set()
 
 
-def _consume(mq: Connection, group: str, counter: _Counter, *, is_async: bool = False) -> float:
+def consume(
+    mq: Connection, group: str, counter: Counter, *, is_async: bool = False, settings: ConsumerSettings | None = None
+) -> float:
+    """The seconds from the first call to the last."""
     numbers, edges, note = counter.numbers, (0, counter.last), counter.note
 
     def handler(message: Message, context: Context) -> None:
@@ -97,7 +100,7 @@ def _consume(mq: Connection, group: str, counter: _Counter, *, is_async: bool = 
             note(number)
 
     chosen: Handler = async_handler if is_async else handler
-    settings = ConsumerSettings(concurrency=CONCURRENCY)
+    settings = settings or ConsumerSettings(concurrency=CONCURRENCY)
     with mq.consumer("bench", group, chosen, order=Order.KEY, settings=settings):
         if not counter.is_over.wait(STALL_S):
             raise InturnError(f"{next(numbers)} of {counter.last + 1} calls after {STALL_S:.0f} s: it stands still")

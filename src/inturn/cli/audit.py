@@ -13,8 +13,6 @@ from inturn.cli.screen import plain
 from inturn.cli.session import command
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from inturn.spark.audit import AuditVerdict, AuditViolation
 
 EXAMPLES = examples(
@@ -82,11 +80,10 @@ def audit(
 
         spark = session("inturn audit", master)
         try:
-            log = None if target is None or subject is None else _log(spark, target, subject)
             verdict = audit(
                 spark,
                 traces,
-                log=log,
+                log=target,
                 subject=subject,
                 group=group,
                 complete=complete,
@@ -104,11 +101,6 @@ def audit(
                 screen.out.print(plain(line), soft_wrap=True)
     if not verdict.ok:
         raise typer.Exit(1)
-
-
-def _log(spark: SparkSession, target: str, subject: str) -> DataFrame:
-    rows = spark.read.format("inturn").option("subject", subject).load(target)
-    return rows.select("partition", "offset", "key")
 
 
 def _fields(verdict: AuditVerdict) -> dict[str, object]:

@@ -24,6 +24,7 @@ BENCHES = {
     "key-order --zipf": ("key_order", "run_zipf"),
     "key-order --async": ("key_order", "run_async"),
     "lane-overhead": ("lane_overhead", "run"),
+    "trace-overhead": ("trace_overhead", "run"),
     "stuck-key": ("stuck_key", "run"),
     "wire": ("wire", "run"),
     "produce": ("produce", "run"),

@@ -29,6 +29,7 @@ EXAMPLES = examples(
     "inturn consume orders --key alice --from 2026-01-31T12:00",
     "inturn consume orders --group billing",
     "inturn consume orders --group billing --order key --follow",
+    "inturn consume orders --group billing --order key --trace ./traces",
     "inturn consume orders --json | jq .body",
 )
 FOLLOW_S = 0.2  # between two looks for something new
@@ -69,6 +70,12 @@ def consume(
         OnExhausted | None,
         typer.Option(help="With --max-attempts: what becomes of a message that is given up; block unless given."),
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="With --group: record there what is done, for `inturn audit`.", show_default=False
+        ),
+    ] = None,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
@@ -81,8 +88,8 @@ def consume(
     Printing does not fail: --max-attempts matters for what others failed at. With --on-exhausted dead-letter or park,
     and with --order none, messages that wait for a retry are printed, too, when their time comes; use --follow then.
     """
-    if group is None and (order, max_attempts, on_exhausted) != (None, None, None):
-        raise typer.BadParameter("--order, --max-attempts and --on-exhausted are for the members of a --group")
+    if group is None and (order, max_attempts, on_exhausted, trace) != (None, None, None, None):
+        raise typer.BadParameter("--order, --max-attempts, --on-exhausted and --trace are for the members of a --group")
     if on_exhausted is not None and max_attempts is None:
         raise typer.BadParameter("--on-exhausted needs --max-attempts")
     if group is not None and (partition is not None or key is not None):
@@ -94,7 +101,8 @@ def consume(
             if group is None:
                 _read(connection, screen, printer, subject, target, follow, partition, key)
             else:
-                how = Membership(group, order or Order.PARTITION, max_attempts, on_exhausted or OnExhausted.BLOCK)
+                order, on_exhausted = order or Order.PARTITION, on_exhausted or OnExhausted.BLOCK
+                how = Membership(group, order, max_attempts, on_exhausted, trace)
                 handle(connection, screen, printer, subject, how, target, follow)
 
 

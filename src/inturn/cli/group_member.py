@@ -37,11 +37,16 @@ class Membership:
     order: Order
     max_attempts: int | None
     on_exhausted: OnExhausted
+    trace: str | None = None
 
     @property
     def settings(self) -> ConsumerSettings:
         return ConsumerSettings(
-            concurrency=1, ack="manual", max_attempts=self.max_attempts, on_exhausted=self.on_exhausted
+            concurrency=1,
+            ack="manual",
+            max_attempts=self.max_attempts,
+            on_exhausted=self.on_exhausted,
+            trace=self.trace,
         )
 
 

@@ -1,8 +1,10 @@
 """A trace: what a consumer recorded of its work, in files, for an audit.
 
-While a worker goes through a run it notes the time at which each message ended, which is the time at which the next
-one started, and per lane the key and the offsets. Nothing is computed there; keys are hashed and columns are made when
-the notes are encoded, a commit's worth at once. That is what makes it cheap enough to be left on.
+While a worker goes through a run it notes per lane which messages they were, and how many were over at which time: a
+mark, not closer to the one before than `RESOLUTION_S`. So messages that take longer have their times, and quick ones
+share theirs: each is said to end no later than it did. When the run is over its notes become columns: one pass for the
+offsets, one hash per lane, and msgpack, which encodes a list of numbers at some 3 ns each. That is what makes it cheap
+enough to be left on.
 
 A file is a sequence of chunks, each with a checksum: a chunk that was cut by a kill is the end of what is readable, and
 is never taken for something else. Before a commit is sent, what it tells of is written (handed to the operating system,
@@ -18,10 +20,9 @@ import os
 import struct
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,6 +33,7 @@ from xxhash import xxh3_64_intdigest, xxh64_intdigest
 from inturn.consumer.outcome import Next, Outcome
 from inturn.model.commands import (
     Acquire,
+    Assignment,
     Command,
     Commit,
     Committed,
@@ -48,12 +50,12 @@ from inturn.model.errors import InvalidInput, StaleEpoch
 from inturn.model.logs import get_logger
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
-from inturn.model.settings import KeyAction, Order
+from inturn.model.settings import KeyAction, Keyless, Order
 
 if TYPE_CHECKING:
     from inturn.consumer.core import ConsumerCore
     from inturn.consumer.held import HeldPartition
-    from inturn.consumer.lane import Lane, LaneKey
+    from inturn.consumer.lane import Lane
     from inturn.model.clock import Clock
 
 SUFFIX = ".trace"
@@ -63,7 +65,9 @@ MAGIC = b"ITRC"
 VERSION = 1
 HEAD = struct.Struct("<4sBBHIIQ")  # magic, version, kind of chunk, nothing, bytes of the head, of the body, checksum
 RUNS, EVENTS = 1, 2  # kinds of chunks
-PENDING_MAX = 1 << 16  # messages noted and not encoded: so many at once are quick to encode
+PENDING_MAX = 1 << 16  # messages noted and not written
+RESOLUTION_S = 20e-6
+LONG_COUNT = 64  # messages of a run from which on it is worth to encode it by itself
 
 ALONE, OF_KEY, OF_PARTITION = 0, 1, 2  # kinds of lanes: a message on its own, a key, all without a key or all at all
 SUCCESS, MOVED, FAILED, EXCEPTION, ROLLBACK, CRASHED = range(6)  # results
@@ -75,18 +79,14 @@ Place: TypeAlias = tuple[int, int]  # partition, offset
 
 
 class TraceHead(msgspec.Struct, frozen=True):
-    """What all of a chunk has in common; how many there are of what, in a chunk of runs."""
+    """What all of a chunk has in common."""
 
     subject: str
     group: str
     owner: str
     number: int  # counts the chunks of a trace
     anchor_ns: int = 0  # at 0 s of the monotonic clock
-    runs: int = 0
-    parts: int = 0
-    lanes: int = 0
-    messages: int = 0
-    odd: int = 0
+    lone_kind: int = ALONE  # the kind of lane of what has no key hash
 
 
 class TraceEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -121,50 +121,124 @@ def key_hash(key: bytes) -> int:
     return unsigned - (1 << 64) if unsigned >> 63 else unsigned
 
 
+class TraceRun(msgspec.Struct, frozen=True, array_like=True):
+    """What one run did. `counts` and `hashes` are of lanes; no counts: one message each; no hashes: no keys."""
+
+    start_s: float
+    parts: list[tuple[int, int, int]]  # partition, epoch, the first of its messages
+    marks: list[int]  # so many messages were over
+    marks_s: list[float]  # by then
+    offsets: list[int]
+    hashes: list[int | None]
+    counts: list[int]
+    odd: list[tuple[int, int, int]]  # number of the message, attempt, result; those that are not there: 1, success
+
+    @property
+    def ends(self) -> list[float]:
+        """Of the messages, one after the other; each is the start of the next."""
+        stops = [*self.marks, len(self.offsets) + 1]
+        ends = [self.start_s] * (stops[0] - 1)
+        for number, at_s in enumerate(self.marks_s):
+            ends += [at_s] * (stops[number + 1] - stops[number])
+        return ends
+
+
 class Notes:
-    """What one run did. Its worker writes without a lock; nobody else looks before the run is over."""
+    """What one run does. Its worker writes without a lock; nobody else looks before the run is over."""
 
-    __slots__ = ("attempts", "began_at", "counts", "ends", "keys", "offsets", "parts", "results", "start_s")
+    __slots__ = (
+        "attempts",
+        "due_s",
+        "first",
+        "handled",
+        "is_keyed",
+        "long",
+        "marks",
+        "marks_s",
+        "parts",
+        "results",
+        "start_s",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, is_keyed: bool) -> None:
+        self.is_keyed = is_keyed
         self.start_s = 0.0
-        self.ends: list[float] = []  # of the messages, one after the other; each is the start of the next
-        self.offsets: list[int] = []
-        self.keys: list[LaneKey] = []  # of the lanes
-        self.counts: list[int] = []  # messages of each lane
-        self.parts: list[tuple[int, int, int]] = []  # partition, epoch, the first of its lanes
-        self.attempts: dict[int, int] = {}  # by the number of the message; those that are not there: 1
-        self.results: dict[int, int] = {}  # those that are not there: success
-        self.began_at = 0  # in its lane: the first message that it was given out
+        self.due_s = 0.0  # from then on the next mark is worth it
+        self.marks: list[int] = []
+        self.marks_s: list[float] = []
+        self.handled: list[Message] = []  # up to the lane that runs now
+        self.long: list[tuple[int, int]] = []  # of lanes with several: the first of `handled`, and how many
+        self.parts: list[tuple[int, int, int]] = []
+        self.attempts: dict[int, int] = {}
+        self.results: dict[int, int] = {}
+        self.first = 0  # in its lane: the first message that was given out
 
     def part(self, held: HeldPartition) -> None:
         """The lanes from here on are of this partition."""
-        self.parts.append((held.index, held.epoch, len(self.keys)))
+        self.parts.append((held.index, held.epoch, len(self.handled)))
+
+    def mark(self, lane: Lane, now_s: float) -> None:
+        """All that was given out so far is over."""
+        self.marks.append(len(self.handled) + lane.at - self.first)
+        self.marks_s.append(now_s)
+        self.due_s = now_s + RESOLUTION_S
 
     def leave(self, lane: Lane) -> None:
-        """Before anybody else may have the lane: what was given out since `began_at` is over, one way or another."""
-        first, stop = self.began_at, lane.at
-        if stop == first + 1:
-            self.keys.append(lane.key)
-            self.counts.append(1)
-            self.offsets.append(lane.messages[first].offset)
-        elif stop > first:
-            self.keys.append(lane.key)
-            self.counts.append(stop - first)
-            self.offsets += [one.offset for one in lane.messages[first:stop]]
+        """Before anybody else may have the lane: what was given out since `first` is over, one way or another."""
+        count = lane.at - self.first
+        if count > 1:
+            self.long.append((len(self.handled), count))
+        self.handled += lane.messages[self.first : lane.at]
 
-    def attempt(self, given: Sequence[Message], attempt: int) -> None:
+    def attempt(self, lane: Lane, count: int, attempt: int) -> None:
+        """Of the next ones that are given out."""
         if attempt > 1:
-            first = len(self.ends)
-            self.attempts.update(dict.fromkeys(range(first, first + len(given)), attempt))
+            number = len(self.handled) + lane.at - self.first
+            self.attempts.update(dict.fromkeys(range(number, number + count), attempt))
 
-    def settled(self, given: Sequence[Message], outcome: Outcome, asked_at_s: float, now_s: float) -> None:
+    def settled(self, lane: Lane, count: int, outcome: Outcome, now_s: float) -> None:
+        """Those that were given out last."""
         result = _result(outcome)
+        if result != SUCCESS or now_s > self.due_s:
+            self.mark(lane, now_s)
         if result != SUCCESS:
-            first = len(self.ends)
-            self.results.update(dict.fromkeys(range(first, first + len(given)), result))
-        self.ends += [asked_at_s] * (len(given) - 1)
-        self.ends.append(now_s)
+            stop = len(self.handled) + lane.at - self.first
+            self.results.update(dict.fromkeys(range(stop - count, stop), result))
+
+    def encode(self) -> msgspec.Raw:
+        """All that costs something, in as few steps per message as there can be."""
+        handled, attempts, results = self.handled, self.attempts, self.results
+        counts: list[int] = []
+        heads = handled
+        if self.long:
+            counts = self._counts()
+            heads = [handled[first] for first in accumulate(counts[:-1], initial=0)]
+        hashes = _hashes(heads) if self.is_keyed else []
+        offsets = [message.offset for message in handled]
+        odd = [(at, attempts.get(at, 1), results.get(at, SUCCESS)) for at in sorted(attempts.keys() | results.keys())]
+        run = TraceRun(self.start_s, self.parts, self.marks, self.marks_s, offsets, hashes, counts, odd)
+        return msgspec.Raw(_encoder.encode(run))
+
+    def _counts(self) -> list[int]:
+        """Of all lanes."""
+        counts: list[int] = []
+        at = 0
+        for first, count in self.long:
+            if first > at:
+                counts += repeat(1, first - at)
+            counts.append(count)
+            at = first + count
+        counts += repeat(1, len(self.handled) - at)
+        return counts
+
+
+def _hashes(messages: list[Message]) -> list[int | None]:
+    hash_of, seed = xxh64_intdigest, HASH_SEED
+    try:
+        return [hash_of(message.key, seed) for message in messages]  # type: ignore[arg-type]
+    except TypeError:  # not all of them have one
+        keys = [message.key for message in messages]
+        return [None if key is None else hash_of(key, seed) for key in keys]
 
 
 def _result(outcome: Outcome) -> int:
@@ -199,9 +273,12 @@ class Trace:
         self._anchor_ns = time.time_ns() - round(clock.monotonic() * 1e9)
         self._file_bytes = file_bytes
         self._lock = threading.Lock()
-        self._noted: deque[Notes] = deque()
+        self._is_keyed = order is Order.KEY
+        self._lone_kind = OF_PARTITION if order is Order.PARTITION else ALONE
+        self._noted: deque[Notes | msgspec.Raw] = deque()
         self._noted_count = 0
         self._events: list[TraceEvent] = []
+        self._asked: dict[tuple[type, int | None], tuple[Command, float]] = {}
         self._claimed: dict[tuple[int, int], BitMap64] = {}  # by partition and epoch: told as finished before
         self._file: int | None = None
         self._file_number = self._written_bytes = self._chunk_number = 0
@@ -213,14 +290,17 @@ class Trace:
         self._event("opened", clock.monotonic(), why=order.value)
 
     def notes(self) -> Notes:
-        return Notes()
+        return Notes(self._is_keyed)
 
     def add(self, notes: Notes) -> None:
-        """The run is over."""
-        self._noted.append(notes)
-        self._noted_count += len(notes.ends)
-        if self._noted_count > PENDING_MAX:
-            self.flush()
+        """The run is over. Called by its worker: a long one is encoded there, while it is at hand, short ones together
+        when they are written."""
+        count = len(notes.handled)
+        if count:
+            self._noted.append(notes.encode() if count >= LONG_COUNT else notes)
+            self._noted_count += count
+            if self._noted_count > PENDING_MAX:
+                self.flush()
 
     def flush(self) -> None:
         """Hand all that was noted to the operating system."""
@@ -230,10 +310,10 @@ class Trace:
             self._noted_count = 0
             if self._is_over:
                 return
-            if any(notes.ends for notes in noted):
-                self._write(RUNS, *_encode_runs(noted))
+            if noted:
+                self._write(RUNS, _encoder.encode([one.encode() if isinstance(one, Notes) else one for one in noted]))
             if events:
-                self._write(EVENTS, (), _encoder.encode(events))
+                self._write(EVENTS, _encoder.encode(events))
 
     def end(self, *, is_clean: bool) -> None:
         """Nothing comes any more; `is_clean`: and nothing of the consumer's work is missing."""
@@ -246,11 +326,35 @@ class Trace:
                 os.close(self._file)
                 self._file = None
 
-    # What the consumer hears from the node
+    # What the consumer asks of the node, and hears from it
+
+    def asks(self, commands: Sequence[Command]) -> None:
+        """Before they are sent. What a commit tells of is written first.
+
+        Its time is the one now: what it tells of was looked at after the time that the core has for it.
+        """
+        told = [command for command in commands if isinstance(command, Commit | Release)]
+        if told:
+            self.flush()
+            now_s = self._monotonic()
+            for command in told:
+                partition = command.progress.partition if isinstance(command, Release) else None
+                self._asked[type(command), partition] = command, now_s
+
+    def _asked_at_s(self, core: ConsumerCore, command: Command) -> float | None:
+        """None: its answer is not waited for any more."""
+        at_s = core.asked_at_s(command)
+        if at_s is not None and isinstance(command, Commit | Release):
+            partition = command.progress.partition if isinstance(command, Release) else None
+            asked = self._asked.pop((type(command), partition), None)
+            return asked[1] if asked is not None and asked[0] is command else at_s
+        return at_s
 
     def answered(self, core: ConsumerCore, command: Command, answer: object, now_s: float) -> None:
         """Before the core is told of it."""
-        asked_at_s = core.asked_at_s(command)
+        asked_at_s = self._asked_at_s(core, command)
+        if isinstance(answer, Assignment) and self._is_keyed:
+            self._lone_kind = ALONE if answer.subject.keyless is Keyless.INDEPENDENT else OF_PARTITION
         if isinstance(command, Move):
             self._moved(core, command, answer, now_s)
         if asked_at_s is None:
@@ -337,9 +441,9 @@ class Trace:
 
     # Files
 
-    def _write(self, kind: int, counts: Sequence[int], body: bytes) -> None:
+    def _write(self, kind: int, body: bytes) -> None:
         self._chunk_number += 1
-        head = _encoder.encode(TraceHead(*self._names, self._chunk_number, self._anchor_ns, *counts))
+        head = _encoder.encode(TraceHead(*self._names, self._chunk_number, self._anchor_ns, self._lone_kind))
         content = head + body
         chunk = HEAD.pack(MAGIC, VERSION, kind, 0, len(head), len(body), xxh3_64_intdigest(content)) + content
         try:
@@ -363,50 +467,6 @@ class Trace:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
 
-def _encode_runs(noted: Sequence[Notes]) -> tuple[Sequence[int], bytes]:
-    noted = [notes for notes in noted if notes.ends]
-    keys: list[LaneKey] = []
-    counts, ends, offsets = array("I"), array("d"), array("q")
-    starts, run_counts = array("d"), array("I")
-    partitions, epochs, part_lanes = array("q"), array("q"), array("I")
-    odd_at, odd_attempts, odd_results = array("I"), array("I"), array("I")
-    for notes in noted:
-        base = len(ends)
-        if notes.attempts or notes.results:
-            for at in sorted(notes.attempts.keys() | notes.results.keys()):
-                odd_at.append(base + at)
-                odd_attempts.append(notes.attempts.get(at, 1))
-                odd_results.append(notes.results.get(at, SUCCESS))
-        starts.append(notes.start_s)
-        run_counts.append(len(notes.ends))
-        firsts = [first for _, _, first in notes.parts]
-        for (partition, epoch, first), stop in zip(notes.parts, [*firsts[1:], len(notes.keys)], strict=True):
-            partitions.append(partition)
-            epochs.append(epoch)
-            part_lanes.append(stop - first)
-        keys += notes.keys
-        counts.fromlist(notes.counts)
-        ends.fromlist(notes.ends)
-        offsets.fromlist(notes.offsets)
-    kinds, hashes = _encode_keys(keys)
-    columns = (starts, run_counts, partitions, epochs, part_lanes, kinds, hashes, counts, offsets, ends)
-    body = b"".join([column.tobytes() for column in (*columns, odd_at, odd_attempts, odd_results)])
-    return (len(starts), len(partitions), len(keys), len(ends), len(odd_at)), body
-
-
-def _encode_keys(keys: list[LaneKey]) -> tuple[array[int], array[int]]:
-    hash_of, seed = xxh64_intdigest, HASH_SEED
-    try:
-        return array("B", [OF_KEY]) * len(keys), array("Q", [hash_of(key, seed) for key in keys])  # type: ignore[arg-type]
-    except TypeError:  # not all of them are keys
-        kinds = array("B", [_lane_kind(key) for key in keys])
-        return kinds, array("Q", [hash_of(key, seed) if isinstance(key, bytes) else 0 for key in keys])
-
-
-def _lane_kind(key: LaneKey) -> int:
-    return OF_KEY if isinstance(key, bytes) else OF_PARTITION if key is None else ALONE
-
-
 # Reading
 
 
@@ -417,6 +477,7 @@ class TraceChunk(msgspec.Struct, frozen=True):
 
 
 _head_decoder = msgspec.msgpack.Decoder(TraceHead)
+_runs_decoder = msgspec.msgpack.Decoder(list[TraceRun])
 _events_decoder = msgspec.msgpack.Decoder(list[TraceEvent])
 
 
@@ -442,37 +503,9 @@ def chunks(content: bytes | memoryview, kinds: Sequence[int] = (RUNS, EVENTS)) -
         at = stop
 
 
+def runs_of(chunk: TraceChunk) -> list[TraceRun]:
+    return _runs_decoder.decode(chunk.body)
+
+
 def events_of(chunk: TraceChunk) -> list[TraceEvent]:
     return _events_decoder.decode(chunk.body)
-
-
-class RunColumns(msgspec.Struct, frozen=True):
-    """The columns of a chunk of runs as they are stored, by name; the slices that each of them takes of the body."""
-
-    starts: memoryview
-    run_counts: memoryview
-    partitions: memoryview
-    epochs: memoryview
-    part_lanes: memoryview
-    lane_kinds: memoryview
-    hashes: memoryview
-    lane_counts: memoryview
-    offsets: memoryview
-    ends: memoryview
-    odd_at: memoryview
-    odd_attempts: memoryview
-    odd_results: memoryview
-
-
-def columns_of(chunk: TraceChunk) -> RunColumns:
-    """Little-endian, in this order: f8 u4, i8 i8 u4, u1 i8 u4, i8 f8, u4 u4 u4."""
-    head = chunk.head
-    sizes = [
-        *(8 * head.runs, 4 * head.runs),
-        *(8 * head.parts, 8 * head.parts, 4 * head.parts),
-        *(head.lanes, 8 * head.lanes, 4 * head.lanes),
-        *(8 * head.messages, 8 * head.messages),
-        *(4 * head.odd, 4 * head.odd, 4 * head.odd),
-    ]
-    stops = list(accumulate(sizes))
-    return RunColumns(*[chunk.body[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)])

@@ -3,7 +3,8 @@
     verdict = audit(spark, "./traces", log=spark.read.format("inturn")…)
     verdict.raise_if_bad()
 
-It judges by the rules of the order checker (`inturn.testing.check`), but not one event after the other. Two shuffles:
+It judges by the rules of the order checker (`inturn.testing.check`), but not one event after the other. What is plainly
+in order, which is nearly all, shows in a few numbers of each message (`inturn.spark.plain`). Then two shuffles:
 by message, to compare all that is known of each (runs, commits that cover it, the parking lot, the log); then by lane,
 to compare each message with those before it, and each run with the one before. Leases, and how far commits came, are
 small and are sent to all. Only counts and the first violations come back to the driver.
@@ -17,6 +18,7 @@ Longer than a usual file, because the rules share their columns and are read bes
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ from pyspark.sql.window import Window
 from inturn.consumer.trace import ALONE, EXCEPTION, FAILED, MOVED, OF_KEY, OF_PARTITION, RESULTS, ROLLBACK, SUCCESS
 from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.violation import ViolationKind
+from inturn.spark.plain import Leases, Steps, judged, looked_at, place_number
 from inturn.spark.traces import TracePaths, Traces, read_traces
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ _PLACE = (*_GROUP, "partition")
 _MESSAGE = (*_PLACE, "offset")
 _LANE = (*_PLACE, "lane_kind", "lane")
 _NEVER = (1 << 63) - 1
+_BROADCAST_MAX = 200_000
 
 _RUN = "start_ns bigint, seq bigint, end_ns bigint, offset bigint, epoch bigint, owner string, attempt int, result int"
 _RUN_FIELDS = ("start_ns", "seq", "end_ns", "offset", "epoch", "owner", "attempt", "result")
@@ -184,7 +188,7 @@ def audit(
     spark: SparkSession,
     traces: TracePaths | Traces,
     *,
-    log: DataFrame | None = None,
+    log: DataFrame | str | os.PathLike[str] | None = None,
     sent: DataFrame | None = None,
     subject: str | None = None,
     group: str | None = None,
@@ -196,7 +200,8 @@ def audit(
     """Judge traces; `subject` and `group` restrict it to these. All members of a group must have recorded.
 
     log            what is stored: partition, offset, key, and where there are several also subject; message_id if it is
-                   to be compared with that of `sent`. With it, nothing that is stored can be left out unnoticed.
+                   to be compared with that of `sent`. Or a folder, or an address, together with `subject`. With it,
+                   nothing that is stored can be left out unnoticed.
     sent           what producers were told is stored, with the same columns.
     order          "partition" or "key": a lane is that, whatever the consumers said. For messages that never ran.
     complete       all work was done when the traces ended: whatever is stored has to be finished.
@@ -206,6 +211,8 @@ def audit(
         raise InvalidInput(f"audit(order={order!r}): use 'partition' or 'key', or leave it out")
     if not clock_skew_s >= 0:
         raise InvalidInput(f"audit(clock_skew_s={clock_skew_s!r}): it must be 0 or more")
+    if isinstance(log, str | os.PathLike):
+        log = _log_at(spark, os.fspath(log), subject)
     rows = traces if isinstance(traces, Traces) else read_traces(spark, traces)
     for name, wanted in (("subject", subject), ("group", group)):
         if wanted is not None:
@@ -215,6 +222,18 @@ def audit(
         return _Audit(rows.runs, events, log, sent, order, complete, round(clock_skew_s * 1e9)).run(violations_max)
     finally:
         events.unpersist()
+
+
+def _log_at(spark: SparkSession, target: str, subject: str | None) -> DataFrame:
+    if subject is None:
+        raise InvalidInput(f"audit(log={target!r}) needs the subject, too: audit(…, subject=…)")
+    return spark.read.format("inturn").option("subject", subject).load(target).select("partition", "offset", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainCounts:
+    by_group: Mapping[tuple[str, str], int]
+    has_odd: bool
 
 
 class _Audit:
@@ -236,38 +255,139 @@ class _Audit:
             .groupBy(*_PLACE)
             .agg(F.max("at_ns").alias("reset_ns"), F.max_by("offset", "at_ns").alias("reset_offset"))
         )
-        self.has_resets = bool(self._of_kind("reset").take(1))
+        sets = F.size("finished") + F.size("parked") + F.size("unparked") > 0
+        there = events.agg(
+            *(F.max(F.col("kind") == kind).alias(kind) for kind in ("reset", "claimed", "resumed")),
+            F.max(sets | F.col("kind").isin("skipped", "moved")).alias("rare"),
+        ).collect()[0]
+        self.has_resets, self.has_claims, self.has_resumes, self.has_rare = map(bool, there)
         if self.has_resets:
             last = self.resets
             self.events = self._since_reset(events, last, "at_ns")
             runs = self._since_reset(runs, last, "start_ns")
-        self.has_claims = bool(self._of_kind("claimed").take(1))
-        self.has_resumes = bool(self._of_kind("resumed").take(1))
         # Each of these is small, computed once, and cut from how it came about, which would be planned again and again.
         self.cut = self._cut_owners().localCheckpoint()
         self.leases = self._leases().localCheckpoint()
         self.floors = self._floors().localCheckpoint()
         self.commits = self._commits().localCheckpoint()
         self.claims = self._claims()
-        self.steps = self._steps().localCheckpoint()
-        sets = F.size("finished") + F.size("parked") + F.size("unparked") > 0
-        self.has_rare = bool(self.events.where(sets | F.col("kind").isin("skipped", "moved")).take(1))
         self.groups = self._groups().localCheckpoint()
         self.has_hand_overs = bool(self.leases.where("next_granted_ns is not null").take(1))
-        self.runs = self._judged_runs(runs)
+        self.told_runs = self._with_terms(runs)
+        self.runs = self._judged_runs(self.told_runs)
         self.log = self._stored(log, "log")
         self.sent = self._stored(sent, "sent")
+        self.odd: DataFrame | None = None  # messages that need a closer look; None: all of them
+
+    @functools.cached_property
+    def steps(self) -> DataFrame:
+        return self._steps().localCheckpoint()
 
     def run(self, violations_max: int) -> AuditVerdict:
         small = functools.reduce(lambda one, other: one.unionByName(other), self._lease_violations()).localCheckpoint()
-        counts = self._count(self._lanes(self._messages()), small)
+        numbers = self._looked_at().persist()
+        try:
+            return self._judge(self._plain(numbers), small, violations_max)
+        finally:
+            numbers.unpersist()
+
+    def _judge(self, plain: _PlainCounts, small: DataFrame, violations_max: int) -> AuditVerdict:
+        messages = self._lanes(self._messages()) if plain.has_odd else None
+        counts = self._count(messages, small, plain.by_group)
         shown: list[Any] = []
+        if messages is None and any(group.broken for group in counts):
+            shown = small.orderBy("at_ns", *_PLACE, "kind", "offset").limit(violations_max).collect()
+            return AuditVerdict(tuple(counts), tuple(map(_violation_of, shown)))
         if any(group.broken for group in counts) and violations_max:
             self.tells = True
             every = self._lanes(self._messages()).select(*_PLACE, F.explode("violations").alias("one"))
             every = every.select(*_PLACE, "one.*").unionByName(small)
             shown = every.orderBy("at_ns", *_PLACE, "kind", "offset").limit(violations_max).collect()
         return AuditVerdict(tuple(counts), tuple(map(_violation_of, shown)))
+
+    # What needs no closer look
+
+    def _looked_at(self) -> DataFrame:
+        """Every message, by a few numbers: see `inturn.spark.plain`."""
+        place = place_number().alias("place")
+        leases = self.leases.select(place, "epoch", "granted_ns", F.coalesce("next_granted_ns", F.lit(_NEVER)))
+        granted = {(row[0], row[1]): (row[2], row[3]) for row in leases.collect()}
+        steps = Steps(self._steps_by_place())
+        runs = looked_at(self.told_runs, Leases(granted, self.skew_ns), steps)
+        stored = {name: rows for name, rows in (("log", self.log), ("sent", self.sent)) if rows is not None}
+        claims = odd = ends = None
+        if self.has_rare:
+            claims = self.claims.where(F.size("finished") > 0).select(
+                place, F.explode("finished").alias("offset"), "epoch", "at_ns", "by_grant"
+            )
+            lots = [
+                self.commits.select(*_GROUP, F.explode(name).alias("in_lot")).select(
+                    *_GROUP, "in_lot.partition", "in_lot.offset"
+                )
+                for name in ("parked", "unparked")
+            ]
+            told = self._of_kind("skipped", "moved").select(*_MESSAGE)
+            odd = told.unionByName(lots[0]).unionByName(lots[1]).select(place, "offset")
+        if stored and not self.complete:
+            known = list(steps.ends().items())
+            ends = self.leases.sparkSession.createDataFrame(known, "place bigint, offset bigint")
+        return judged(runs, stored, claims, odd, complete=self.complete, ends=ends)
+
+    def _steps_by_place(self) -> dict[int, Any]:
+        """As `_steps`, but here: one array per place, of what `Steps` says."""
+        import numpy as np
+
+        claims = (
+            self.claims.where(~F.col("is_claim"))
+            .join(F.broadcast(self.floors), [*_PLACE], "left")
+            .select(
+                place_number().alias("place"),
+                *("offset", "epoch", "at_ns", "until_ns"),
+                F.col("by_grant").cast("long").alias("by_grant"),
+                F.coalesce("floor", F.lit(0)).alias("floor"),
+            )
+            .toArrow()
+        )
+        names = ("place", "until_ns", "offset", "epoch", "at_ns", "by_grant", "floor")
+        rows = np.stack([claims.column(name).to_numpy() for name in names]) if claims.num_rows else np.empty((7, 0))
+        found = {}
+        for place in np.unique(rows[0]):
+            _, until_ns, offset, epoch, at_ns, by_grant, floor = rows[:, rows[0] == place]
+            order = np.lexsort((offset, until_ns))
+            offset = offset[order]
+            reached = np.maximum(np.maximum.accumulate(np.concatenate([floor[:1], offset[:-1]])), floor[0])
+            steps = np.stack([reached, offset, epoch[order], at_ns[order], by_grant[order]])
+            found[int(place)] = steps[:, offset > reached]
+        return {place: steps for place, steps in found.items() if steps.shape[1]}
+
+    def _plain(self, numbers: DataFrame) -> _PlainCounts:
+        """Counts the plain ones, and restricts what follows to the others; to none, if that is easier."""
+        odd_count, torn_count = F.sum(F.col("is_odd").cast("int")), F.sum(F.col("is_torn").cast("int"))
+        counts = F.count("*").alias("count"), odd_count.alias("odd"), torn_count.alias("torn")
+        rows = numbers.groupBy("place").agg(*counts, F.sum(F.when(~F.col("is_odd"), F.col("run_count"))).alias("run"))
+        found = rows.collect()
+        groups: dict[int, tuple[str, str]] = {
+            row["place"]: (row["subject"], row["group"])
+            for row in self.events.select(*_GROUP, place_number().alias("place")).distinct().collect()
+        }
+        every, odd = (sum(row[name] for row in found) for name in ("count", "odd"))
+        is_unclear = any(row["torn"] or (row["run"] and row["place"] not in groups) for row in found)
+        if is_unclear or odd * 2 > every:
+            return _PlainCounts({}, True)
+        by_group: dict[tuple[str, str], int] = {}
+        for row in found:
+            if row["run"]:
+                name = groups[row["place"]]
+                by_group[name] = by_group.get(name, 0) + row["run"]
+        if odd:
+            chosen = numbers.where("is_odd").select("place", "offset")
+            self.odd = F.broadcast(chosen) if odd <= _BROADCAST_MAX else chosen
+        return _PlainCounts(by_group, odd > 0)
+
+    def _odd_only(self, rows: DataFrame) -> DataFrame:
+        if self.odd is None:
+            return rows
+        return rows.withColumn("place", place_number()).join(self.odd, ["place", "offset"], "left_semi").drop("place")
 
     # What is small: leases and commits
 
@@ -471,6 +591,21 @@ class _Audit:
 
     # What is known of each message
 
+    def _with_terms(self, runs: DataFrame) -> DataFrame:
+        """Runs, with the lane that they count to, and since when their claim was in force."""
+        lane_kind, term = F.col("lane_kind"), F.lit(0).cast("long")
+        if self.order == "partition":
+            lane_kind = F.lit(OF_PARTITION)
+        elif self.order == "key":
+            lane_kind = F.when(F.col("key_hash").isNotNull(), OF_KEY).otherwise(ALONE)
+        if self.has_claims:
+            claims = self._of_kind("claimed").groupBy(*_PLACE, "epoch", "owner")
+            times = claims.agg(F.collect_list("until_ns").alias("claimed_ns"))
+            runs = runs.join(F.broadcast(times), [*_PLACE, "epoch", "owner"], "left")
+            before_start = F.filter("claimed_ns", lambda at: at <= F.col("start_ns"))
+            term = F.coalesce(F.array_max(before_start), F.lit(0))
+        return runs.withColumn("lane_kind", lane_kind).withColumn("term_ns", term)
+
     def _judged_runs(self, runs: DataFrame) -> DataFrame:
         """Runs, with what the leases say about each."""
         leases = self.leases.select(*_PLACE, "epoch", F.col("granted_ns"), "next_granted_ns")
@@ -479,30 +614,16 @@ class _Audit:
             F.broadcast(partitions), [*_PLACE], "left"
         )
         start, skew = F.col("start_ns"), self.skew_ns
-        term = F.lit(0).cast("long")
-        if self.has_claims:
-            claims = self._of_kind("claimed").groupBy(*_PLACE, "epoch", "owner")
-            times = claims.agg(F.collect_list("until_ns").alias("claimed_ns"))
-            joined = joined.join(F.broadcast(times), [*_PLACE, "epoch", "owner"], "left")
-            before_start = F.filter("claimed_ns", lambda at: at <= start)
-            term = F.coalesce(F.array_max(before_start), F.lit(0))
         is_stale = F.col("has_grants").isNotNull() & (
             F.col("granted_ns").isNull()
             | (F.col("granted_ns") > start + skew)
             | F.coalesce(F.col("next_granted_ns") + skew < start, F.lit(False))
         )
         is_left_over = F.coalesce(F.col("end_ns"), F.lit(_NEVER)) > F.col("next_granted_ns")
-        lane_kind = F.col("lane_kind")
-        if self.order == "partition":
-            lane_kind = F.lit(OF_PARTITION)
-        elif self.order == "key":
-            lane_kind = F.when(F.col("key_hash").isNotNull(), OF_KEY).otherwise(ALONE)
         more = (
             is_stale.alias("stale"),
             F.coalesce(is_left_over, F.lit(False)).alias("left_over"),
-            F.col("key_hash"),
-            lane_kind.alias("lane_kind"),
-            term.alias("term_ns"),
+            *("key_hash", "lane_kind", "term_ns"),
         )
         return joined.select(*_MESSAGE, F.struct(*_RUN_FIELDS, *more).alias("run"))
 
@@ -535,6 +656,7 @@ class _Audit:
         for name, stored in (("log", self.log), ("sent", self.sent)):
             if stored is not None:
                 told.append(stored.select(*_MESSAGE, F.col("stored").alias(name), "order"))
+        told = [self._odd_only(rows) for rows in told]
         every = functools.reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), told)
         lists: dict[str, Column] = {
             name: F.collect_list(name) for name in ("run", "rare", "log", "sent") if name in every.columns
@@ -866,11 +988,15 @@ class _Audit:
             F.concat(of_message, found).alias("violations"),
         )
 
-    def _count(self, messages: DataFrame, small: DataFrame) -> list[GroupAudit]:
+    def _count(
+        self, messages: DataFrame | None, small: DataFrame, plain: Mapping[tuple[str, str], int]
+    ) -> list[GroupAudit]:
         kinds = list(ViolationKind)
         sums = ("started", "finished", "duplicates", "overlaps", "parked", "skipped", "unproven")
         by_kind = [F.sum(_number_of(kind)).alias(kind.name) for kind in kinds]
-        counted = messages.groupBy(*_GROUP).agg(*(F.sum(name).alias(name) for name in sums), *by_kind).collect()
+        counted = []
+        if messages is not None:
+            counted = messages.groupBy(*_GROUP).agg(*(F.sum(name).alias(name) for name in sums), *by_kind).collect()
         of_leases = small.groupBy(*_GROUP, "kind").count().collect()
         commits = self._of_kind("committed").groupBy(*_GROUP).count().collect()
         grants = (
@@ -891,7 +1017,7 @@ class _Audit:
             of_group[kind] = of_group.get(kind, 0) + row["count"]
         commit_counts = {(row["subject"], row["group"]): row["count"] for row in commits}
         grant_counts = {(row["subject"], row["group"]): row for row in grants}
-        every = sorted(rows.keys() | broken.keys() | commit_counts.keys() | grant_counts.keys())
+        every = sorted(rows.keys() | plain.keys() | broken.keys() | commit_counts.keys() | grant_counts.keys())
         audits = []
         for name in every:
             sums_of = {one: rows[name][one] if name in rows else 0 for one in sums}
@@ -900,8 +1026,8 @@ class _Audit:
                 GroupAudit(
                     name[0],
                     name[1],
-                    started=sums_of["started"],
-                    finished=sums_of["finished"],
+                    started=sums_of["started"] + plain.get(name, 0),
+                    finished=sums_of["finished"] + plain.get(name, 0),
                     duplicates=sums_of["duplicates"],
                     commits=commit_counts.get(name, 0),
                     lease_grants=0 if granted is None else granted["granted"],

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap64
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
@@ -34,11 +35,12 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class OffsetRange(InputPartition):
-    """`start <= offset < until` of one partition: the work of one task."""
+    """`start <= offset < until` of one partition, but for those that are `done`: the work of one task."""
 
     partition: int
     start: int
     until: int
+    done: bytes = b""  # a roaring bitmap, or nothing
 
     @property
     def value(self) -> str:
@@ -57,7 +59,7 @@ def cut(ranges: Sequence[OffsetRange], min_count: int | None) -> list[OffsetRang
         length = one.until - one.start
         parts = min(length, max(1, -(-length // size)))
         ends = [one.start + length * part // parts for part in range(parts + 1)]
-        cuts += [OffsetRange(one.partition, *ends[part : part + 2]) for part in range(parts)]
+        cuts += [OffsetRange(one.partition, ends[part], ends[part + 1], one.done) for part in range(parts)]
     return cuts
 
 
@@ -70,6 +72,7 @@ def read_rows(
     LogDamaged as a reader does.
     """
     schema = arrow_schema(columns)
+    done: Numbers = _offsets_in(work.done)
     for pulled in _pulls(node, subject, work, wanted, fail_on_data_loss):
         pieces = []
         for batch in pulled.batches:
@@ -77,7 +80,7 @@ def read_rows(
                 break
             if not is_intact(batch):
                 raise LogDamaged(f"{subject}/{work.partition}", batch.header.base_offset, "a checksum does not fit")
-            piece = _piece(batch, subject, work, wanted, schema.names)
+            piece = _piece(batch, subject, work, wanted, done, schema.names)
             if piece is not None:
                 pieces.append(piece)
         yield from arrow_batches(Rows(subject, work.partition, pieces), schema)
@@ -162,7 +165,14 @@ _VALUES: dict[str, Callable[[Sequence[Outgoing]], list[Any]]] = {
 _decoder = msgspec.msgpack.Decoder(list[Outgoing])
 
 
-def _piece(batch: StoredBatch, subject: str, work: OffsetRange, wanted: Wanted, names: Sequence[str]) -> Piece | None:
+def _offsets_in(finished: bytes) -> Numbers:
+    offsets = BitMap64.deserialize(finished) if finished else ()
+    return np.fromiter(offsets, np.int64, len(offsets))
+
+
+def _piece(
+    batch: StoredBatch, subject: str, work: OffsetRange, wanted: Wanted, done: Numbers, names: Sequence[str]
+) -> Piece | None:
     """What is wanted of an intact batch; None if that is nothing, which the slot vector may tell without decoding."""
     header = batch.header
     slots: Numbers = np.frombuffer(slots_of(batch), np.uint16)
@@ -179,6 +189,8 @@ def _piece(batch: StoredBatch, subject: str, work: OffsetRange, wanted: Wanted, 
             offsets = np.fromiter((message.offset for message in placed), np.int64, len(placed))
             slots, is_wanted = slots[offsets - header.base_offset], is_wanted[offsets - header.base_offset]
     is_wanted = is_wanted & (offsets >= work.start) & (offsets < work.until)
+    if len(done):
+        is_wanted &= ~np.isin(offsets, done)
     if wanted.keys is not None:
         is_wanted &= np.fromiter((message.key in wanted.keys for message in messages), np.bool_, len(messages))
     if not is_wanted.all():

@@ -5,9 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from inturn.consumer.trace import ALONE, EVENTS, OF_KEY, RUNS, SUFFIX, TraceChunk, chunks, columns_of, events_of
+from inturn.consumer.trace import (
+    ALONE,
+    EVENTS,
+    OF_KEY,
+    RUNS,
+    SUFFIX,
+    TraceChunk,
+    TraceRun,
+    chunks,
+    events_of,
+    runs_of,
+)
 from inturn.model.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -81,45 +93,79 @@ def _run_batch(chunk: TraceChunk) -> pa.RecordBatch:
     import numpy as np
     import pyarrow as pa
 
-    stored, head = columns_of(chunk), chunk.head
-    count = head.messages
-    lane_counts = np.frombuffer(stored.lane_counts, "<u4")
-    part_lanes = np.frombuffer(stored.part_lanes, "<u4")
-    kinds = np.frombuffer(stored.lane_kinds, "u1")
-    offsets = np.frombuffer(stored.offsets, "<i8")
-    ends_s = np.frombuffer(stored.ends, "<f8")
-    run_counts = np.frombuffer(stored.run_counts, "<u4").astype(np.int64)
+    head, runs = chunk.head, runs_of(chunk)
+    run_counts = [len(run.offsets) for run in runs]
+    count = sum(run_counts)
+    firsts = [0, *accumulate(run_counts)][: len(runs)]  # of the messages of all runs
+    starts_ns, ends_ns = _times(runs, run_counts, firsts, head.anchor_ns)
 
-    starts_s = np.empty(count)
-    starts_s[1:] = ends_s[:-1]
-    starts_s[np.cumsum(run_counts) - run_counts] = np.frombuffer(stored.starts, "<f8")
+    parts = [(*part[:2], first + part[2]) for run, first in zip(runs, firsts, strict=True) for part in run.parts]
+    partitions, epochs, part_firsts = np.array(parts, np.int64).reshape(-1, 3).T
+    part_counts = np.diff(part_firsts, append=count)
     attempts, results = np.ones(count, np.int32), np.zeros(count, np.int32)
-    odd_at = np.frombuffer(stored.odd_at, "<u4")
-    attempts[odd_at] = np.frombuffer(stored.odd_attempts, "<u4")
-    results[odd_at] = np.frombuffer(stored.odd_results, "<u4")
-
-    def by_message(of_parts: memoryview) -> Any:
-        return np.repeat(np.repeat(np.frombuffer(of_parts, "<i8"), part_lanes), lane_counts)
-
-    message_kinds = np.repeat(kinds, lane_counts)
-    hashes = np.repeat(np.frombuffer(stored.hashes, "<i8"), lane_counts)
+    for run, first in zip(runs, firsts, strict=True):
+        for at, attempt, result in run.odd:
+            attempts[first + at], results[first + at] = attempt, result
+    hashes, has_hash = _message_hashes(runs, count)
     return pa.RecordBatch.from_pydict(
         {
             "subject": _same(head.subject, count),
             "group": _same(head.group, count),
-            "partition": pa.array(by_message(stored.partitions).astype(np.int32)),
-            "offset": pa.array(offsets),
-            "lane_kind": pa.array(message_kinds.astype(np.int32)),
-            "key_hash": pa.array(hashes, mask=message_kinds != OF_KEY),
+            "partition": pa.array(np.repeat(partitions.astype(np.int32), part_counts)),
+            "offset": pa.array(_flat((run.offsets for run in runs), np.int64, count)),
+            "lane_kind": pa.array(np.where(has_hash, OF_KEY, head.lone_kind).astype(np.int32)),
+            "key_hash": pa.array(hashes, mask=~has_hash),
             "owner": _same(head.owner, count),
-            "epoch": pa.array(by_message(stored.epochs)),
+            "epoch": pa.array(np.repeat(epochs, part_counts)),
             "attempt": pa.array(attempts),
             "result": pa.array(results),
-            "start_ns": pa.array(_wall_ns(starts_s, head.anchor_ns)),
-            "end_ns": pa.array(_wall_ns(ends_s, head.anchor_ns)),
+            "start_ns": pa.array(starts_ns),
+            "end_ns": pa.array(ends_ns),
             "seq": pa.array(np.arange(count, dtype=np.int64) + head.number * _CHUNK_ROWS_MAX),
         }
     )
+
+
+def _flat(lists: Iterable[Sequence[Any]], kind: Any, count: int = -1) -> Any:
+    import numpy as np
+
+    return np.fromiter(chain.from_iterable(lists), kind, count)
+
+
+def _times(
+    runs: Sequence[TraceRun], run_counts: Sequence[int], firsts: Sequence[int], anchor_ns: int
+) -> tuple[Any, Any]:
+    """A message starts at the last mark before it, which is the end of the one before."""
+    import numpy as np
+
+    # The start of a run is its mark of nothing; so the marks of all runs are one sequence.
+    bases = np.repeat(np.array(firsts, np.int64), [1 + len(run.marks) for run in runs])
+    marks = _flat(((0, *run.marks) for run in runs), np.int64) + bases
+    marks_ns = _wall_ns(_flat(((run.start_s, *run.marks_s) for run in runs), np.float64), anchor_ns)
+    count = sum(run_counts)
+    starts_ns = marks_ns[np.searchsorted(marks, np.arange(count), "right") - 1]
+    ends_ns = np.append(starts_ns[1:], 0)
+    run_ends_s = np.array([run.marks_s[-1] if run.marks_s else run.start_s for run in runs])
+    ends_ns[np.array(firsts, np.int64) + np.array(run_counts, np.int64) - 1] = _wall_ns(run_ends_s, anchor_ns)
+    return starts_ns, ends_ns
+
+
+def _message_hashes(runs: Sequence[TraceRun], count: int) -> tuple[Any, Any]:
+    """And which messages have one."""
+    import numpy as np
+
+    if not any(run.hashes for run in runs):
+        return np.zeros(count, np.int64), np.zeros(count, bool)
+    every = list(chain.from_iterable(run.hashes for run in runs))
+    has_hash = np.ones(len(every), bool)
+    if None in every:
+        has_hash = np.array([one is not None for one in every])
+        every = [0 if one is None else one for one in every]
+    hashes = np.array(every, np.uint64).view(np.int64)
+    if any(run.counts for run in runs):
+        counts = _flat((run.counts or repeat(1, len(run.hashes)) for run in runs), np.int64)  # type: ignore[misc]
+        hashes, has_hash = np.repeat(hashes, counts), np.repeat(has_hash, counts)
+    return hashes, has_hash
 
 
 def _wall_ns(seconds: Any, anchor_ns: int) -> Any:
