@@ -21,7 +21,7 @@ from inturn.cli.drain_view import DrainView, frame, report_fields, report_lines,
 from inturn.cli.screen import Screen
 from inturn.model.commands import ClaimDescription, KeyDescription
 from inturn.spark.drain import DrainProgress, DrainReport
-from inturn.spark.execution import TaskOutcome
+from inturn.spark.execution import LimitReached, TaskOutcome
 from inturn.spark.hot_keys import HotKey
 from tests.cli.conftest import Cli
 
@@ -310,6 +310,40 @@ def test_the_end_says_what_is_left_and_what_to_do() -> None:
     fields = report_fields(report)
     assert json.loads(json.dumps(fields))["held_keys"][0]["key"] == "c-7"
     assert (fields["missing"], fields["lag"], fields["done_per_s"]) == (4, 17, 10.0)
+
+
+def test_the_end_names_a_limit_with_its_key_and_the_next_step() -> None:
+    limits = (LimitReached(0, "span", 4_000_000, 12, "a b"), LimitReached(1, "buffered_bytes", 64 << 20, 5, None))
+    report = _report(ended="limit", lag=17, limits=limits)
+    lines = _drawn("\n".join(report_lines(report)), 200).splitlines()
+    assert lines[0].startswith("drained up to a limit: 100 messages of orders for group billing in 10 s")
+    assert lines[2:] == [
+        "17 messages left: behind keys that fail or are blocked, or too far beyond them",
+        "  partition 0 was read up to 4,000,000 offsets beyond key a b at offset 12, and no further: "
+        "inturn key park orders 'a b' --group billing, then drain again",
+        "  partition 1 was read until 67.1 MB wait behind a message without a key at offset 5, and no further",
+    ]
+    fields = json.loads(json.dumps(report_fields(report)))
+    assert fields["limits"][0] == {"partition": 0, "limit": "span", "size": 4_000_000, "offset": 12, "key": "a b"}
+
+
+def test_the_end_names_damage_and_a_group_that_was_not_handed_back() -> None:
+    report = _report(ended="damaged", lag=17, damage=("orders/0: damaged at offset 3; run `inturn doctor`",))
+    lines = _drawn("\n".join(report_lines(report)), 200).splitlines()
+    assert lines[0].startswith("drained but for a damaged log: 100 messages")
+    assert lines[-1] == "  orders/0: damaged at offset 3; run `inturn doctor`"
+    assert report_fields(report)["damage"] == ["orders/0: damaged at offset 3; run `inturn doctor`"]
+    left = _report(ended="interrupted", lag=17, is_handed_back=False)
+    assert "not handed back: the group's consumers go on when the leases have ended" in "\n".join(report_lines(left))
+    assert report_fields(left)["is_handed_back"] is False
+
+
+@pytest.mark.parametrize("ended", ["limit", "damaged"])
+@pytest.mark.usefixtures("no_spark")
+def test_what_could_not_be_done_is_told_to_scripts(billing: Cli, monkeypatch: pytest.MonkeyPatch, ended: str) -> None:
+    monkeypatch.setattr("inturn.cli.drain._drain", lambda *_: _report(ended=ended, lag=3))
+    ran = billing(*_drain(billing, "--handler", "shop:bill", "--json"))
+    assert (ran.code, ran.json["ended"]) == (1, ended)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,14 @@ from inturn.model.commands import (
     Done,
     Granted,
     Heartbeat,
+    KeyRequest,
     Leave,
+    Lot,
+    LotContent,
+    ParkedMessage,
     Pull,
     Pulled,
+    ReadLot,
     Release,
     Renew,
     Renewed,
@@ -118,6 +123,55 @@ def test_damage_behind_the_bound_does_not_matter() -> None:
     bench.settle()
     assert bench.handle_all() == [0, 1, 2]
     assert bench.core.is_through()
+
+
+def test_it_is_not_through_before_a_lot_that_is_resumed_is_empty() -> None:
+    """Though nothing is to be pulled."""
+    bench = bench_with(Duty(until={0: 0}))
+    bench.poll()
+    bench.answer(bench.take_command(Heartbeat), Assignment(1, (0,), SUBJECT, 1e9))
+    bench.poll()
+    request = KeyRequest(1, 0, b"a", "resume")
+    lots = (Lot(b"a", "parked"),)
+    granted = Granted(5, 0, LEASE.life_s, lots=lots, requests=(request,), request_mark=1, is_claim=True)
+    bench.answer(bench.take_command(Acquire), granted)
+    bench.poll()
+    assert not bench.core.is_through()
+    assert not bench.core.is_held_up, "what is asked for may be something to run"
+    content = msgspec.msgpack.encode(Outgoing(b"x", b"a"))
+    bench.answer(bench.take_command(ReadLot), LotContent((ParkedMessage(0, 0, content, 1),), True))
+    job = bench.job()
+    assert job.next() is not None
+    assert not bench.core.is_through()
+    job.end()
+    bench.poll()
+    assert bench.core.is_through()
+    assert not bench.has(Pull)
+
+
+def test_a_request_that_has_to_wait_keeps_it_from_being_through() -> None:
+    bench = bench_with(Duty(until={0: 2}))
+    bench.store(0, 2)
+    bench.settle()
+    bench.handle_all()
+    assert bench.core.is_through()
+    bench.held.requests.append(KeyRequest(1, 0, b"a", "park"))
+    assert not bench.core.is_through()
+    bench.poll()
+    assert bench.core.is_through()
+
+
+def test_what_was_pulled_and_not_finished_is_known_after_the_end() -> None:
+    bench = bench_with(Duty(until={0: 5}))
+    bench.store(0, 5)
+    bench.settle()
+    job = bench.job()
+    assert job.next() is not None
+    bench.core.stop(bench.now_s)
+    job.end()
+    bench.settle()
+    assert bench.core.is_stopped
+    assert bench.core.left == {0: 4}
 
 
 # Keeping

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import inturn
 from inturn import Connection, Consumer, ConsumerSettings, Flush, LeaseSettings, LogSettings
-from inturn.model.commands import Answer, Claim, Command, Done, Granted, Release, Reply
-from inturn.model.errors import InturnError, NotFound
+from inturn.model.errors import NotFound
 from inturn.service import Service
 from inturn.testing.checker import check
 from inturn.testing.process_history import Death, FileRecorder, merge
@@ -73,6 +72,15 @@ class Judged:
         settings = ConsumerSettings(**chosen)
         return self.mq.consumer(SUBJECT, GROUP, handler, order=order, settings=settings, name="online")
 
+    def damage(self, partition: int = 0) -> None:
+        """A bit flips about in the middle of what is stored of a partition."""
+        (path,) = (self.path / "log" / f"p{partition + 1}").glob("*.log")
+        content = path.read_bytes()
+        at = content.index(b"k", len(content) // 2)
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([content[at] ^ 1]))
+
     def stop_server(self) -> None:
         self.service.close(grace_s=0.0)
 
@@ -110,42 +118,7 @@ def judging(
 
 def _service(path: Path, folder: Path, lease: LeaseSettings, log: LogSettings, port: int = 0) -> Service:
     recorder = FileRecorder(_server_events(folder))
-    service = Service(path, log=log, lease=lease, address=Address("127.0.0.1", port), observer=recorder)
-    node = service._opened.node
-    node.submit_remote = _ClaimNotes(node.submit_remote, recorder)  # type: ignore[method-assign]
-    return service
-
-
-class _ClaimNotes:
-    """Between the server and its node: an observer is not told of claims."""
-
-    def __init__(self, submit: Callable[[Command, Reply], None], recorder: FileRecorder) -> None:
-        self._submit = submit
-        self._recorder = recorder
-        self._asks: dict[tuple[str, int], int] = {}  # the last that was granted, by claimant and partition
-
-    def __call__(self, command: Command, reply: Reply) -> None:
-        match command:
-            case Claim():
-                self._submit(command, lambda answer: self._claimed(command, answer, reply))
-            case Release() if (command.member, command.partition) in self._asks:
-                self._submit(command, lambda answer: self._released(command, answer, reply))
-            case _:
-                self._submit(command, reply)
-
-    def _claimed(self, command: Claim, answer: Answer | InturnError, reply: Reply) -> None:
-        part = (command.member, command.partition)
-        if isinstance(answer, Granted) and self._asks.get(part) != command.ask:
-            self._asks[part] = command.ask
-            place = (command.subject, command.group, command.partition)
-            self._recorder.claim_granted(*place, command.member, answer.epoch, command.slots)
-        reply(answer)
-
-    def _released(self, command: Release, answer: Answer | InturnError, reply: Reply) -> None:
-        if isinstance(answer, Done):
-            place = (command.subject, command.group, command.partition)
-            self._recorder.claim_ended(*place, command.member, command.progress.epoch)
-        reply(answer)
+    return Service(path, log=log, lease=lease, address=Address("127.0.0.1", port), observer=recorder)
 
 
 def _server_events(folder: Path) -> Path:

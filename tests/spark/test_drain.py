@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,10 +15,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from inturn import ConsumerSettings, FlowControl, Flush, LeaseSettings, LogSettings, RetryDelays
+from inturn.model.commands import Claim, Granted
 from inturn.model.errors import GroupConflict, InvalidInput, NotFound
+from inturn.model.request import ask
+from inturn.model.slot import ALL_SLOTS, slot_of
 from inturn.spark.admission import check_master
 from inturn.spark.connections import disconnect
 from inturn.spark.drain import Drain, DrainFailed, DrainProgress, DrainReport, DrainSettings
+from inturn.spark.execution import TaskOutcome, TaskPlan
 from inturn.testing.process_history import Death
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import EVENTS, AsyncNoting, BatchNoting, Noting, is_alive, wait_until
@@ -241,6 +246,95 @@ def test_a_parked_key_waits_in_its_lot_and_is_resumed_in_order(spark: SparkSessi
     assert done == list(range(3, 100, 10))
 
 
+def test_a_lot_is_resumed_where_no_message_waits(spark: SparkSession, judged: Judged) -> None:
+    how: dict[str, Any] = {"max_attempts": 1, "on_exhausted": "park"}
+    judged.make_group(**how)
+    judged.send(50)
+    drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}), **how)
+    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    mended = drained(spark, judged, Noting(judged.folder), **how)
+    assert (mended.ended, mended.rounds, mended.held_keys) == ("end", 1, ())
+    done = [int(one.message_id or "") for one in judged.noted.ends if one.key == b"k3" and one.result == "success"]
+    assert done == list(range(3, 50, 10))
+
+
+def test_a_lot_whose_message_fails_again_is_a_held_key(spark: SparkSession, judged: Judged) -> None:
+    judged.make_group()
+    judged.send(50)
+    drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}), max_attempts=1, on_exhausted="park")
+    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    report = drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}))
+    assert (report.ended, report.done, report.lag) == ("held keys", 0, 0)
+    assert report.rounds <= 2
+    assert [(one.key, one.state) for one in report.held_keys] == [(b"k3", "resuming")]
+
+
+def test_what_somebody_asks_of_a_key_is_done_while_another_partition_is_worked_on(
+    spark: SparkSession, judged: Judged
+) -> None:
+    judged.make_group()
+    judged.send(400, key="busy")
+    by_slot = judged.mq.subject(SUBJECT).route.by_slot
+    idle = next(key for key in map(str, range(99)) if by_slot[slot_of(key.encode())] != by_slot[slot_of(b"busy")])
+    running = Running(make(spark, judged, Noting(judged.folder, handling_s=0.05), round_s=1.0))
+    wait_until(lambda: judged.noted.starts, "it is at work")
+    judged.mq.park_key(SUBJECT, GROUP, idle, wait_s=15.0)
+    assert by_hand(judged) < 400
+    running.drain.interrupt()
+    report = running.over()
+    assert [(one.key, one.state) for one in report.held_keys] == [(idle.encode(), "parked")]
+
+
+# Limits, and logs that cannot be read
+
+
+def test_a_limit_ends_a_drain_and_is_named_with_its_key(spark: SparkSession, judged: Judged) -> None:
+    judged.make_group()
+    for first in range(0, 1500, 50):
+        judged.send(50, first=first)
+    handler = Noting(judged.folder, failures={b"k3": -1})
+    report = drained(spark, judged, handler, flow=FlowControl(span=100), pull_bytes=1024)
+    (limit,) = report.limits
+    assert (report.ended, limit.limit, limit.size, limit.key) == ("limit", "span", 100, "k3")
+    assert report.lag > 150
+    others = [one for one in judged.mq.describe_group(SUBJECT, GROUP).partitions if one.partition != limit.partition]
+    assert [one.lag for one in others] == [0], "the other partition goes on"
+    assert [one.key for one in report.held_keys] == [b"k3"]
+    judged.judge(complete=False)
+
+
+def test_a_key_that_keeps_a_round_from_beginning_later_is_a_limit(
+    spark: SparkSession, judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So much of a partition is in a round at most, counted from the first message that is not done."""
+    for module in ("rounds", "drain"):
+        monkeypatch.setattr(sys.modules[f"inturn.spark.{module}"], "SPAN_MAX", 60)
+    judged.make_group()
+    judged.send(400)
+    report = drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}))
+    (limit,) = report.limits
+    assert (report.ended, limit.limit, limit.size, limit.key) == ("limit", "span", 60, "k3")
+    assert report.rounds > 3
+    mended = drained(spark, judged, Noting(judged.folder))
+    assert (mended.ended, mended.lag, mended.limits) == ("end", 0, ())
+    judged.judge()
+
+
+def test_a_damaged_log_is_told_and_the_others_go_on(spark: SparkSession, judged: Judged) -> None:
+    judged.make_group()
+    for first in range(0, 400, 40):
+        judged.send(40, first=first)
+    judged.damage(1)
+    report = drained(spark, judged, Noting(judged.folder))
+    assert (report.ended, report.held_keys) == ("damaged", ())
+    (text,) = report.damage
+    assert "damaged at offset" in text
+    assert "inturn doctor" in text
+    healthy, damaged = judged.mq.describe_group(SUBJECT, GROUP).partitions
+    assert (healthy.lag, damaged.lag) == (0, report.lag)
+    assert 0 < report.lag < 200
+
+
 # Handlers
 
 
@@ -346,6 +440,34 @@ def test_a_second_interruption_kills_the_tasks(spark: SparkSession, tmp_path: Pa
         with judged.online(handler):
             wait_until(lambda: judged.lag == 0, "an online consumer does all of it")
         assert judged.judge(deaths=deaths).duplicates == 0
+
+
+def test_handing_back_is_not_waited_for_when_it_is_interrupted_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has a claim and is silent: a task of a machine that is gone."""
+    with judging(tmp_path, 1, lease=LeaseSettings(life_s=60.0, renew_s=1.0, margin_s=0.5)) as judged:
+        judged.make_group()
+        judged.send(20)
+        drain = make(spark, judged, Noting(judged.folder))
+
+        def claim_and_go(spark: SparkSession, plans: list[TaskPlan], handler: object) -> list[TaskOutcome]:
+            plan = plans[0]
+            whose = (plan.owner, plan.epochs[0], "gone", 1, ALL_SLOTS.to_bytes())
+            ask(judged.mq.node, Claim(SUBJECT, GROUP, 0, *whose), Granted)
+            drain.interrupt()
+            return []
+
+        monkeypatch.setattr(sys.modules["inturn.spark.drain"], "run_job", claim_and_go)
+        running = Running(drain)
+        wait_until(
+            lambda: [look.phase for look in running.looks[-3:]] == ["handing back"] * 3, "it waits for the claim"
+        )
+        drain.interrupt()
+        report = running.over(20.0)
+        disconnect(judged.address)
+        assert (report.ended, report.is_handed_back) == ("interrupted", False)
+        assert judged.mq.describe_group(SUBJECT, GROUP).partitions[0].owner is not None
 
 
 def test_an_interruption_while_taking_over_takes_nothing(spark: SparkSession, judged: Judged) -> None:

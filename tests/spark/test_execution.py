@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from inturn import ConsumerSettings, LeaseSettings
+from inturn import ConsumerSettings, FlowControl, LeaseSettings
+from inturn.consumer.context import Context
 from inturn.model.commands import Claim, Granted
+from inturn.model.message import Message
 from inturn.model.request import ask
 from inturn.model.settings import Order
 from inturn.model.slot import ALL_SLOTS, SlotSet
 from inturn.spark.connections import disconnect
-from inturn.spark.execution import TaskOutcome, TaskPlan, run_task
+from inturn.spark.execution import LimitReached, TaskOutcome, TaskPlan, run_task
 from inturn.spark.holding import Holding
 from inturn.spark.slices import Slice
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
@@ -47,10 +49,12 @@ def planned(judged: Judged, holding: Holding, slots: SlotSet = ALL_SLOTS, **opti
     until = options.pop("until", None)
     if until is None:
         until = judged.mq.describe_subject(SUBJECT).partitions[0].end_offset
+    order = options.pop("order", Order.KEY)
+    own = {name: options.pop(name) for name in ("flow", "pull_bytes") if name in options}
     chosen = {"patience_s": 0.5, "round_s": 20.0, **options}
-    settings = ConsumerSettings(concurrency=4, commit_interval_s=0.05, backoff_max_s=0.05)
+    settings = ConsumerSettings(concurrency=4, commit_interval_s=0.05, backoff_max_s=0.05, **own)
     where = (judged.address, SUBJECT, GROUP, holding.owner)
-    return TaskPlan(*where, holding.epochs(), (Slice(0, slots, until),), Order.KEY, settings, **chosen)
+    return TaskPlan(*where, holding.epochs(), (Slice(0, slots, until),), order, settings, **chosen)
 
 
 def test_a_task_handles_its_slice_and_tells_what_it_did(judged: Judged, holding: Holding) -> None:
@@ -160,3 +164,112 @@ def test_a_server_that_is_not_there_may_be_there_later(judged: Judged, holding: 
     outcome = run_task(TaskPlan("inturn://127.0.0.1:9", **where), Noting(judged.folder))
     assert (outcome.error_kind, outcome.is_final) == ("ConnectionLost", False)
     assert "a task on host" in outcome.error
+
+
+# Limits
+
+
+def fail_at_first(message: Message, context: Context) -> None:
+    if message.offset == 0:
+        raise ValueError("this one never")
+
+
+def test_a_key_that_fails_keeps_no_other_from_being_done_however_far(judged: Judged, holding: Holding) -> None:
+    count = FlowControl().span + 20_000
+    judged.send(count, keys=1000)
+    outcome = run_task(planned(judged, holding, round_s=60.0, patience_s=1.0), fail_at_first)
+    behind = count // 1000
+    assert (outcome.is_held_up, outcome.limits) == (True, ())
+    assert (outcome.handled, outcome.waiting, judged.lag) == (count - behind, behind, behind)
+
+
+def test_a_span_that_was_asked_for_is_kept_and_named_with_the_key(judged: Judged, holding: Holding) -> None:
+    for first in range(0, 5000, 100):
+        judged.send(100, keys=100, first=first)  # many small batches
+    plan = planned(judged, holding, flow=FlowControl(span=1000), pull_bytes=1024)
+    outcome = run_task(plan, fail_at_first)
+    assert outcome.limits == (LimitReached(0, "span", 1000, 0, "k0"),)
+    assert not outcome.is_held_up
+    assert not outcome.is_through
+    assert 900 < outcome.handled < 2000
+
+
+def test_too_much_behind_a_key_is_a_limit_too(judged: Judged, holding: Holding) -> None:
+    judged.send(2)
+    for first in range(100, 1100, 100):
+        judged.send(100, key="k0", first=first)  # of 3 bytes each
+    judged.send(10, first=2000)
+    plan = planned(judged, holding, flow=FlowControl(buffered_bytes=200), pull_bytes=1024)
+    outcome = run_task(plan, fail_at_first)
+    assert outcome.limits == (LimitReached(0, "buffered_bytes", 800, 0, "k0"),)
+    assert outcome.handled == 1
+    assert 200 < outcome.waiting < 1000
+
+
+def test_in_order_by_partition_all_of_it_waits_behind_one_message(tmp_path: Path) -> None:
+    with judging(tmp_path, 1, lease=LEASE) as judged:
+        judged.make_group("partition")
+        for first in range(0, 1000, 100):
+            judged.send(100, first=first)
+        settings = ConsumerSettings(heartbeat_s=0.2)
+        with Holding(judged.mq, SUBJECT, GROUP, order=Order.PARTITION, takes_over=True, settings=settings) as holding:
+            holding.wait_for({0}, 20.0)
+            flow = FlowControl(buffered_bytes=100)
+            plan = planned(judged, holding, order=Order.PARTITION, flow=flow, pull_bytes=1024)
+            outcome = run_task(plan, fail_at_first)
+        disconnect(judged.address)
+        assert (outcome.handled, outcome.limits, outcome.is_held_up) == (0, (), True)
+
+
+# Requests and lots, where nothing waits
+
+
+def parking(judged: Judged, *keys: str) -> None:
+    """All messages that are there are handled but for those of these keys, which are parked."""
+    failures = {key.encode(): -1 for key in keys}
+    handler = Noting(judged.folder, failures=failures)
+    with judged.online(handler, max_attempts=1, on_exhausted="park"):
+        wait_until(lambda: judged.lag == 0, "all are handled or parked")
+
+
+def test_a_lot_is_resumed_though_no_message_waits(judged: Judged, holding: Holding) -> None:
+    holding.stop()
+    judged.send(40)
+    parking(judged, "k3")
+    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    settings = ConsumerSettings(heartbeat_s=0.2)
+    with Holding(judged.mq, SUBJECT, GROUP, takes_over=True, settings=settings) as again:
+        again.wait_for({0}, 20.0)
+        outcome = run_task(planned(judged, again), Noting(judged.folder))
+    assert (outcome.handled, outcome.is_through) == (4, True)
+    assert judged.mq.keys(SUBJECT, GROUP) == []
+
+
+def test_a_lot_whose_message_fails_again_is_not_through_but_held_up(judged: Judged, holding: Holding) -> None:
+    holding.stop()
+    judged.send(40)
+    parking(judged, "k3")
+    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    settings = ConsumerSettings(heartbeat_s=0.2)
+    with Holding(judged.mq, SUBJECT, GROUP, takes_over=True, settings=settings) as again:
+        again.wait_for({0}, 20.0)
+        outcome = run_task(planned(judged, again), Noting(judged.folder, failures={b"k3": -1}))
+    assert (outcome.handled, outcome.is_through, outcome.is_held_up) == (0, False, True)
+    (key,) = judged.mq.keys(SUBJECT, GROUP)
+    assert (key.state, key.requests) == ("resuming", ())
+
+
+# Damage
+
+
+def test_damage_in_the_log_is_told_apart(judged: Judged, holding: Holding) -> None:
+    for first in range(0, 500, 100):
+        judged.send(100, first=first)
+    judged.damage()
+    outcome = run_task(planned(judged, holding), Noting(judged.folder))
+    (text,) = outcome.damage
+    assert "damaged at offset" in text
+    assert "inturn doctor" in text
+    assert outcome.error == text
+    assert 0 < outcome.handled < 500
+    assert not outcome.is_through

@@ -8,9 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyroaring import BitMap64
 
 from inturn import ConsumerSettings, LeaseSettings
-from inturn.model.commands import Claim, Done, Granted, Progress, Release, Renew, Renewed
+from inturn.model.commands import (
+    Claim,
+    Commit,
+    Committed,
+    Done,
+    Failure,
+    Granted,
+    Progress,
+    Release,
+    Renew,
+    Renewed,
+)
 from inturn.model.errors import GroupConflict, LeaseHeld, StaleEpoch
 from inturn.model.request import ask
 from inturn.model.slot import ALL_SLOTS
@@ -86,12 +98,87 @@ def test_what_is_done_can_be_committed_by_the_holder(judged: Judged) -> None:
     judged.send(20)
     with held(judged) as holding:
         with pytest.raises(StaleEpoch):
-            holding.commit({7: 1})
-        holding.wait_for(BOTH, 20.0)
-        holding.commit({0: 1, 1: 2})
-        holding.commit({0: 3})
+            holding.commit({7: 1}, {7: 1})
+        epochs = holding.wait_for(BOTH, 20.0)
+        holding.commit({0: 1, 1: 2}, epochs)
+        holding.commit({0: 3}, epochs)
+        with pytest.raises(StaleEpoch):
+            holding.commit({0: 9, 1: 4}, {**epochs, 0: epochs[0] - 1})
     described = judged.mq.describe_group(SUBJECT, GROUP)
-    assert [one.committed for one in described.partitions] == [3, 2]
+    assert [one.committed for one in described.partitions] == [3, 4]
+
+
+def test_what_is_finished_above_stays_so_and_failures_below_are_over(judged: Judged) -> None:
+    judged.send(20)
+    with held(judged) as former:
+        epoch = former.wait_for(BOTH, 20.0)[0]
+        failed = tuple(Failure(offset, b"key", 3, "no") for offset in (1, 7))
+        done = Progress(0, epoch, 1, 1, BitMap64([2, 3, 5]).serialize(), failed)
+        ask(judged.mq.node, Commit(SUBJECT, GROUP, former.owner, (done,)), Committed)
+    with held(judged) as holding:
+        epochs = holding.wait_for(BOTH, 20.0)
+        place = holding.places()[0]
+        assert place.offset == 1
+        assert list(BitMap64.deserialize(place.done_below(4))) == [2, 3]
+        assert place.done_below(2) == b""
+        holding.commit({0: 2}, epochs)
+        assert place.offset == 4, "2 and 3 are done as well"
+        described = judged.mq.describe_group(SUBJECT, GROUP).partitions[0]
+        assert (described.committed, described.finished_count) == (4, 1)
+        assert [one.offset for one in judged.mq.keys(SUBJECT, GROUP)] == [7]
+        holding.commit({0: 8}, epochs)
+        described = judged.mq.describe_group(SUBJECT, GROUP).partitions[0]
+        assert (described.committed, described.finished_count) == (8, 0)
+        assert judged.mq.keys(SUBJECT, GROUP) == []
+
+
+def test_a_lease_under_which_rows_are_read_goes_to_others_after_the_commit(judged: Judged) -> None:
+    judged.send(20)
+    with held(judged, takes_over=False) as holding:
+        epochs = holding.wait_for(BOTH, 20.0)
+        holding.keep_for_now(epochs)
+        with judged.online(Noting(judged.folder)) as online:
+            wait_until(lambda: len(holding.epochs()) == 1, "one of them is wanted back")
+            assert online.leases() == {}
+            assert not judged.noted.starts
+            holding.commit({0: 10, 1: 10}, epochs)
+            wait_until(lambda: len(online.leases()) == 1, "it comes")
+    described = judged.mq.describe_group(SUBJECT, GROUP)
+    assert [one.committed for one in described.partitions] == [10, 10]
+
+
+def test_a_lease_is_kept_for_rows_no_longer_than_its_life(judged: Judged) -> None:
+    with held(judged, takes_over=False) as holding:
+        holding.keep_for_now(holding.wait_for(BOTH, 20.0))
+        with judged.online(Noting(judged.folder)) as online:
+            wait_until(lambda: len(online.leases()) == 1, "it comes")
+
+
+def test_rows_that_were_read_do_not_keep_a_holder_from_going(judged: Judged) -> None:
+    holding = held(judged)
+    holding.start()
+    holding.keep_for_now(holding.wait_for(BOTH, 20.0))
+    began_s = time.monotonic()
+    assert holding.stop()
+    assert time.monotonic() - began_s < LEASE.life_s
+
+
+def test_whoever_stands_back_is_followed_by_the_next_who_takes_over(judged: Judged) -> None:
+    first, second = held(judged), held(judged)
+    first.start()
+    epochs = first.wait_for(BOTH, 20.0)
+    claim = Claim(SUBJECT, GROUP, 0, first.owner, epochs[0], "task", 1, ALL_SLOTS.to_bytes(), 0.0)
+    first.stand_back()
+    ask(judged.mq.node, claim, Granted)  # its tasks come later
+    with second:
+
+        def renewed() -> bool:
+            return ask(judged.mq.node, Renew(SUBJECT, GROUP, "task", ((0, epochs[0]),)), Renewed).partitions == (0,)
+
+        wait_until(lambda: renewed() and 1 in second.epochs(), "what nobody works on is free when its life is over")
+        assert 0 not in second.epochs()
+        ask(judged.mq.node, Release(SUBJECT, GROUP, "task", Progress(0, epochs[0], 0, 1, ask=1)), Done)
+        assert second.wait_for(BOTH, 20.0)[0] > epochs[0]
 
 
 def test_a_holder_that_is_gone_without_a_word_is_waited_for_no_longer_than_its_lease(judged: Judged) -> None:

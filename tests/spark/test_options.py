@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from inturn.errors import InvalidInput, InvalidName
+from inturn.model.settings import Order
 from inturn.spark.offsets import Bound
 from inturn.spark.options import NAMES, parse_options
 
@@ -93,6 +94,29 @@ def test_options_of_the_other_kind_of_query_are_not_ignored() -> None:
         parse_options({**HERE, "endingOffsets": "latest"}, is_streaming=True)
     with pytest.raises(InvalidInput, match="maxMessagesPerTrigger"):
         parse_options({**HERE, "maxMessagesPerTrigger": "5"}, is_streaming=False)
+    with pytest.raises(InvalidInput, match="roundSeconds"):
+        parse_options({**HERE, "handler": "a:b", "group": "g", "roundSeconds": "5"}, is_streaming=False)
+
+
+def test_a_stream_of_rows_with_a_group_may_say_its_order() -> None:
+    given = {**HERE, "group": "etl"}
+    assert parse_options(given, is_streaming=True).order is None
+    assert parse_options({**given, "order": "partition"}, is_streaming=True).order is Order.PARTITION
+    assert parse_options({**given, "order": "key"}).order is Order.KEY, "as long as nobody knows whether it is a stream"
+    for wrong in ({"order": "key"}, {"group": "etl", "order": "key"}):
+        with pytest.raises(InvalidInput, match="order is for"):
+            parse_options({**HERE, **wrong}, is_streaming=False)
+    with pytest.raises(InvalidInput, match="rows have no handler"):
+        parse_options({**given, "order": "none"}, is_streaming=True)
+
+
+def test_a_stream_that_commits_gives_all_that_it_commits() -> None:
+    given = {**HERE, "group": "etl"}
+    with pytest.raises(InvalidInput, match="slots"):
+        parse_options({**given, "slots": "0-5"}, is_streaming=True)
+    with pytest.raises(InvalidInput, match="group reset"):
+        parse_options({**given, "startingOffsets": '{"0": 5}'}, is_streaming=True)
+    assert parse_options({**given, "slots": "0-5", "startingOffsets": '{"0": 5}'}, is_streaming=False).group == "etl"
 
 
 def test_slots_are_ranges_and_numbers() -> None:

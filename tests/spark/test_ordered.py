@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.query import StreamingQuery
+from structlog.testing import capture_logs
 
+from inturn import LeaseSettings
 from inturn.model.errors import InvalidInput, NotFound
+from inturn.spark import connections
 from inturn.spark.for_each import for_each_stream
 from inturn.spark.options import parse_options
-from tests.spark.served import Served
+from inturn.spark.ordered import OrderedBatchReader, OrderedStreamReader, TaskFailed
+from tests.spark.served import Served, serving
 
 KEYS = 20
+
+
+@pytest.fixture(autouse=True)
+def disconnected() -> Iterator[None]:
+    """Connections that a test made in this process are not left to the next."""
+    yield
+    for target in list(connections._connections):
+        connections.disconnect(target)
 
 
 @pytest.fixture
@@ -163,6 +179,116 @@ def test_rows_of_a_group_are_committed_when_the_sink_has_them(
     run()
     assert spark.read.parquet(str(tmp_path / "out")).count() == 140
     assert lag(served, "orders", "etl") == 0
+
+
+LEASE = LeaseSettings(life_s=2.0, renew_s=0.4, margin_s=0.2)
+
+
+@pytest.fixture
+def brief(tmp_path: Path) -> Iterator[Served]:
+    """Served with leases that are soon over."""
+    with serving(tmp_path / "brief", lease=LEASE) as opened:
+        yield opened
+
+
+def test_one_batch_query_comes_after_the_other(
+    spark: SparkSession, brief: Served, tmp_path: Path, noted: Callable[[], list[tuple[str, int, str]]]
+) -> None:
+    """The first has left nobody who has taken the group over; its leases end with their life."""
+    brief.connection.create_subject("orders", 2)
+    for number in range(2):
+        send(brief, "orders", 100, tmp_path, first=100 * number)
+        rows = (
+            spark.read.format("inturn")
+            .options(server=brief.address, subject="orders", group="notify", handler=HANDLER)
+            .load()
+            .collect()
+        )
+        assert sum(row.handled for row in rows) == 100
+    assert in_order(noted())
+    online = brief.connection.consumer("orders", "notify", lambda message, _: None, order="key")
+    with online:
+        wait_until(lambda: len(online.leases()) == 2, 10.0)
+
+
+def batch_reader(served: Served) -> OrderedBatchReader:
+    given = {"server": served.address, "subject": "orders", "group": "notify", "handler": HANDLER, "minPartitions": "1"}
+    return OrderedBatchReader(parse_options(given, is_streaming=False))
+
+
+def test_a_batch_is_not_over_before_its_work_is(brief: Served, tmp_path: Path) -> None:
+    brief.connection.create_subject("orders", 1)
+    send(brief, "orders", 10, tmp_path)
+    (part,) = batch_reader(brief).partitions()
+    assert part.plan.round_s == math.inf
+
+
+def test_tasks_of_a_batch_that_come_too_late_fail(
+    brief: Served, tmp_path: Path, noted: Callable[[], list[tuple[str, int, str]]]
+) -> None:
+    """Spark had no room for them, and the leases went to somebody else."""
+    brief.connection.create_subject("orders", 1)
+    send(brief, "orders", 10, tmp_path)
+    reader = batch_reader(brief)
+    (part,) = reader.partitions()
+    gate = threading.Event()
+    online = brief.connection.consumer("orders", "notify", lambda message, _: gate.wait(30) and None, order="key")
+    with online:
+        wait_until(lambda: len(online.leases()) == 1)
+        with pytest.raises(TaskFailed, match=r"task 0 of 'orders' for group 'notify'.*run the query again"):
+            list(reader.read(part))
+        gate.set()
+        wait_until(lambda: lag(brief, "orders", "notify") == 0)
+    assert noted() == []
+
+
+def test_available_now_names_what_it_leaves_to_others(brief: Served, tmp_path: Path) -> None:
+    brief.connection.create_subject("orders", 2)
+    send(brief, "orders", 40, tmp_path)
+    gate = threading.Event()
+    online = brief.connection.consumer("orders", "notify", lambda message, _: gate.wait(30) and None, order="key")
+    with online:
+        wait_until(lambda: len(online.leases()) == 2)
+        given = {"server": brief.address, "subject": "orders", "group": "notify", "handler": HANDLER}
+        reader = OrderedStreamReader(parse_options(given, is_streaming=True))
+        reader.prepareForTriggerAvailableNow()
+        with capture_logs() as logs:
+            assert reader.latestOffset({"round": 3}, ReadAllAvailable()) == {"round": 3}
+        (left,) = [one for one in logs if one["event"] == "spark.left_to_others"]
+        assert left["owners"] == {0: online.name, 1: online.name}
+        gate.set()
+    assert reader.reportLatestOffset() is not None
+
+
+def test_a_stream_with_a_handler_goes_on_from_its_checkpoint(
+    spark: SparkSession, brief: Served, tmp_path: Path, noted: Callable[[], list[tuple[str, int, str]]]
+) -> None:
+    """It is stopped in the middle of its work: what was not committed comes again, everything else once, in order."""
+    brief.connection.create_subject("orders", 2)
+    send(brief, "orders", 400, tmp_path)
+
+    def start() -> StreamingQuery:
+        checkpoint = str(tmp_path / "checkpoint")
+        return for_each_stream(
+            spark, brief.address, "orders", "notify", HANDLER, checkpoint=checkpoint, max_messages_per_trigger=50
+        )
+
+    query = start()
+    wait_until(lambda: len(noted()) > 60)
+    query.stop()
+    assert len(noted()) < 400
+    send(brief, "orders", 100, tmp_path, first=400)
+    query = start()
+    try:
+        wait_until(lambda: lag(brief, "orders", "notify") == 0)
+    finally:
+        query.stop()
+    calls = noted()
+    first: dict[tuple[str, int], tuple[str, int, str]] = {}
+    for call in calls:
+        first.setdefault(call[:2], call)
+    assert len(first) == 500
+    assert in_order(list(first.values()))
 
 
 @pytest.mark.parametrize(

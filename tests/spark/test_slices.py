@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inturn.model.commands import GroupDescription, GroupPartition, KeyDescription, KeyRequest
 from inturn.model.route import Partition, Route
-from inturn.model.settings import Keyless, Order, Routing
+from inturn.model.settings import SPAN_MAX, Keyless, Order, Routing
 from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, even_ranges
 from inturn.model.subject import Subject
+from inturn.spark.rounds import Work, steered
 from inturn.spark.slices import Waiting, is_divisible, plan
 
 
@@ -108,3 +110,44 @@ def test_the_last_slice_of_a_partition_has_what_belongs_elsewhere_today() -> Non
     elsewhere = home_slots(one, 1)
     assert not set(first[0].slots) & elsewhere
     assert elsewhere <= set(second[0].slots)
+
+
+# From where a group stands
+
+
+def work() -> Work:
+    return Work("./data", subject(3), "billing")
+
+
+def standing(*places: tuple[int, int]) -> GroupDescription:
+    """Of (committed, end) by partition."""
+    parts = [GroupPartition(index, *place, None, 1, None) for index, place in enumerate(places)]
+    return GroupDescription("orders", "billing", (), tuple(parts))
+
+
+def key(partition: int, state: str, *requests: KeyRequest, attempts: int = 0) -> KeyDescription:
+    return KeyDescription(b"a", partition, state, 3, attempts, "", 0, 7, "", requests)
+
+
+def test_what_waits_is_what_is_below_the_ends() -> None:
+    assert work().waiting(standing((0, 10), (5, 5), (2, 9))) == [Waiting(0, 10, 10), Waiting(2, 7, 9)]
+    assert work().waiting(standing((0, 10), (5, 5), (2, 9)), {0: 4, 2: 1}) == [Waiting(0, 4, 4)]
+
+
+def test_more_than_can_be_committed_is_left_for_a_later_round() -> None:
+    (one, *_) = work().waiting(standing((7, SPAN_MAX + 8), (0, 0), (0, 0)))
+    assert one == Waiting(0, SPAN_MAX, SPAN_MAX + 7, is_cut=True)
+
+
+def test_requests_and_lots_that_are_resumed_wait_without_any_message() -> None:
+    described = standing((0, 10), (5, 5), (5, 9))
+    request = KeyRequest(4, 1, b"a", "park")
+    for found in (key(1, "requested", request), key(1, "parked", request), key(1, "resuming")):
+        assert work().waiting(described, {0: 0, 2: 3}, keys=[found]) == [Waiting(1, 1, 5)]
+    for found in (key(1, "parked"), key(1, "failing"), key(1, "blocked")):
+        assert work().waiting(described, {0: 0, 2: 3}, keys=[found]) == []
+
+
+def test_a_lot_that_fails_again_has_not_changed() -> None:
+    assert steered([key(1, "resuming")]) == steered([key(1, "resuming", attempts=3), key(0, "failing")])
+    assert steered([key(1, "resuming")]) != steered([key(1, "parked")])

@@ -10,17 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
+from structlog.testing import capture_logs
 
 import inturn
-from inturn import Connection, LogSettings, slot_of
-from inturn.errors import InvalidInput, NotFound
-from inturn.spark import connections, source
+from inturn import Connection, ConsumerSettings, Context, LeaseSettings, LogSettings, Message, OnExhausted, slot_of
+from inturn.errors import GroupConflict, InvalidInput, LeaseHeld, NotFound
+from inturn.spark import connections, stream_member
 from inturn.spark.offsets import ByPartition
 from inturn.spark.source import InturnDataSource, StreamReader
-from tests.spark.served import Served
+from tests.spark.noting import wait_until
+from tests.spark.served import Served, serving
 
 END_S = 60.0
 ALL = ReadAllAvailable()
@@ -129,11 +132,11 @@ def test_nothing_new_is_waited_for_not_asked_for_again(served: Served) -> None:
     end = reader.latestOffset(reader.initialOffset(), ALL)
     began_s = time.monotonic()
     assert reader.latestOffset(end, ALL) == end
-    assert time.monotonic() - began_s >= source.IDLE_WAIT_S * 0.9
+    assert time.monotonic() - began_s >= stream_member.IDLE_WAIT_S * 0.9
 
 
 def test_what_comes_ends_the_wait(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "IDLE_WAIT_S", 30.0)
+    monkeypatch.setattr(stream_member, "IDLE_WAIT_S", 30.0)
     send(served.connection, 0, 10)
     reader = reader_of(served.address)
     end = reader.latestOffset(reader.initialOffset(), ALL)
@@ -172,7 +175,8 @@ def test_a_stream_begins_at_the_latest_unless_a_group_or_an_option_says_more(ser
 
     assert begins() == 10
     assert begins(group="billing") == 0
-    assert begins(group="billing", startingoffsets="latest") == 10
+    assert begins(group="audit", startingoffsets="latest") == 10
+    assert begins(group="billing", startingoffsets="latest") == 0, "it is there, and stands where it stands"
 
 
 def test_a_checkpoint_that_is_ahead_of_the_log_is_told(served: Served) -> None:
@@ -242,7 +246,7 @@ def test_a_holder_is_told_what_is_done(served: Served) -> None:
 
 
 def test_a_reader_that_waits_is_pickled_and_stopped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "IDLE_WAIT_S", 0.05)
+    monkeypatch.setattr(stream_member, "IDLE_WAIT_S", 0.05)
     send(served.connection, 0, 10)
     reader = reader_of(served.address)
     end = reader.latestOffset(reader.initialOffset(), ALL)
@@ -266,3 +270,279 @@ def test_credentials_are_in_no_plan_of_a_stream(spark: SparkSession, served: Ser
 def test_an_end_is_nothing_for_a_stream(served: Served) -> None:
     with pytest.raises(InvalidInput, match="endingOffsets"):
         reader_of(served.address, endingoffsets="latest")
+
+
+# With a group
+
+LEASE = LeaseSettings(life_s=1.5, renew_s=0.3, margin_s=0.1)
+QUICK = ConsumerSettings(heartbeat_s=0.2, commit_interval_s=0.05)
+Offsets = dict[str, dict[str, int]]
+
+
+@pytest.fixture
+def brief(tmp_path: Path) -> Iterator[Served]:
+    """Served with leases that are soon over."""
+    with serving(tmp_path / "brief", lease=LEASE) as opened:
+        yield opened
+
+
+@pytest.fixture
+def etl(brief: Served) -> Iterator[StreamReader]:
+    """A member of group etl; ten messages are in one partition."""
+    send(brief.connection, 0, 10, partitions=1)
+    reader = reader_of(brief.address, group="etl")
+    yield reader
+    reader._hand_back()
+
+
+def rows(reader: StreamReader, start: Offsets, end: Offsets) -> list[int]:
+    works = reader.partitions(start, end)
+    return [row["offset"] for work in works for batch in reader.read(work) for row in batch.to_pylist()]
+
+
+def committed(served: Served, group: str = "etl") -> list[tuple[int, int]]:
+    """And how many are finished above, by partition."""
+    if all(one.group != group for one in served.connection.groups()):
+        return []
+    described = served.connection.describe_group("order.book", group)
+    return [(one.committed, one.finished_count) for one in described.partitions]
+
+
+def vanish(reader: StreamReader) -> None:
+    """As a query that is killed."""
+    assert reader._holding is not None
+    reader._holding.abandon()
+    reader._holding = None
+
+
+def fails(_: Message, __: Context) -> None:
+    raise ValueError("on purpose")
+
+
+def test_a_micro_batch_of_a_query_that_was_killed_is_replayed_when_its_leases_are_over(
+    brief: Served, etl: StreamReader
+) -> None:
+    start = etl.initialOffset()
+    end = etl.latestOffset(start, ALL)
+    assert rows(etl, start, end) == list(range(10))
+    vanish(etl)
+    again = reader_of(brief.address, group="etl")
+    assert rows(again, start, end) == list(range(10)), "Spark counts the micro-batch as done after this"
+    assert committed(brief) == [(0, 0)]
+    assert again.latestOffset(end, ALL) == end
+    assert committed(brief) == [(10, 0)]
+    again.stop()
+
+
+def test_a_planned_range_that_somebody_else_holds_is_never_passed_by(brief: Served, etl: StreamReader) -> None:
+    start = etl.initialOffset()
+    end = etl.latestOffset(start, ALL)
+    etl._hand_back()
+    gate = threading.Event()
+    online = brief.connection.consumer(
+        "order.book", "etl", lambda message, _: gate.wait(30) and None, order="key", settings=QUICK, name="online"
+    )
+    online.start()
+    wait_until(lambda: online.leases(), "it holds the partition")
+    with pytest.raises(LeaseHeld, match=r"partition 0 .*online-"):
+        etl.partitions(start, end)
+    gate.set()
+    wait_until(lambda: committed(brief) == [(10, 0)], "the other has done it")
+    assert rows(etl, start, end) == [], "so there is nothing left to wait for"
+    online.stop()
+
+
+@pytest.mark.parametrize("limit", [ALL, ReadMaxRows(4)])
+def test_a_group_that_was_set_back_is_read_again_from_there(
+    brief: Served, etl: StreamReader, limit: ReadAllAvailable | ReadMaxRows
+) -> None:
+    end = etl.latestOffset(etl.initialOffset(), ALL)
+    etl.partitions(etl.initialOffset(), end)
+    etl.latestOffset(end, ALL)
+    assert committed(brief) == [(10, 0)]
+    etl.stop()
+    brief.connection.reset_group("order.book", "etl", "first")
+    reader = reader_of(brief.address, group="etl")  # with the checkpoint from before
+    found = []
+    while (later := reader.latestOffset(end, limit)) != end:
+        found += rows(reader, end, later)
+        end = later
+    assert found == list(range(10))
+    assert committed(brief) == [(10, 0)]
+    reader.stop()
+
+
+def test_what_was_set_back_does_not_wait_until_nothing_is_new_elsewhere(brief: Served) -> None:
+    send(brief.connection, 0, 40)
+    reader = reader_of(brief.address, group="etl")
+    reader.initialOffset()
+    wait_until(lambda: len(reader._held_places()) == 2, "it holds both")
+    ends = {str(one.index): one.end_offset for one in brief.connection.describe_subject("order.book").partitions}
+    begin = {"order.book": {"0": ends["0"], "1": 0}}  # of a checkpoint that is ahead of the group in one of them
+    end = reader.latestOffset(begin, ALL)
+    assert end["order.book"] == ends
+    assert len(rows(reader, begin, end)) == 40
+    assert reader.latestOffset(end, ALL) == end
+    assert sum(offset for offset, _ in committed(brief)) == 40
+    reader.stop()
+
+
+def test_available_now_ends_where_others_have_done_the_work(brief: Served, etl: StreamReader) -> None:
+    start = etl.initialOffset()
+    etl._hand_back()
+    with brief.connection.consumer("order.book", "etl", lambda message, _: None, order="key", settings=QUICK):
+        wait_until(lambda: committed(brief) == [(10, 0)], "the other has done it")
+    etl.prepareForTriggerAvailableNow()
+    end = etl.latestOffset(start, ALL)
+    assert rows(etl, start, end) == []
+    assert etl.latestOffset(end, ALL) == end
+    assert etl._holding is None, "handed back"
+    etl.commit(end)
+    assert etl._holding is None
+
+
+def test_what_others_have_finished_is_left_out_and_stays_finished(brief: Served) -> None:
+    send(brief.connection, 0, 1, partitions=1)
+    with brief.connection.producer() as producer:
+        for number in range(1, 10):
+            producer.send("order.book", b"%d" % number, key=f"other-{number}" if number != 5 else "k0")
+
+    def handle(message: Message, context: Context) -> None:
+        if message.key_text == "k0":
+            fails(message, context)
+
+    with brief.connection.consumer("order.book", "etl", handle, order="key", settings=QUICK):
+        wait_until(lambda: committed(brief) == [(0, 8)], "all but one key are done")
+    reader = reader_of(brief.address, group="etl", minpartitions="2")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(3))
+    assert rows(reader, start, end) == [0]
+    later = reader.latestOffset(end, ReadMaxRows(3))
+    assert committed(brief) == [(5, 4)]
+    assert brief.connection.keys("order.book", "etl") == [], "what failed went to the sink"
+    assert rows(reader, end, later) == [5]
+    assert reader.latestOffset(later, ReadMaxRows(3)) == {"order.book": {"0": 10}}
+    assert committed(brief) == [(10, 0)]
+    reader.stop()
+
+
+def test_rows_that_are_with_spark_are_not_given_to_a_new_member_at_once(brief: Served) -> None:
+    send(brief.connection, 0, 40)
+    reader = reader_of(brief.address, group="etl")
+    start = reader.initialOffset()
+    wait_until(lambda: len(reader._held_places()) == 2, "it holds both")
+    end = reader.latestOffset(start, ALL)
+    assert len(rows(reader, start, end)) == 40
+    handled: list[int] = []
+    online = brief.connection.consumer(
+        "order.book", "etl", lambda message, _: handled.append(message.offset), order="key", settings=QUICK
+    )
+    with online:
+        wait_until(lambda: len(reader._held_places()) == 1, "one is for the other")
+        reader.commit(end)
+        wait_until(lambda: len(online.leases()) == 1, "now it has it")
+    assert handled == []
+    assert sum(offset for offset, _ in committed(brief)) == 40
+    reader.stop()
+
+
+def test_a_query_keeps_to_the_order_of_the_members_or_as_it_is_told(brief: Served) -> None:
+    send(brief.connection, 0, 1)
+
+    def order_of(**options: str) -> str | None:
+        reader = reader_of(brief.address, group="etl", **options)
+        reader.initialOffset()
+        order = brief.connection.describe_group("order.book", "etl").order
+        reader.stop()
+        return order
+
+    assert order_of() == "key"
+    assert order_of(order="partition") == "partition"
+    with brief.connection.consumer("order.book", "etl", lambda message, _: None, order="partition") as online:
+        wait_until(lambda: online.leases(), "it is there")
+        assert order_of() == "partition"
+    with brief.connection.consumer("order.book", "etl", lambda message, _: None, order="none") as online:
+        wait_until(lambda: online.leases(), "it is there")
+        with pytest.raises(GroupConflict, match="rows have no handler"):
+            order_of()
+
+
+def test_nothing_goes_past_a_parked_key(brief: Served) -> None:
+    send(brief.connection, 0, 3, partitions=1)
+    parking = ConsumerSettings(heartbeat_s=0.2, commit_interval_s=0.05, max_attempts=1, on_exhausted=OnExhausted.PARK)
+    with brief.connection.consumer("order.book", "etl", fails, order="key", settings=parking):
+        wait_until(lambda: committed(brief) == [(3, 0)], "all keys are parked")
+    send(brief.connection, 3, 7, partitions=1)
+    reader = reader_of(brief.address, group="etl")
+    with pytest.raises(GroupConflict, match=r"3 of its keys are parked, the first is b'k0' in partition 0"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+    wait_until(lambda: not brief.connection.describe_group("order.book", "etl").members, "and the group is free")
+    assert committed(brief) == [(3, 0)]
+
+
+def test_a_new_group_at_the_latest_misses_nothing_that_comes_after(brief: Served) -> None:
+    send(brief.connection, 0, 10, partitions=1)
+    reader = reader_of(brief.address, group="etl", startingoffsets="latest")
+    start = reader.initialOffset()
+    send(brief.connection, 10, 2, partitions=1)
+    assert rows(reader, start, reader.latestOffset(start, ALL)) == [10, 11]
+    reader.stop()
+
+
+def test_available_now_names_what_it_leaves_to_others(brief: Served) -> None:
+    gate = threading.Event()
+    send(brief.connection, 0, 40)
+    online = brief.connection.consumer(
+        "order.book", "etl", lambda message, _: gate.wait(30) and None, order="key", settings=QUICK, name="online"
+    )
+    online.start()
+    wait_until(lambda: len(online.leases()) == 2, "it holds both")
+    reader = reader_of(brief.address, group="etl")
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()  # waits for its share, which is in work
+    with capture_logs() as logs:
+        assert reader.latestOffset(start, ALL) == start
+    (left,) = [one for one in logs if one["event"] == "spark.left_to_others"]
+    assert left["owners"] == {0: online.name, 1: online.name}
+    gate.set()
+    online.stop()
+
+
+def test_a_stream_of_a_group_goes_on_from_its_checkpoint_after_its_sink_failed(
+    spark: SparkSession, brief: Served, tmp_path: Path
+) -> None:
+    """The sink fails after it has written, so that micro-batch comes again; nothing is left out."""
+    send(brief.connection, 0, 60)
+    batches: list[tuple[int, list[int]]] = []
+
+    def run(*, broken: int | None) -> None:
+        def write(frame: DataFrame, number: int) -> None:
+            batches.append((number, sorted(int(row.body) for row in frame.select("body").collect())))
+            if number == broken:
+                raise ValueError("the sink is broken")
+
+        options = {"server": brief.address, "subject": "order.book", "group": "etl", "maxMessagesPerTrigger": "20"}
+        query = (
+            spark.readStream.format("inturn")
+            .options(**options)
+            .load()
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        if broken is None:
+            assert query.awaitTermination(int(END_S))
+        else:
+            with pytest.raises(StreamingQueryException, match="the sink is broken"):
+                query.awaitTermination(int(END_S))
+
+    run(broken=1)
+    assert [number for number, _ in batches] == [0, 1]
+    assert sum(offset for offset, _ in committed(brief)) == 20, "of the first micro-batch"
+    send(brief.connection, 60, 30)
+    run(broken=None)
+    assert batches[2] == batches[1]
+    first = [body for number, bodies in batches[:1] + batches[2:] for body in bodies]
+    assert sorted(first) == list(range(90))
+    assert sum(offset for offset, _ in committed(brief)) == 90

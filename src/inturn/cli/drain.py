@@ -26,6 +26,7 @@ EXAMPLES = examples(
     "inturn drain orders -g billing --handler shop:bill --server inturn://queue:7420 --master spark://host:7077",
 )
 INTERRUPTED = 130
+UNDONE = 1  # by no decision about a key: there is more that could be handled, or that cannot be read
 
 
 def drain(
@@ -82,7 +83,7 @@ def drain(
 
     The consumers of the group hand their partitions over, keep running, and get them back at the end. Whatever dies in
     between, nothing is lost or overtaken. Ctrl-C hands back as soon as the running handlers are over; a second one
-    cancels the Spark job, and the group goes on when its leases have ended.
+    cancels the Spark job, and the group goes on when its leases have ended; a third one does not wait for that.
     """
     if on_exhausted is not None and max_attempts is None:
         raise typer.BadParameter("--on-exhausted needs --max-attempts")
@@ -117,6 +118,8 @@ def drain(
         screen.flush()
         if report.ended == "interrupted":
             raise typer.Exit(INTERRUPTED)
+        if report.ended in ("limit", "damaged"):
+            raise typer.Exit(UNDONE)
 
 
 def _drain(

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from inturn.cli.key_text import blocking_fields, blocking_text
-from inturn.cli.screen import Screen, counted, plain, rate_text
+from inturn.cli.screen import Screen, counted, plain, rate_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from inturn.model.commands import KeyDescription
     from inturn.spark.drain import DrainProgress, DrainReport
+    from inturn.spark.execution import LimitReached
     from inturn.spark.hot_keys import HotKey
 
 LINE_S = 5.0  # between two lines, where there is no terminal
@@ -168,7 +169,14 @@ def report_lines(report: DrainReport) -> list[str]:
         )
     if report.retrying:
         lines.append(f"{counted(report.retrying, 'message')} failed and wait for their retry in the group's consumers")
+    if not report.is_handed_back:
+        lines.append(
+            "[yellow]not handed back: the group's consumers go on when the leases have ended, a lease's life after the "
+            "last task was heard[/yellow]"
+        )
     lines.append(_left_text(report))
+    lines += [f"  [red]{plain(text)}[/red]" for text in report.damage]
+    lines += [_limit_text(report, limit) for limit in report.limits]
     lines += [_held_text(report, key) for key in report.held_keys]
     return lines
 
@@ -177,6 +185,8 @@ _ENDED = {
     "end": "[green]drained[/green]",
     "lag": "[green]drained[/green]",
     "held keys": "[yellow]drained but for held keys:[/yellow]",
+    "limit": "[yellow]drained up to a limit:[/yellow]",
+    "damaged": "[red]drained but for a damaged log:[/red]",
     "interrupted": "[yellow]interrupted after[/yellow]",
 }
 
@@ -188,9 +198,25 @@ def _left_text(report: DrainReport) -> str:
         "end": "they came after the drain began; the group's consumers go on with them",
         "lag": "as few as asked for; the group's consumers go on with them",
         "held keys": "behind keys that fail or are blocked",
+        "limit": "behind keys that fail or are blocked, or too far beyond them",
+        "damaged": "in a log that cannot be read, or behind keys that fail or are blocked; see `inturn doctor`",
         "interrupted": "handed back to the group's consumers",
     }[report.ended]
     return f"{counted(report.lag, 'message')} left: {why}"
+
+
+def _limit_text(report: DrainReport, one: LimitReached) -> str:
+    key = "a message without a key" if one.key is None else f"key [bold]{plain(one.key)}[/bold]"
+    how_far = (
+        f"up to {one.size:,} offsets beyond" if one.limit == "span" else f"until {size_text(one.size)} wait behind"
+    )
+    text = f"  partition {one.partition} was read {how_far} {key} at offset {one.offset}, and no further"
+    if one.key is None:
+        return text
+    import shlex
+
+    step = f"inturn key park {plain(report.subject)} {plain(shlex.quote(one.key))} --group {plain(report.group)}"
+    return f"{text}: [cyan]{step}[/cyan], then drain again"
 
 
 def _held_text(report: DrainReport, key: KeyDescription) -> str:
@@ -227,6 +253,18 @@ def report_fields(report: DrainReport) -> dict[str, object]:
         "take_over_s": report.take_over_s,
         "work_s": report.work_s,
         "hand_back_s": report.hand_back_s,
+        "limits": [
+            {
+                "partition": one.partition,
+                "limit": one.limit,
+                "size": one.size,
+                "offset": one.offset,
+                "key": one.key,
+            }
+            for one in report.limits
+        ],
+        "damage": list(report.damage),
+        "is_handed_back": report.is_handed_back,
         "held_keys": [blocking_fields(one) for one in report.held_keys],
         "hot_keys": [{"key": one.key, "share": one.share} for one in report.hot_keys],
         "tasks": [

@@ -32,7 +32,7 @@ from inturn.consumer.threads import Workers, WorkerThreads
 from inturn.consumer.trace import Trace
 from inturn.consumer.worker import Handler, Worker
 from inturn.model.clock import Clock
-from inturn.model.commands import Answer, Command, Commit, Node, OpenDeadLetters, OpenRetry, Pull, Pulled, Release
+from inturn.model.commands import Answer, Command, Node, OpenDeadLetters, OpenRetry, Pull, Pulled
 from inturn.model.errors import Closed, InturnError, InvalidInput
 from inturn.model.logs import get_logger
 from inturn.model.names import check_name, retry_subject
@@ -78,11 +78,12 @@ class ConsumerStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """A partition is paused since its span is full, and this message is what it waits for."""
+    """A partition is paused since a limit of FlowControl is reached, and this message is what it waits for."""
 
     partition: int
     offset: int
     key: str | None
+    limit: str = "span"  # or "buffered_bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,19 @@ class HeldLease:
     epoch: int
     committed: int  # as far as this consumer knows
     missing: int = 0  # offsets that were gone before they could be read
+    error: InturnError | None = None  # why it cannot be read just now
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLease:
+    """A lease of a consumer that only keeps it, and how far the partition was when it was granted."""
+
+    epoch: int
+    offset: int
+    finished: bytes  # above `offset`: a roaring bitmap, or nothing
+    failed: tuple[int, ...]  # offsets that wait to be repeated
+    parked: tuple[bytes, ...]  # keys
+    is_wanted_back: bool = False  # it is about to be given to somebody else
 
 
 class Consumer:
@@ -318,7 +332,18 @@ class Consumer:
         """The leases that it holds, by partition."""
         with self._lock:
             active = [one for one in self._core.held.values() if one.stage is Stage.ACTIVE]
-            return {one.index: HeldLease(one.epoch, one.committed, one.missing) for one in active}
+            return {one.index: HeldLease(one.epoch, one.committed, one.missing, one.error) for one in active}
+
+    def kept(self) -> dict[int, KeptLease]:
+        """The same of a consumer that only keeps leases, with those that it is giving back."""
+        with self._lock:
+            found = {}
+            for one in self._core.held.values():
+                if one.stage in (Stage.ACTIVE, Stage.DRAINING, Stage.RELEASING) and not one.is_claim:
+                    failed, parked = tuple(sorted(one.recorded)), tuple(sorted(one.lots))
+                    is_wanted_back = one.stage is not Stage.ACTIVE
+                    found[one.index] = KeptLease(one.epoch, *one.tracker.snapshot(), failed, parked, is_wanted_back)
+            return found
 
     def wait_until_through(self, patience_s: float, timeout_s: float) -> bool:
         """Wait until all that its duty bounds is over; False if nothing could run for `patience_s`, because what is
@@ -335,16 +360,22 @@ class Consumer:
         return False
 
     @property
+    def left_count(self) -> int:
+        """Of a consumer that has stopped: how many messages it had pulled and did not finish."""
+        with self._lock:
+            return sum(self._core.left.values())
+
+    @property
     def is_held_up(self) -> bool:
         """Whether all that is left of what its duty bounds waits for another attempt, for somebody to decide about a
-        key, or for a log that cannot be read."""
+        key, or for a log that cannot be read, or was not pulled for a limit's sake: `ConsumerStatistics.blocking`."""
         with self._lock:
             return not self._core.is_through() and self._core.is_held_up
 
     def _find_blocking(self) -> tuple[Blocking, ...]:
         found = []
         for index, head in sorted(self._core.blocking().items()):
-            found.append(Blocking(index, head.offset, head.key_text))
+            found.append(Blocking(index, head.offset, head.key_text, self._core.held[index].limit or "span"))
         return tuple(found)
 
     def __enter__(self) -> Self:
@@ -385,8 +416,8 @@ class Consumer:
                 self._note_state()
                 if not commands and not self._answers and not self._is_dirty:
                     self._talk.wait(self._core.next_due_s(now_s) - now_s)
-            if self._trace is not None and any(isinstance(command, Commit | Release) for command in commands):
-                self._trace.flush()  # what they tell of
+            if self._trace is not None:
+                self._trace.asks(commands)
             for command in commands:
                 self._node.submit(command, partial(self._reply, command))
 
@@ -417,7 +448,8 @@ class Consumer:
                     partition=one.partition,
                     key=one.key,
                     offset=one.offset,
-                    span=self._settings.flow.span,
+                    limit=one.limit,
+                    limit_size=getattr(self._settings.flow, one.limit),
                 )
         self._blocking = blocking
 

@@ -57,12 +57,11 @@ from inturn.model.errors import (
     VersionMismatch,
 )
 from inturn.model.message import Message
-from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
+from inturn.model.settings import ConsumerSettings, LeaseSettings, LotState, Order
 
 RETRY_S = 0.2  # after an error that says nothing about when to try again
 DAMAGE_RETRY_S = 5.0
 MOVED_AT_ONCE = 1000
-STUCK_SHARE = 4  # of `buffered_bytes`: what waits behind messages that fail or hang counts up to this only
 CLAIM_RENEW_S = 1.0
 PAUSED_RETRY_S = 1.0  # how often it is looked at whether a paused partition may be pulled again, at the least
 
@@ -91,6 +90,7 @@ class ConsumerCore:
         self.error: InturnError | None = None  # set: it cannot go on, and why
         self.is_stopped = False
         self.held: dict[int, HeldPartition] = {}
+        self.left: dict[int, int] = {}  # by partition that was given back: how many were pulled and not finished
         self.handling = Handling(group, subject if retries_of is None else retries_of, order, settings)
         self.damage: list[LogDamaged] = []  # found in what was pulled; for the log
         # Something happened that `poll` should not learn of only when it is due.
@@ -243,7 +243,8 @@ class ConsumerCore:
         self._asks += 1
         held.ask = self._asks
         wait_s = self._settings.pull_wait_s
-        ask = Acquire(self.subject, self.group, held.index, self.member, self._asks, wait_s)
+        keeps = self._duty.keeps_only
+        ask = Acquire(self.subject, self.group, held.index, self.member, self._asks, wait_s, keeps)
         self._send(commands, ask, now_s, held)
 
     def _is_pulled_enough(self, held: HeldPartition, now_s: float) -> bool:
@@ -253,7 +254,7 @@ class ConsumerCore:
         held.is_paused = self._pauses(held, now_s)
         if held.is_paused:
             held.pulled_at_s = now_s  # a withheld pull counts as a pull
-            if held.is_blocked:
+            if held.limit is not None:
                 self.handling.name_blocking(held)
             return
         if not self._may_send(Pull, now_s, held):
@@ -272,12 +273,10 @@ class ConsumerCore:
 
     def _pauses(self, held: HeldPartition, now_s: float) -> bool:
         """Whether flow control holds back the pulling of this partition. Its lease is renewed all the same."""
-        if held.is_through:
+        held.limit = None if held.is_through else self.handling.limit_of(held)
+        if held.is_through or held.limit is not None:
             return True
         flow = self._settings.flow
-        held.is_blocked = self.handling.is_span_full(held) or held.waiting_bytes >= STUCK_SHARE * flow.buffered_bytes
-        if held.is_blocked:
-            return True
         count_max = self.handling.buffered_count
         if held.waiting_count < count_max and held.waiting_bytes < flow.buffered_bytes:
             return False
@@ -597,12 +596,12 @@ class ConsumerCore:
         return True
 
     def _is_idle(self, held: HeldPartition) -> bool:
-        """It is held, there is nothing to pull, and no answer is waited for."""
-        has_asked = bool(held.moving or held.moving_now) or ReadLot in held.pending
+        """It is held, there is nothing to pull or to read of a lot, and no answer is waited for."""
+        has_asked = bool(held.moving or held.moving_now) or ReadLot in held.pending or self.handling.lot_to_read(held)
         return held.stage is Stage.ACTIVE and held.is_paused and not has_asked
 
     def is_through(self) -> bool:
-        """All that it was to handle is over."""
+        """All that it was to handle is over, and so are lots that are being resumed, and requests."""
         if not self.is_quiet:
             return False
         for index in self._duty.until:
@@ -612,7 +611,8 @@ class ConsumerCore:
             if held is None or not held.is_through:
                 return False
             held.collect()
-            if held.waiting_count or held.moving_now or ReadLot in held.pending or self.handling.lot_to_read(held):
+            is_resuming = any(lot.state is LotState.RESUMING for lot in held.lots.values())
+            if held.waiting_count or held.moving_now or held.requests or is_resuming:
                 return False
         return True
 
@@ -625,10 +625,12 @@ class ConsumerCore:
 
     def blocking(self) -> dict[int, Message]:
         """By partition that cannot be pulled because of one key: the message that it waits for."""
-        found = {held.index: self.handling.blocking(held) for held in _holding(self.held.values()) if held.is_blocked}
+        full = [held for held in _holding(self.held.values()) if held.limit is not None]
+        found = {held.index: self.handling.blocking(held) for held in full}
         return {index: head for index, head in found.items() if head is not None}
 
     def _forget(self, held: HeldPartition) -> None:
+        self.left[held.index] = held.waiting_count
         held.forget_lanes()
         held.part_lots()
         del self.held[held.index]

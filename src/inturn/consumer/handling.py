@@ -25,6 +25,7 @@ from inturn.model.settings import ConsumerSettings, KeyAction, Keyless, LotState
 
 QUICK_BUFFERED_COUNT = 4096
 LONG_S = 1.0  # a handler that runs for longer is not waited for when it is counted what waits
+STUCK_SHARE = 4  # of `buffered_bytes`: what waits behind messages that fail or hang counts up to this only
 ERROR_LENGTH_MAX = 500
 
 
@@ -491,6 +492,13 @@ class Handling:
         span = self._settings.flow.span
         return held.pull_offset - held.tracker.known_low >= span and held.span >= span
 
+    def limit_of(self, held: HeldPartition) -> str | None:
+        """Which limit keeps a partition from being pulled, if one key, or a few, have used it up."""
+        if self.is_span_full(held):
+            return "span"
+        is_full = held.waiting_bytes >= STUCK_SHARE * self._settings.flow.buffered_bytes
+        return "buffered_bytes" if is_full else None
+
     def name_blocking(self, held: HeldPartition) -> None:
         """Who looks at the keys of the group is to find the one that all wait for, also if it has not failed."""
         head = self.blocking(held)
@@ -501,7 +509,13 @@ class Handling:
             held.record(Failure(head.offset, head.key, 0, error, 0 if lane is None else lane.waiting))
 
     def blocking(self, held: HeldPartition) -> Message | None:
-        """The lowest message that is not finished: what keeps the partition from going on."""
+        """What keeps the partition from going on: the lowest message that is not finished, or the first of the lane
+        that most wait in."""
+        if held.limit == "buffered_bytes":
+            lanes = (lane for lane in held.lanes.values() if lane.lot is None)
+            longest = max(lanes, key=lambda lane: lane.waiting, default=None)
+            if longest is not None and longest.head is not None:
+                return longest.head
         moving = [message for one in (*held.moving, *held.moving_now) for message in one.messages]
         heads = [head for lane in held.lanes.values() if (head := lane.head) is not None]
         unfinished = [one for one in (*moving, *heads) if one.offset not in held.tracker]

@@ -124,7 +124,7 @@ class HeldPartition:
     error: InturnError | None = None
     is_damaged: bool = False  # the error is about what was pulled, and a pull does not mend it
     is_paused: bool = False
-    is_blocked: bool = False  # paused, and one key is to blame
+    limit: str | None = None  # of FlowControl: paused by this one, and one key is to blame
     missing: int = 0  # offsets that were gone before they could be pulled
     gaps: deque[tuple[int, int]] = field(default_factory=deque)  # those of them that are above the lowest unfinished
 

@@ -73,7 +73,6 @@ class Run:
         Going on says that the last call succeeded, unless `settle` said something else.
         """
         todo, over, left, slow_s, notes = self.todo, self.over, self._left, self.slow_s, self.notes
-        ends = None if notes is None else notes.ends
         self._monotonic = monotonic
         now_s = asked_at_s = self.asked_at_s = monotonic()
         if notes is not None:
@@ -92,7 +91,7 @@ class Run:
                     if notes is not None:
                         notes.part(held)
                 if notes is not None:
-                    notes.began_at = lane.at
+                    notes.first = lane.at
                 while True:
                     at = lane.at
                     if at == len(messages) or lane.parks:
@@ -108,7 +107,7 @@ class Run:
                             break
                         self.context.attempt = held.attempts.get(given[0].offset, 0) + 1
                         if notes is not None:
-                            notes.attempt(given, self.context.attempt)
+                            notes.attempt(lane, len(given), self.context.attempt)
                     elif self.context.attempt > 1:
                         self.context.attempt = 1
                     self.given = given
@@ -123,18 +122,19 @@ class Run:
                     if now_s - asked_at_s > slow_s:
                         self.slow_count += 1
                     if self.given is given:
-                        if ends is not None:
-                            if count > 1:
-                                ends += [asked_at_s] * (taken - 1)
-                            ends.append(now_s)
+                        if notes is not None and now_s > notes.due_s:
+                            notes.mark(lane, now_s)
                         inbox += given
                         self.given = _NOTHING
                         done += taken
                     elif self.lane is None:  # it failed
                         break
                 if self.lane is not None:
-                    if notes is not None and lane.at > notes.began_at:
-                        notes.leave(lane)
+                    if notes is not None:
+                        if lane.at == notes.first + 1:
+                            notes.handled.append(messages[notes.first])
+                        else:
+                            notes.leave(lane)
                     self.lane = None
                     over.append(lane)
         finally:
@@ -149,7 +149,7 @@ class Run:
         lane, given = self.lane, self.given
         assert lane is not None
         if self.notes is not None and self._monotonic is not None:
-            self.notes.settled(given, outcome, self.asked_at_s, self._monotonic())
+            self.notes.settled(lane, len(given), outcome, self._monotonic())
         self.given = _NOTHING
         self.context.is_acknowledged = False
         match outcome.next:

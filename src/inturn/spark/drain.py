@@ -14,10 +14,10 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from inturn.connection import Connection
 from inturn.model.commands import ClaimDescription, DescribeGroup, GroupDescription, KeyDescription
@@ -25,16 +25,16 @@ from inturn.model.errors import ConnectionLost, InturnError, InvalidInput, NotFo
 from inturn.model.logs import get_logger
 from inturn.model.names import retry_subject
 from inturn.model.request import ask
-from inturn.model.settings import AssignmentStrategy, ConsumerSettings, Order, one_of
+from inturn.model.settings import SPAN_MAX, AssignmentStrategy, ConsumerSettings, Order, one_of
 from inturn.spark.admission import check_target as check_target
 from inturn.spark.admission import describe_existing, order_of
 from inturn.spark.connections import connected
-from inturn.spark.execution import PATIENCE_S, ROUND_S, TaskOutcome, TaskPlan
+from inturn.spark.execution import PATIENCE_S, ROUND_S, LimitReached, TaskOutcome, TaskPlan
 from inturn.spark.handler import HandlerName, load_handler, module_of
 from inturn.spark.holding import Holding, make_group
 from inturn.spark.hot_keys import HotKey, HotKeys
 from inturn.spark.job import run_job
-from inturn.spark.rounds import Work
+from inturn.spark.rounds import Work, steered
 from inturn.spark.rounds import done as count_done
 from inturn.spark.shipping import check_executors, ship
 from inturn.spark.slices import Waiting
@@ -112,7 +112,8 @@ class DrainProgress:
 @dataclass(frozen=True, slots=True)
 class DrainReport:
     """What a drain did. `ended` is "end", "lag", "held keys" (all that is left waits behind keys that fail, are blocked
-    or parked) or "interrupted"."""
+    or parked), "limit" (there is more, but too far beyond such a key: `limits`), "damaged" (some of what is left cannot
+    be read: `damage`) or "interrupted"."""
 
     subject: str
     group: str
@@ -132,6 +133,9 @@ class DrainReport:
     outcomes: tuple[TaskOutcome, ...] = field(default=(), repr=False)
     missing: int = 0  # offsets that were gone from the log before anybody could handle them
     retrying: int = 0  # messages that failed and are to be tried again by the group's consumers, when it is time
+    limits: tuple[LimitReached, ...] = ()
+    damage: tuple[str, ...] = ()
+    is_handed_back: bool = True  # False: that was interrupted, and partitions are free when their leases have ended
 
     @property
     def per_s(self) -> float:
@@ -141,6 +145,15 @@ class DrainReport:
 Watch = Callable[[DrainProgress], None]
 
 
+class DrainOptions(TypedDict, total=False):
+    """How something is drained. `order` is what the group's members use; it has to be given only if there are none.
+    `consumer` are the settings of the group's consumers; their `concurrency` is that of each task."""
+
+    order: Order | str | None
+    consumer: ConsumerSettings | None
+    settings: DrainSettings | None
+
+
 def drain(
     spark: SparkSession,
     target: str,
@@ -148,22 +161,20 @@ def drain(
     group: str,
     handler: HandlerName,
     *,
-    order: Order | str | None = None,
-    consumer: ConsumerSettings | None = None,
-    settings: DrainSettings | None = None,
     watch: Watch | None = None,
+    **options: Unpack[DrainOptions],
 ) -> DrainReport:
     """Take the backlog of a group over, handle it on Spark with this handler, and hand the group back.
 
     `target` is a server's address, or with a local master a folder. `handler` is a function, or its name as
-    "module:function"; `consumer` are the settings of the group's consumers; their `concurrency` is that of each task.
-    `order` is what the group's members use; it has to be given only if there are none. Ctrl-C hands back as well.
+    "module:function". Options are `order`, `consumer` and `settings`: `DrainOptions`. Ctrl-C hands back as well.
     """
-    return Drain(spark, target, subject, group, handler, order=order, consumer=consumer, settings=settings).run(watch)
+    return Drain(spark, target, subject, group, handler, **options).run(watch)
 
 
 class Drain:
-    """One drain, for those who want to stop it from elsewhere: `interrupt`."""
+    """One drain, for those who want to stop it from elsewhere: `interrupt`. `until`: up to these offsets only, by
+    partition. `start`: where a group begins that is not there yet."""
 
     def __init__(
         self,
@@ -173,12 +184,11 @@ class Drain:
         group: str,
         handler: HandlerName,
         *,
-        order: Order | str | None = None,
-        consumer: ConsumerSettings | None = None,
-        settings: DrainSettings | None = None,
-        until: dict[int, int] | None = None,
+        until: Mapping[int, int] | None = None,
         start: str | None = None,
+        **options: Unpack[DrainOptions],
     ) -> None:
+        order, consumer, settings = options.get("order"), options.get("consumer"), options.get("settings")
         check_target(spark, target)
         self._spark = spark
         self._target = target
@@ -192,6 +202,10 @@ class Drain:
         self._until = until
         self._start = start
         self._interruptions = 0
+        self._is_cancelled = False  # a job, by an interruption
+        self._is_abandoned = False
+        self._limits: tuple[LimitReached, ...] = ()
+        self._damage: tuple[str, ...] = ()
         self._missing = 0
         self._timeline: list[DrainProgress] = []
         self._recent: deque[tuple[float, int]] = deque()
@@ -203,7 +217,7 @@ class Drain:
 
     def interrupt(self) -> None:
         """End as soon as the handlers that run are over; from any thread. The second time the Spark job is cancelled:
-        its tasks are killed, and their claims have to end by themselves."""
+        its tasks are killed, and their claims have to end by themselves. Once more, and that is not waited for."""
         self._interruptions += 1
 
     def run(self, watch: Watch | None = None) -> DrainReport:
@@ -212,6 +226,8 @@ class Drain:
         self._began_s = time.monotonic()
         self._connection: Connection = connected(self._target, "the driver")
         self._subject = self._connection.subject(self._subject_name)
+        if self._until is not None:
+            self._check_until(self._until)  # before a group is made
         if self._start is not None:
             order = self._order if self._order is not None else Order.KEY
             make_group(self._connection, self._subject_name, self._group, order, self._start)
@@ -224,7 +240,10 @@ class Drain:
             self._target, self._subject, self._group, order, consumer, settings.round_s, settings.patience_s
         )
         self._base = count_done(described)
-        self._ends = self._until or {one.partition: one.end_offset for one in described.partitions}
+        ends = {one.partition: one.end_offset for one in described.partitions}
+        self._ends = ends if self._until is None else dict(self._until)
+        places = {one.partition: one.committed + one.finished_count for one in described.partitions}
+        self._total = sum(max(0, end - places[partition]) for partition, end in self._ends.items())
         self._hot = HotKeys(self._connection, self._subject)
         module = module_of(self._handler)
         modules = [] if module is None else [module]
@@ -242,6 +261,20 @@ class Drain:
         )
         with self._signalled():
             return self._run(holding, order)
+
+    def _check_until(self, until: Mapping[int, int]) -> None:
+        subject = self._subject_name
+        ends = {one.index: one.end_offset for one in self._connection.describe_subject(subject).partitions}
+        for partition, asked in until.items():
+            if partition not in ends:
+                raise InvalidInput(
+                    f"until names partition {partition!r}; subject {subject!r} has partitions 0 to {len(ends) - 1}"
+                )
+            if not isinstance(asked, int) or not 0 <= asked <= ends[partition]:
+                raise InvalidInput(
+                    f"until[{partition}] is {asked!r}; partition {partition} of subject {subject!r} ends at offset "
+                    f"{ends[partition]}: give 0 to {ends[partition]}, or leave `until` out for all that is stored"
+                )
 
     def _run(self, holding: Holding, order: Order) -> DrainReport:
         ended, failed_rounds = "interrupted", 0
@@ -278,6 +311,9 @@ class Drain:
             tuple(self._outcomes),
             self._missing,
             self._retrying(),
+            self._limits,
+            self._damage,
+            not self._is_abandoned,
         )
 
     @contextlib.contextmanager
@@ -326,13 +362,16 @@ class Drain:
                 return "interrupted", failed
             if self._settings.max_lag is not None and described.lag <= self._settings.max_lag:
                 return "lag", failed
-            waiting = self._plan.waiting(described, None if self._settings.max_lag is not None else self._ends)
+            keys = self._connection.keys(self._subject_name, self._group)
+            ends = None if self._settings.max_lag is not None else self._ends
+            waiting = self._plan.waiting(described, ends, keys=keys)
             if not waiting:
                 return "end", failed
             before = count_done(described)
             result = self._run_round(holding, waiting)
             described = self._describe()
-            has_advanced = count_done(described) > before
+            after = self._connection.keys(self._subject_name, self._group)
+            has_advanced = count_done(described) > before or steered(after) != steered(keys)
             if has_advanced:
                 advanced_s = time.monotonic()
             if result.error is not None:
@@ -345,7 +384,10 @@ class Drain:
             if has_advanced or self._interruptions:
                 continue
             if result.is_held_up:
-                return "held keys", failed
+                self._damage = result.damage
+                self._limits = result.limits or _cut_short(waiting, after)
+                ended = "damaged" if self._damage else "limit" if self._limits else "held keys"
+                return ended, failed
             if time.monotonic() - advanced_s > self._settings.take_over_s:
                 raise self._failed(f"nothing was done for {self._settings.take_over_s:g} s{_claimed_by(described)}")
 
@@ -371,9 +413,11 @@ class Drain:
         for outcome in outcomes:
             if outcome.error and outcome.is_final and not self._interruptions:
                 raise self._failed(f"task {outcome.task} on {outcome.host}: {outcome.error}")
-        errors = [one.error for one in outcomes if one.error_kind]
-        is_held_up = all(one.is_through or one.is_held_up for one in outcomes)
-        return _Result(errors[0] if errors else None, is_held_up)
+        # A log that is damaged stays so; whatever else keeps a task from being through may be over next time.
+        damage = dict.fromkeys(text for one in outcomes for text in one.damage)
+        errors = [one.error for one in outcomes if one.error_kind or (one.error and not (one.is_through or one.damage))]
+        is_held_up = all(one.is_through or one.is_held_up or one.limits for one in outcomes)
+        return _Result(errors[0] if errors else None, is_held_up, _at_limits(outcomes), tuple(damage))
 
     def _attend(self, job: _Job, holding: Holding) -> None:
         """Look on until the job is over. An interruption calls its tasks back, a second one cancels it."""
@@ -385,6 +429,7 @@ class Drain:
                 handing_back = threading.Thread(target=holding.stop, args=(None,), daemon=True)
                 handing_back.start()
             if self._interruptions > 1:
+                self._is_cancelled = True
                 job.cancel()
             self._look("working" if handing_back is None else "handing back")
 
@@ -394,10 +439,18 @@ class Drain:
     # After
 
     def _hand_back(self, holding: Holding) -> None:
+        """Wait until tasks that are gone have lost their claims. The second interruption ends that, or the third where
+        the second has cancelled a job."""
         self._held_count = 0
+        enough = 3 if self._is_cancelled else 2
         stopping = threading.Thread(target=holding.stop, args=(None,), daemon=True)
         stopping.start()
         while stopping.is_alive():
+            if self._interruptions >= enough:
+                _log.warning("drain.not_handed_back", subject=self._subject_name, group=self._group)
+                self._is_abandoned = True
+                holding.abandon()
+                return
             stopping.join(LOOK_S)
             self._look("handing back")
 
@@ -429,7 +482,7 @@ class Drain:
         if self._settings.max_lag is not None:
             total = done + max(0, described.lag - self._settings.max_lag)
         else:
-            total = sum(self._ends.values()) - self._base
+            total = self._total
         self._hot.sample({one.partition: one.committed for one in described.partitions})
         look = DrainProgress(
             phase,
@@ -460,10 +513,13 @@ class _Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Of a round: why it failed, if it did. `is_held_up`: all that is left waits behind keys that do not go on."""
+    """Of a round: why it failed, if it did. `is_held_up`: all that is left waits behind keys that do not go on, or was
+    not read for their sake, or cannot be read."""
 
     error: str | None
     is_held_up: bool
+    limits: tuple[LimitReached, ...] = ()
+    damage: tuple[str, ...] = ()
 
 
 class _Job(threading.Thread):
@@ -502,6 +558,23 @@ def _missing(outcomes: Sequence[TaskOutcome]) -> int:
         for partition, count in outcome.missing_in.items():
             found[partition] = max(found.get(partition, 0), count)
     return sum(found.values())
+
+
+def _at_limits(outcomes: Sequence[TaskOutcome]) -> tuple[LimitReached, ...]:
+    return tuple(sorted({one for outcome in outcomes for one in outcome.limits}, key=lambda one: one.partition))
+
+
+def _cut_short(waiting: Sequence[Waiting], keys: Sequence[KeyDescription]) -> tuple[LimitReached, ...]:
+    """After a round in which nothing was done: the partitions of which more waits than a round takes, and the key that
+    keeps the next round from beginning any later."""
+    found = []
+    for one in waiting:
+        stuck = [key for key in keys if key.partition == one.partition and key.offset is not None]
+        first = min(stuck, key=lambda key: key.offset or 0, default=None)
+        if one.is_cut and first is not None:
+            key = None if first.key is None else first.key.decode(errors="backslashreplace")
+            found.append(LimitReached(one.partition, "span", SPAN_MAX, first.offset or 0, key))
+    return tuple(found)
 
 
 def _claimed_by(described: GroupDescription) -> str:

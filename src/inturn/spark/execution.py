@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from inturn.consumer.claiming import ClaimedPart, ClaimingNode
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.duty import Duty
+from inturn.consumer.handling import STUCK_SHARE
 from inturn.consumer.outcome import text_of
 from inturn.model.clock import SystemClock
-from inturn.model.errors import InturnError
-from inturn.model.settings import ConsumerSettings, Order
+from inturn.model.errors import InturnError, LogDamaged
+from inturn.model.settings import SPAN_MAX, ConsumerSettings, FlowControl, Order
 from inturn.spark.connections import connected
 from inturn.spark.handler import HandlerName, load_handler
 from inturn.spark.slices import Slice
@@ -46,9 +47,20 @@ class TaskPlan:
     patience_s: float = PATIENCE_S
 
 
+class LimitReached(msgspec.Struct, frozen=True):
+    """A partition was not read any further: so much of it waits behind this message, or was done beyond it."""
+
+    partition: int
+    limit: str  # of FlowControl: "span" or "buffered_bytes"
+    size: int  # offsets, or bytes
+    offset: int
+    key: str | None
+
+
 class TaskOutcome(msgspec.Struct, frozen=True):
     """What became of a task. `waiting` were begun and not finished: behind a message that fails, is blocked, or took
-    longer than the round. Neither through nor held up: the round was over, or the lease was wanted back or lost."""
+    longer than the round. Neither through, nor held up, nor at a limit: the round was over, or the lease was wanted
+    back or lost."""
 
     round: int
     task: int
@@ -61,7 +73,9 @@ class TaskOutcome(msgspec.Struct, frozen=True):
     missing_in: dict[int, int] = {}  # the same by partition: all that work on one tell of the same
     seconds: float = 0.0
     is_through: bool = False
-    is_held_up: bool = False  # all that is left waits behind keys that do not go on
+    is_held_up: bool = False  # all that is left waits behind keys that do not go on, or cannot be read
+    limits: tuple[LimitReached, ...] = ()  # the same, but there is more, which was not read for their sake
+    damage: tuple[str, ...] = ()  # what is wrong with logs that cannot be read
     error: str = ""
     error_kind: str = ""  # the name of its class
     is_final: bool = False  # the same would happen again
@@ -89,6 +103,7 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
     connection = connected(plan.target, "a task")
     subject = connection.subject(plan.subject)
     parts = {one.partition: ClaimedPart(plan.owner, plan.epochs[one.partition], one.slots) for one in plan.slices}
+    settings = _roomy(plan.settings)
     consumer = Consumer(
         ClaimingNode(connection.node, subject, parts),
         SystemClock(),
@@ -96,7 +111,7 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
         plan.group,
         function,
         order=plan.order,
-        settings=plan.settings,
+        settings=settings,
         lease=connection.node.lease,
         name=f"{plan.owner}-r{plan.round}-t{plan.index}",
         duty=Duty(until={one.partition: one.until for one in plan.slices}),
@@ -105,6 +120,8 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
     try:
         is_through = consumer.wait_until_through(plan.patience_s, plan.round_s)
         is_held_up = not is_through and consumer.is_held_up
+        # Where all of a partition is one lane, what was not read has to wait behind the same message.
+        limits = _limits(consumer, settings.flow) if is_held_up and plan.order is not Order.PARTITION else ()
         held = consumer.leases()
         statistics = consumer.statistics()
     finally:
@@ -116,10 +133,28 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
         outcome,
         handled=after.ok_count,
         failed=after.failed_count,
-        waiting=statistics.waiting_count,
+        waiting=consumer.left_count,
         missing=statistics.missing,
         missing_in={index: one.missing for index, one in held.items() if one.missing},
         is_through=is_through and len(held) == len(parts),
-        is_held_up=is_held_up,
+        is_held_up=is_held_up and not limits,
+        limits=limits,
+        damage=tuple(str(one.error) for one in held.values() if isinstance(one.error, LogDamaged)),
         error="; ".join(statistics.errors),
+    )
+
+
+def _roomy(settings: ConsumerSettings) -> ConsumerSettings:
+    """A consumer has time: it waits for a key for as long as it takes. A task is there to get all the others done, so
+    it goes on as far as can be committed, unless another span was asked for."""
+    if settings.flow.span != FlowControl().span:
+        return settings
+    return replace(settings, flow=replace(settings.flow, span=SPAN_MAX))
+
+
+def _limits(consumer: Consumer, flow: FlowControl) -> tuple[LimitReached, ...]:
+    sizes = {"span": flow.span, "buffered_bytes": STUCK_SHARE * flow.buffered_bytes}
+    return tuple(
+        LimitReached(one.partition, one.limit, sizes[one.limit], one.offset, one.key)
+        for one in consumer.statistics().blocking
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import ConsumerSettings, Order
-from inturn.spark.drain import Drain, DrainReport, DrainSettings, Watch, check_target
+from inturn.spark.drain import Drain, DrainOptions, DrainReport, Watch, check_target
 from inturn.spark.execution import ROUND_S
 from inturn.spark.handler import HandlerName, load_handler, module_of
 from inturn.spark.options import handler_options
@@ -28,29 +28,15 @@ def for_each(
     *,
     until: Mapping[int, int] | None = None,
     start: str = "first",
-    order: Order | str | None = None,
-    consumer: ConsumerSettings | None = None,
-    settings: DrainSettings | None = None,
     watch: Watch | None = None,
+    **options: Unpack[DrainOptions],
 ) -> DrainReport:
     """Call the handler for each message of the group that is not done, up to these offsets by partition, or up to what
     is stored now. Messages of one key in order, as an online consumer would; results, failures, parking and dead
     letters are the same as there. The group is taken over meanwhile, and its consumers go on afterwards; one that is
-    new begins at `start`.
+    new begins at `start`. Partitions that `until` does not name are left alone. Options are those of `drain`.
     """
-    job = Drain(
-        spark,
-        target,
-        subject,
-        group,
-        handler,
-        order=order,
-        consumer=consumer,
-        settings=settings,
-        until=None if until is None else dict(until),
-        start=start,
-    )
-    return job.run(watch)
+    return Drain(spark, target, subject, group, handler, until=until, start=start, **options).run(watch)
 
 
 def for_each_stream(

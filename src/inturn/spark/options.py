@@ -44,8 +44,8 @@ NAMES = (
 _BY_LOWER = {name.lower(): name for name in NAMES}
 SECRETS = ("token", "password")
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
-STREAM_ONLY = ("maxMessagesPerTrigger", "takeOver")
-HANDLER_ONLY = ("order", "concurrency", "consumerSettings", "takeOver", "roundSeconds")
+STREAM_ONLY = ("maxMessagesPerTrigger", "takeOver", "roundSeconds")
+HANDLER_ONLY = ("concurrency", "consumerSettings", "takeOver", "roundSeconds")
 CONCURRENCY = 64  # handlers at once, in each task
 LATEST_BOUND = Bound("latest")
 
@@ -78,6 +78,7 @@ class ReadOptions:
     slots: SlotSet = ALL_SLOTS
     fail_on_data_loss: bool = True
     handler: HandlerOptions | None = None
+    order: Order | None = None  # of a stream of rows with a group; None: that of its members
     token: str | None = field(default=None, repr=False)  # reserved: servers ask for no credentials yet
     password: str | None = field(default=None, repr=False)
 
@@ -105,6 +106,8 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool | None = Non
     ending, ending_option = _bound(given, "ending", subject)
     _check_bounds(starting, ending, ending_option, group)
     handler = _handler(given, group, starting)
+    if handler is None and is_streaming and group is not None:
+        _check_member(given, starting)
     return ReadOptions(
         target=_target(given),
         subject=subject,
@@ -118,6 +121,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool | None = Non
         slots=_slots(given["slots"]) if "slots" in given else ALL_SLOTS,
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
         handler=handler,
+        order=_order(given, group, is_streaming) if handler is None else None,
         token=given.get("token"),
         password=given.get("password"),
     )
@@ -147,11 +151,7 @@ def _handler(given: Mapping[str, str], group: str | None, starting: Bound | None
         raise InvalidInput("option handler: whose work is it? Give the option group, too")
     if "slots" in given:
         raise InvalidInput("option slots: a query with a handler does all of its group's work; leave it out")
-    if starting is not None and starting.kind not in ("earliest", "latest", "committed"):
-        raise InvalidInput(
-            "option startingOffsets: a handler goes on where its group stands; 'earliest' or 'latest' is for a group "
-            "that is new, `inturn group reset` moves one"
-        )
+    _check_start(starting, "a handler")
     settings = _settings(given.get("consumerSettings", "{}"), _count(given, "concurrency"))
     return HandlerOptions(
         given["handler"],
@@ -161,6 +161,32 @@ def _handler(given: Mapping[str, str], group: str | None, starting: Bound | None
         _seconds(given, "roundSeconds", ROUND_S),
         "last" if starting is not None and starting.kind == "latest" else "first",
     )
+
+
+def _check_start(starting: Bound | None, who: str) -> None:
+    if starting is not None and starting.kind not in ("earliest", "latest", "committed"):
+        raise InvalidInput(
+            f"option startingOffsets: {who} goes on where its group stands; 'earliest' or 'latest' is for a group "
+            "that is new, `inturn group reset` moves one"
+        )
+
+
+def _check_member(given: Mapping[str, str], starting: Bound | None) -> None:
+    """Rows of a stream that commits: all that is below an offset has to have been given."""
+    _check_start(starting, "a stream with a group")
+    if "slots" in given:
+        raise InvalidInput("option slots: a stream with a group does all of its group's work; leave one of them out")
+
+
+def _order(given: Mapping[str, str], group: str | None, is_streaming: bool | None) -> Order | None:
+    if "order" not in given:
+        return None
+    if group is None or is_streaming is False:
+        raise InvalidInput("option order is for queries with a handler, and for streams with a group; leave it out")
+    order = one_of(Order, "order", given["order"])
+    if order is Order.NONE:
+        raise InvalidInput("option order='none': what fails is handled again then, and rows have no handler; use 'key'")
+    return order
 
 
 def _settings(text: str, concurrency: int | None) -> ConsumerSettings:

@@ -3,35 +3,39 @@
 A query holds the leases of its group while it plans and runs. In a stream that is done by the process that plans, as
 long as the query lives: it is a member of the group as any consumer is. A batch query has no process that lives so
 long: it takes the group over, plans, and leaves the leases to its tasks, which keep them by their claims; they end with
-their life after the last of them. The group's state says what is to be done, whatever Spark's checkpoint says.
+their life after the last of them. From the plan on others may take over, and wait for the leases. The group's state
+says what is to be done, whatever Spark's checkpoint says.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import BooleanType, DoubleType, IntegerType, LongType, StringType, StructField, StructType
 
 from inturn.model.commands import GroupDescription
-from inturn.model.errors import InturnError, NotFound
-from inturn.spark.arrivals import Arrivals
-from inturn.spark.connections import connected, disconnect
+from inturn.model.errors import InturnError
+from inturn.model.logs import get_logger
+from inturn.spark import stream_member
+from inturn.spark.connections import connected
 from inturn.spark.execution import TaskOutcome, TaskPlan, run_task
 from inturn.spark.handler import load_handler
 from inturn.spark.holding import Holding
-from inturn.spark.offsets import ByPartition, extents_of, kept_within, offsets_json, resolve
+from inturn.spark.offsets import extents_of, kept_within, resolve
 from inturn.spark.options import HandlerOptions, ReadOptions
 from inturn.spark.rounds import Work, done
+from inturn.spark.stream_member import StreamMember
 
-IDLE_WAIT_S = 1.0
 TAKE_OVER_S = 120.0
+_log = get_logger("inturn.spark")
 
 OUTCOMES = StructType(
     [
@@ -57,13 +61,11 @@ class SlicePartition(InputPartition):
 
 
 class TaskFailed(InturnError):
-    """A task could not work at all. What was committed is kept."""
+    """A task could not work, or not to its end. What was committed is kept."""
 
-    def __init__(self, plan: TaskPlan, outcome: TaskOutcome) -> None:
-        self.subject, self.group, self.why = plan.subject, plan.group, outcome.error
-        super().__init__(
-            f"task {outcome.task} of {plan.subject!r} for group {plan.group!r} on {outcome.host}: {outcome.error}"
-        )
+    def __init__(self, plan: TaskPlan, outcome: TaskOutcome, why: str) -> None:
+        self.subject, self.group, self.why = plan.subject, plan.group, why
+        super().__init__(f"task {outcome.task} of {plan.subject!r} for group {plan.group!r} on {outcome.host}: {why}")
 
 
 class _Ordered:
@@ -113,8 +115,7 @@ class _Ordered:
             return
         plan = partition.plan
         outcome = run_task(plan, self._handler.name)
-        if outcome.error_kind:
-            raise TaskFailed(plan, outcome)
+        self._check(plan, outcome)
         row = {
             "round": outcome.round,
             "task": outcome.task,
@@ -130,13 +131,37 @@ class _Ordered:
         }
         yield pa.RecordBatch.from_pylist([row], schema=to_arrow_schema(OUTCOMES, timezone="UTC"))
 
+    def _check(self, plan: TaskPlan, outcome: TaskOutcome) -> None:
+        """Raises TaskFailed for what is no outcome."""
+        if outcome.error_kind:
+            raise TaskFailed(plan, outcome, outcome.error)
+
 
 class OrderedBatchReader(_Ordered, DataSourceReader):
-    """Everything from where the group stands up to `endingOffsets`, once."""
+    """Everything from where the group stands up to `endingOffsets`, once: a task ends when its part is done, or when
+    all that is left of it waits behind held keys. If it ends before, the query fails."""
+
+    def _check(self, plan: TaskPlan, outcome: TaskOutcome) -> None:
+        super()._check(plan, outcome)
+        if outcome.damage:
+            raise TaskFailed(plan, outcome, "; ".join(outcome.damage))
+        for one in outcome.limits:
+            key = "a message without a key" if one.key is None else f"key {one.key!r}"
+            why = (
+                f"FlowControl.{one.limit} ({one.size}) is reached in partition {one.partition} behind offset "
+                f"{one.offset}, {key}; mend, park or skip it (`inturn key list`), then run the query again"
+            )
+            raise TaskFailed(plan, outcome, why)
+        if not (outcome.is_through or outcome.is_held_up):
+            why = outcome.error or (
+                f"it has handled {outcome.handled} messages, not all of its part: the leases were lost to another "
+                "member, or wanted back; run the query again, it goes on where the group stands"
+            )
+            raise TaskFailed(plan, outcome, why)
 
     def partitions(self) -> Sequence[SlicePartition]:
         options = self._options
-        work = self._work()
+        work = replace(self._work(), round_s=math.inf)  # there is no other round
         node = connected(options.target, "the driver").node
         extents = extents_of(node, options.subject)
         ends = resolve(node, options.subject, extents, options.ending_option, options.ending, options.group)
@@ -145,59 +170,54 @@ class OrderedBatchReader(_Ordered, DataSourceReader):
         try:
             epochs = holding.wait_for(set(range(work.subject.partition_count)), TAKE_OVER_S)
             waiting = work.waiting(self._described(), ends)
+            self._tell_cut({one.partition: one.until for one in waiting if one.until < ends[one.partition]})
             plans = work.plans(waiting, holding.owner, epochs, self._task_count(), 1)
         except BaseException:
             holding.stop()
             raise
         if plans:
-            holding.abandon()
+            holding.stand_back()
         else:
             holding.stop()
         return self._partitions(plans)
 
+    def _tell_cut(self, until: dict[int, int]) -> None:
+        if until:
+            why = "a batch takes so much of a partition at once; run the query again, or use for_each"
+            _log.warning("spark.batch_cut", subject=self._options.subject, group=self._group, until=until, why=why)
 
-class OrderedStreamReader(_Ordered, DataSourceStreamReader, SupportsTriggerAvailableNow):
+
+class OrderedStreamReader(_Ordered, StreamMember, DataSourceStreamReader):
     """A micro-batch is a round over the partitions that are held when it is planned. Its offsets count rounds."""
 
     def __init__(self, options: ReadOptions) -> None:
-        super().__init__(options)
-        self._holding: Holding | None = None
-        self._arrivals: Arrivals | None = None
-        self._target: ByPartition | None = None
+        _Ordered.__init__(self, options)
+        StreamMember.__init__(self, options)
         self._limit: int | None = options.max_messages_per_trigger
         self._done_before = -1
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_holding": None, "_arrivals": None}
-
     def initialOffset(self) -> dict[str, int]:
         return {"round": 0}
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadAllAvailable() if self._limit is None else ReadMaxRows(self._limit)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        extents = extents_of(connected(self._options.target, "the driver").node, self._options.subject)
-        self._target = {partition: extent.end for partition, extent in extents.items()}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         """One round more, if there is something to do. If there is not, this waits for it for a moment."""
         work = self._work()
         holding = self._held(work)
         self._limit = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        described = self._described()
+        described = self._look()
         if not self._to_do(work, described, holding) and self._target is None:
-            self._wait(described)
-            described = self._described()
+            self._wait({one.partition: one.end_offset for one in described.partitions})
+            described = self._look()
         count = done(described)
         is_idle = count == self._done_before  # all that is left waits behind keys that do not go on
         self._done_before = count
         if not self._to_do(work, described, holding) or (is_idle and self._target is not None):
             if self._target is not None:
-                self._hand_back()  # that was the last call, and `stop` may not come
+                left = {one.partition for one in work.waiting(described, self._target)}
+                self._end_with(left - holding.epochs().keys())
             return start
         if is_idle:
-            time.sleep(IDLE_WAIT_S)
+            time.sleep(stream_member.IDLE_WAIT_S)
         return {"round": start["round"] + 1}
 
     def _held(self, work: Work) -> Holding:
@@ -207,21 +227,14 @@ class OrderedStreamReader(_Ordered, DataSourceStreamReader, SupportsTriggerAvail
             self._holding.wait_at_start(is_bounded=self._target is not None, count=count)
         return self._holding
 
+    def _look(self) -> GroupDescription:
+        described = self._described()
+        self._latest = {one.partition: one.end_offset for one in described.partitions}
+        return described
+
     def _to_do(self, work: Work, described: GroupDescription, holding: Holding) -> bool:
         epochs = holding.epochs()
         return any(one.partition in epochs for one in work.waiting(described, self._target))
-
-    def _wait(self, described: GroupDescription) -> None:
-        if self._arrivals is None:
-            self._arrivals = Arrivals(connected(self._options.target, "the driver").node, self._options.subject)
-        self._arrivals.wait({one.partition: one.end_offset for one in described.partitions}, IDLE_WAIT_S)
-
-    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
-        try:
-            extents = extents_of(connected(self._options.target, "the driver").node, self._options.subject)
-        except (InturnError, NotFound):
-            return None
-        return offsets_json(self._options.subject, {index: extent.end for index, extent in extents.items()})
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[SlicePartition]:
         """What waits now, not what waited when the round was first planned: the group's state is the checkpoint."""
@@ -233,13 +246,3 @@ class OrderedStreamReader(_Ordered, DataSourceStreamReader, SupportsTriggerAvail
 
     def commit(self, end: dict[str, int]) -> None:
         pass  # the tasks have
-
-    def _hand_back(self) -> None:
-        holding, self._holding = self._holding, None
-        if holding is not None:
-            holding.stop()
-
-    def stop(self) -> None:
-        self._arrivals = None
-        self._hand_back()
-        disconnect(self._options.target)

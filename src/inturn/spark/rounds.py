@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from inturn.model.commands import GroupDescription
-from inturn.model.settings import ConsumerSettings, Order
+from inturn.model.commands import GroupDescription, KeyDescription
+from inturn.model.settings import SPAN_MAX, ConsumerSettings, LotState, Order
 from inturn.model.subject import Subject
 from inturn.spark.execution import PATIENCE_S, ROUND_S, TaskPlan
 from inturn.spark.slices import Waiting, plan
 
-MESSAGES_MAX = 4_000_000  # per partition and round: finished sets of slices have to stay small
+Steered = frozenset[tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +27,33 @@ class Work:
     patience_s: float = PATIENCE_S
 
     def waiting(
-        self, described: GroupDescription, ends: Mapping[int, int] | None = None, limit: int | None = None
+        self,
+        described: GroupDescription,
+        ends: Mapping[int, int] | None = None,
+        limit: int | None = None,
+        keys: Iterable[KeyDescription] = (),
     ) -> list[Waiting]:
-        """What is to be done below these ends, or of all that is stored; of about `limit` messages in all."""
+        """What is to be done below these ends, or of all that is stored; of about `limit` messages in all. Where
+        somebody asked something of a key, or a lot is being resumed, there is something to do without any message."""
+        steered = {one.partition for one in keys if _is_steered(one)}
         found = []
         for one in described.partitions:
-            until = one.end_offset if ends is None else ends.get(one.partition, 0)
-            until = min(until, one.committed + MESSAGES_MAX)
-            if one.committed < until:
+            end = one.end_offset if ends is None else ends.get(one.partition, 0)
+            # What the slices of a partition have finished is committed together, as what one consumer has.
+            until = min(max(end, one.committed), one.committed + SPAN_MAX)
+            if one.committed < until or one.partition in steered:
                 # What is finished may be above the end, where others were at work.
                 count = max(1, until - one.committed - one.finished_count)
-                found.append(Waiting(one.partition, count, until))
+                found.append(Waiting(one.partition, count, until, until < end))
         total = sum(one.count for one in found)
         if limit is None or total <= limit:
             return found
         # Each gives up its share of what is too much, from its end.
         cuts = [one.count - max(1, one.count * limit // total) for one in found]
-        return [Waiting(one.partition, one.count - cut, one.until - cut) for one, cut in zip(found, cuts, strict=True)]
+        return [
+            Waiting(one.partition, one.count - cut, one.until - cut, one.is_cut or cut > 0)
+            for one, cut in zip(found, cuts, strict=True)
+        ]
 
     def plans(
         self, waiting: list[Waiting], owner: str, epochs: Mapping[int, int], task_count: int, number: int
@@ -67,6 +77,20 @@ class Work:
             )
             for index, slices in enumerate(plan(self.subject, self.order, held, task_count))
         ]
+
+
+def steered(keys: Iterable[KeyDescription]) -> Steered:
+    """What is still to be done for those who asked something of keys. It changes whenever some of it was done, and not
+    when a message of a lot fails again."""
+    return frozenset(
+        (one.partition, one.key, one.state, one.offset, one.waiting, tuple(request.id for request in one.requests))
+        for one in keys
+        if _is_steered(one)
+    )
+
+
+def _is_steered(key: KeyDescription) -> bool:
+    return bool(key.requests) or key.state == LotState.RESUMING
 
 
 def done(described: GroupDescription) -> int:

@@ -27,11 +27,12 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What is to be done of a partition: about so many messages, all below `until`."""
+    """What is to be done of a partition: about so many messages, all below `until`. `is_cut`: there is more."""
 
     partition: int
     count: int
     until: int
+    is_cut: bool = False
 
 
 def is_divisible(subject: Subject, order: Order) -> bool:

@@ -8,28 +8,23 @@ has its own, see `connections`.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from inturn.connection import Connection
-from inturn.model.errors import InvalidInput, NotFound, StaleEpoch
+from inturn.model.errors import GroupConflict, InvalidInput, NotFound, StaleEpoch
 from inturn.model.logs import get_logger
 from inturn.model.settings import Order
-from inturn.spark.arrivals import Arrivals
-from inturn.spark.connections import connected, disconnect
+from inturn.spark.connections import connected
 from inturn.spark.filters import Wanted, pushed
-from inturn.spark.holding import Holding
+from inturn.spark.holding import HeldPlace, Holding
 from inturn.spark.offsets import (
+    Bound,
     ByPartition,
     Extent,
     admitted,
@@ -43,9 +38,13 @@ from inturn.spark.options import SECRETS, ReadOptions, parse_options
 from inturn.spark.ordered import OUTCOMES, OrderedBatchReader, OrderedStreamReader
 from inturn.spark.rows import OffsetRange, cut, read_rows
 from inturn.spark.schema import COLUMNS, check_columns
+from inturn.spark.stream_member import StreamMember
 from inturn.wire.address import is_address
 
-IDLE_WAIT_S = 1.0  # Spark asks again at once, 65 times a second, when there was nothing
+# In the offsets of a stream, beside the subject's own (which has no space in its name): partition → epoch in which it
+# is read again from where the group stands, though it ends where it did. Else Spark would see nothing new.
+AGAIN = "read again"
+Offsets = dict[str, dict[str, int]]
 _log = get_logger("inturn.spark")
 
 
@@ -91,8 +90,11 @@ class _Reading:
     def _connection(self) -> Connection:
         return connected(self._options.target, "the driver")
 
-    def _ranges(self, start: ByPartition, end: ByPartition) -> list[OffsetRange]:
-        """The work of a query or of a micro-batch, cut as the options want it. Only where something may be wanted."""
+    def _ranges(
+        self, start: ByPartition, end: ByPartition, done: Mapping[int, bytes] | None = None
+    ) -> list[OffsetRange]:
+        """The work of a query or of a micro-batch, but for what is done, cut as the options want it. Only where
+        something may be wanted."""
         wanted = self._wanted
         ranges = []
         for partition in wanted.partitions_of(self._connection().subject(self._options.subject)):
@@ -101,7 +103,7 @@ class _Reading:
             first = max(start.get(partition, 0), wanted.first)
             until = min(end[partition], wanted.until)
             if first < until:
-                ranges.append(OffsetRange(partition, first, until))
+                ranges.append(OffsetRange(partition, first, until, (done or {}).get(partition, b"")))
         return cut(ranges, self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -152,128 +154,150 @@ class _PushFilters:
         return self._reader._push(filters)
 
 
-class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A micro-batch is what is between two sets of offsets; the same offsets give the same rows again."""
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """Rows up to `until` are with Spark, under this epoch."""
+
+    epoch: int
+    until: int
+
+
+class StreamReader(_Reading, StreamMember, DataSourceStreamReader):
+    """A micro-batch is what is between two sets of offsets; the same offsets give the same rows again.
+
+    With a group the query is a member of it: it reads the partitions whose leases it holds, from where the group
+    stands, and commits what the sink has. What Spark's checkpoint says is only where micro-batches end.
+    """
 
     def __init__(self, options: ReadOptions, columns: StructType) -> None:
-        super().__init__(options, columns)
-        self._target: ByPartition | None = None  # AvailableNow: nothing behind it
-        self._latest: ByPartition | None = None
-        self._arrivals: Arrivals | None = None
-        self._holding: Holding | None = None
-        self._planned: dict[int, tuple[int, int]] = {}  # epoch and end of what was planned, by partition
+        _Reading.__init__(self, options, columns)
+        StreamMember.__init__(self, options)
+        self._planned: dict[int, _Planned] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_arrivals": None, "_holding": None}
-
-    # With a group: the query is a member, reads what it holds the leases of, and commits what the sink has
+    # The group
 
     def _held(self) -> Holding | None:
-        if self._options.group is None:
+        options = self._options
+        if options.group is None:
             return None
         if self._holding is None:
-            options = self._options
-            bound = options.start("latest")
-            start = "last" if bound.kind == "latest" else "first"
-            order = self._connection_order()
-            self._holding = Holding(self._connection(), options.subject, self._options.group, order=order, start=start)
+            start = "last" if options.start("latest").kind == "latest" else "first"
+            self._planned = {}
+            self._holding = Holding(
+                self._connection(), options.subject, options.group, order=self._order(options.group), start=start
+            )
             self._holding.start()
             self._holding.wait_at_start(is_bounded=self._target is not None)
         return self._holding
 
-    def _connection_order(self) -> Order:
-        """What the other members keep to; rows are in the order of their partition in any case."""
-        assert self._options.group is not None
+    def _order(self, group: str) -> Order:
+        """What the other members keep to, unless the query says it; rows are in the order of their partition."""
+        if self._options.order is not None:
+            return self._options.order
         try:
-            told = self._connection().describe_group(self._options.subject, self._options.group).order
+            order = Order(self._connection().describe_group(self._options.subject, group).order or Order.KEY)
         except NotFound:
-            told = None
-        return Order.PARTITION if told is None else Order(told)
+            return Order.KEY
+        if order is Order.NONE:
+            raise GroupConflict(
+                group,
+                "its members use order='none' and handle again what fails, rows have no handler; use another group",
+            )
+        return order
+
+    def _check_parked(self, places: dict[int, HeldPlace]) -> dict[int, HeldPlace]:
+        """The same. GroupConflict, and all is handed back, where keys are parked: nothing may go past them."""
+        parked = sorted((key, index) for index, one in places.items() for key in one.parked)
+        if parked:
+            self._hand_back()
+            (key, index), group = parked[0], self._options.group
+            raise GroupConflict(
+                str(group),
+                f"{len(parked)} of its keys are parked, the first is {key!r} in partition {index}; rows would go past "
+                "them. Resume or skip them first (`inturn key list`), or use the option handler",
+            )
+        return places
 
     def _done_below(self, offsets: ByPartition) -> None:
         """All messages below these offsets are dealt with by the sink. Spark says so after each micro-batch."""
-        holding = self._held()
-        if holding is None:
+        done = {index: one for index, one in self._planned.items() if offsets.get(index) == one.until}
+        if not done or self._holding is None:
             return
-        epochs = holding.epochs()
-        done = {
-            index: until
-            for index, (epoch, until) in self._planned.items()
-            if epochs.get(index) == epoch and until <= offsets.get(index, 0)
-        }
-        for index in done:
-            del self._planned[index]
+        self._planned = {index: one for index, one in self._planned.items() if index not in done}
         try:
-            holding.commit(done)
-        except StaleEpoch as error:  # it goes to somebody else just now, who reads these again
+            self._holding.commit(
+                {index: one.until for index, one in done.items()}, {index: one.epoch for index, one in done.items()}
+            )
+        except StaleEpoch as error:  # it is somebody else's by now, who reads these again
             _log.warning(
                 "spark.commit_refused", subject=self._options.subject, group=self._options.group, why=str(error)
             )
 
-    def _only_held(self, begin: ByPartition, end: ByPartition) -> ByPartition:
-        """Partitions that others hold stay where they are."""
-        holding = self._held()
-        if holding is None:
-            return end
-        epochs = holding.epochs()
-        return {index: offset if index in epochs else begin.get(index, 0) for index, offset in end.items()}
-
-    def _from_group(self, begin: ByPartition, until: ByPartition) -> ByPartition:
-        """Where to begin: what the group has done meanwhile is not read again, whatever Spark's checkpoint says."""
-        holding = self._held()
-        if holding is None:
-            return begin
-        assert self._options.group is not None
-        epochs = holding.epochs()
-        described = self._connection().describe_group(self._options.subject, self._options.group)
-        committed = {one.partition: one.committed for one in described.partitions}
-        found = {}
-        for index, offset in until.items():
-            if index not in epochs:
-                found[index] = offset  # nothing of it
-                continue
-            found[index] = max(begin.get(index, 0), committed.get(index, 0))
-            self._planned[index] = (epochs[index], offset)
-        return found
+    def _plan(self, holding: Holding, until: ByPartition) -> dict[int, HeldPlace]:
+        """Where the rows of a micro-batch begin that ends there; what others have done meanwhile is left out."""
+        if not until:
+            return {}
+        held = self._check_parked(holding.wait_for_work(until))
+        places = {index: one for index, one in held.items() if one.offset < until[index]}
+        self._planned |= {index: _Planned(one.epoch, until[index]) for index, one in places.items()}
+        holding.keep_for_now({index: one.epoch for index, one in places.items()})
+        return places
 
     # What Spark calls
 
-    def initialOffset(self) -> dict[str, dict[str, int]]:
+    def initialOffset(self) -> Offsets:
         options, node = self._options, self._connection().node
+        bound = options.start("latest")
+        if self._held() is not None:
+            bound = Bound("committed")  # now there is a group: it has begun where it was to begin
         extents = extents_of(node, options.subject)
-        start = resolve(node, options.subject, extents, options.starting_option, options.start("latest"), options.group)
+        start = resolve(node, options.subject, extents, options.starting_option, bound, options.group)
         start = kept_within(options.subject, extents, start, options.fail_on_data_loss)
         return offsets_json(options.subject, start)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        limit = self._options.max_messages_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        extents = extents_of(self._connection().node, self._options.subject)
-        self._target = {partition: extent.end for partition, extent in extents.items()}
-
-    def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Where the next micro-batch ends. If there is nothing new, this waits for it for a moment."""
-        begin = parse_offsets(self._options.subject, start)
+        subject = self._options.subject
+        begin = parse_offsets(subject, start)
         self._done_below(begin)
-        end = self._end(begin)
-        if end == begin and self._target is None and self._wait(begin):
-            end = self._end(begin)
-        end = self._only_held(begin, end)
-        if end == begin and self._target is not None:
-            self._hand_back()  # that was the last call, and `stop` may not come
+        first, end = self._extent(begin)
+        if first == end and self._target is None:
+            self._wait(begin | (self._latest or {}))
+            first, end = self._extent(begin)
         if isinstance(limit, ReadMaxRows):
-            end = admitted(begin, end, limit.max_rows)
-        return offsets_json(self._options.subject, end)
+            end = admitted(first, end, limit.max_rows)
+        offsets = offsets_json(subject, end)
+        back = {index for index, offset in end.items() if first[index] < offset == begin.get(index)}
+        again = start.get(AGAIN, {}) | self._epochs(back)
+        if again:
+            offsets[AGAIN] = again
+        if offsets == start and self._target is not None:
+            self._end_with(index for index, target in self._target.items() if end.get(index, 0) < target)
+        return offsets
 
-    def _end(self, begin: ByPartition) -> ByPartition:
-        """As far as there is something, or as was to be read now; never before the beginning."""
+    def _epochs(self, partitions: set[int]) -> dict[str, int]:
+        places = self._held_places() if partitions else {}
+        return {str(index): one.epoch for index, one in places.items() if index in partitions}
+
+    def _held_places(self) -> dict[int, HeldPlace]:
+        """Those that may be read."""
+        holding = self._held()
+        held = {} if holding is None else holding.places()
+        return self._check_parked({index: one for index, one in held.items() if not one.is_wanted_back})
+
+    def _extent(self, begin: ByPartition) -> tuple[ByPartition, ByPartition]:
+        """Where the next micro-batch begins, and how far it may go: as far as there is something, or as was to be read
+        now. In partitions that others hold there is nothing to do."""
         extents = extents_of(self._connection().node, self._options.subject)
         self._check_beyond(extents, begin)
         self._latest = {partition: extent.end for partition, extent in extents.items()}
-        end = self._latest if self._target is None else self._target
-        return {partition: max(offset, begin.get(partition, 0)) for partition, offset in (begin | end).items()}
+        end = begin | (self._latest if self._target is None else self._target)
+        first = {index: begin.get(index, 0) for index in end}
+        if self._options.group is not None:
+            places = self._held_places()
+            end = {index: offset if index in places else first[index] for index, offset in end.items()}
+            first |= {index: one.offset for index, one in places.items() if index in end}
+        return first, {index: max(offset, first[index]) for index, offset in end.items()}
 
     def _check_beyond(self, extents: dict[int, Extent], begin: ByPartition) -> None:
         """A log that ends before what was read of it already is another one."""
@@ -281,34 +305,23 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if ahead:
             kept_within(self._options.subject, extents, ahead, self._options.fail_on_data_loss)
 
-    def _wait(self, offsets: ByPartition) -> bool:
-        if self._arrivals is None:
-            self._arrivals = Arrivals(self._connection().node, self._options.subject)
-        return self._arrivals.wait(offsets, IDLE_WAIT_S)
-
-    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
-        """For the progress of the query: as `latestOffset` saw it last, whatever was admitted."""
-        return None if self._latest is None else offsets_json(self._options.subject, self._latest)
-
-    def partitions(self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> Sequence[OffsetRange]:
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[OffsetRange]:
         subject = self._options.subject
         begin, until = parse_offsets(subject, start), parse_offsets(subject, end)
-        extents = extents_of(self._connection().node, subject)
-        begin = self._from_group(begin, until)
-        asked = {one: offset for one, offset in begin.items() if offset < until.get(one, 0)}
-        # A partition that is new has no beginning yet; whatever there is of it is all of it.
-        begin |= kept_within(subject, extents, asked, self._options.fail_on_data_loss)
-        return self._ranges(begin, until)
-
-    def commit(self, end: dict[str, dict[str, int]]) -> None:
-        self._done_below(parse_offsets(self._options.subject, end))
-
-    def _hand_back(self) -> None:
-        holding, self._holding = self._holding, None
+        done: dict[int, bytes] = {}
+        holding = self._held()
         if holding is not None:
-            holding.stop()
+            before, again = start.get(AGAIN, {}), end.get(AGAIN, {})
+            asked = {index for index, offset in until.items() if offset != begin.get(index, 0)}
+            asked |= {int(index) for index, epoch in again.items() if epoch != before.get(index)}
+            places = self._plan(holding, {index: until[index] for index in asked})
+            begin = {index: places[index].offset if index in places else offset for index, offset in until.items()}
+            done = {index: one.done_below(until[index]) for index, one in places.items()}
+        extents = extents_of(self._connection().node, subject)
+        wanted = {one: offset for one, offset in begin.items() if offset < until.get(one, 0)}
+        # A partition that is new has no beginning yet; whatever there is of it is all of it.
+        begin |= kept_within(subject, extents, wanted, self._options.fail_on_data_loss)
+        return self._ranges(begin, until, done)
 
-    def stop(self) -> None:
-        self._arrivals = None
-        self._hand_back()
-        disconnect(self._options.target)
+    def commit(self, end: Offsets) -> None:
+        self._done_below(parse_offsets(self._options.subject, end))
