@@ -83,7 +83,7 @@ def short(tmp_path: Path, witness: Witness) -> Iterator[Served]:
 
 def test_the_servers_lease_settings_hold_for_its_clients(short: Served) -> None:
     mq = short.connect()
-    assert mq.node.lease == SHORT_LEASE  # type: ignore[attr-defined]
+    assert mq.node.lease == SHORT_LEASE
 
 
 def test_what_is_the_servers_cannot_be_said_by_a_client(served: Served) -> None:
@@ -279,7 +279,7 @@ def test_a_member_that_vanishes_is_counted_out_soon_but_keeps_its_lease(served: 
     ask(gone.node, Heartbeat("line", "g", "gone", "partition", "first"), Assignment)
     ask(gone.node, Acquire("line", "g", 0, "gone", 1), Granted)
     ask(stays.node, Heartbeat("line", "g", "stays", "partition", "first"), Assignment)
-    gone.node.close()  # type: ignore[attr-defined]
+    gone.node.close()
 
     def assigned() -> tuple[int, ...]:
         return ask(stays.node, Heartbeat("line", "g", "stays", "partition", "first"), Assignment).partitions
@@ -298,7 +298,7 @@ def test_a_request_that_waits_for_a_client_that_is_gone_gets_no_lease(served: Se
     granted = ask(stays.node, Acquire("line", "g", 0, "holder", 1), Granted)
     gone.node.submit(Acquire("line", "g", 0, "gone", 1, wait_s=30.0), lambda _: None)
     ask(gone.node, Heartbeat("line", "g", "gone", "partition", "first"), Assignment)  # by now it waits
-    gone.node.close()  # type: ignore[attr-defined]
+    gone.node.close()
     eventually(lambda: served.service.connection_count == 1, "the server has noticed")
     from inturn.model.commands import Done, Release
 

@@ -132,6 +132,25 @@ def test_a_stream_with_a_handler_is_a_member_of_its_group(
     assert in_order(noted())
 
 
+def test_what_is_asked_of_a_key_is_done_where_nothing_else_waits(
+    spark: SparkSession, served: Served, tmp_path: Path, noted: Callable[[], list[tuple[str, int, str]]]
+) -> None:
+    mq = served.connection
+    mq.create_subject("orders", 1)
+    query = for_each_stream(spark, served.address, "orders", "notify", HANDLER, checkpoint=str(tmp_path / "checkpoint"))
+    try:
+        wait_until(lambda: lag(served, "orders", "notify") == 0)
+        mq.park_key("orders", "notify", "key-3", why="a test", by="me")
+        wait_until(lambda: [one.state for one in mq.keys("orders", "notify")] == ["parked"])
+        send(served, "orders", 2 * KEYS, tmp_path)
+        wait_until(lambda: len(noted()) == 2 * KEYS - 2)
+        mq.resume_key("orders", "notify", "key-3", why="a test", by="me")
+        wait_until(lambda: len(noted()) == 2 * KEYS)
+    finally:
+        query.stop()
+    assert in_order(noted())
+
+
 def test_available_now_ends_with_what_was_there(
     spark: SparkSession, served: Served, tmp_path: Path, noted: Callable[[], list[tuple[str, int, str]]]
 ) -> None:

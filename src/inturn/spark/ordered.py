@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import BooleanType, DoubleType, IntegerType, LongType, StringType, StructField, StructType
 
-from inturn.model.commands import GroupDescription
+from inturn.model.commands import GroupDescription, KeyDescription
 from inturn.model.errors import InturnError
 from inturn.model.logs import get_logger
 from inturn.spark import stream_member
@@ -31,7 +31,7 @@ from inturn.spark.handler import load_handler
 from inturn.spark.holding import Holding
 from inturn.spark.offsets import extents_of, kept_within, resolve
 from inturn.spark.options import HandlerOptions, ReadOptions
-from inturn.spark.rounds import Work, done
+from inturn.spark.rounds import Steered, Work, done, steered
 from inturn.spark.stream_member import StreamMember
 
 TAKE_OVER_S = 120.0
@@ -102,6 +102,9 @@ class _Ordered:
     def _described(self) -> GroupDescription:
         return connected(self._options.target, "the driver").describe_group(self._options.subject, self._group)
 
+    def _keys(self) -> list[KeyDescription]:
+        return connected(self._options.target, "the driver").keys(self._options.subject, self._group)
+
     def _task_count(self) -> int:
         """As many as were asked for, or as this machine has cores: how many there are elsewhere is not told here."""
         return self._options.min_partitions or os.cpu_count() or 1
@@ -169,7 +172,7 @@ class OrderedBatchReader(_Ordered, DataSourceReader):
         holding = self._hold(takes_over=True)
         try:
             epochs = holding.wait_for(set(range(work.subject.partition_count)), TAKE_OVER_S)
-            waiting = work.waiting(self._described(), ends)
+            waiting = work.waiting(self._described(), ends, keys=self._keys())
             self._tell_cut({one.partition: one.until for one in waiting if one.until < ends[one.partition]})
             plans = work.plans(waiting, holding.owner, epochs, self._task_count(), 1)
         except BaseException:
@@ -194,7 +197,7 @@ class OrderedStreamReader(_Ordered, StreamMember, DataSourceStreamReader):
         _Ordered.__init__(self, options)
         StreamMember.__init__(self, options)
         self._limit: int | None = options.max_messages_per_trigger
-        self._done_before = -1
+        self._state_before: tuple[int, Steered] | None = None
 
     def initialOffset(self) -> dict[str, int]:
         return {"round": 0}
@@ -209,8 +212,9 @@ class OrderedStreamReader(_Ordered, StreamMember, DataSourceStreamReader):
             self._wait({one.partition: one.end_offset for one in described.partitions})
             described = self._look()
         count = done(described)
-        is_idle = count == self._done_before  # all that is left waits behind keys that do not go on
-        self._done_before = count
+        state = count, steered(self._keys())
+        is_idle = state == self._state_before  # all that is left waits behind keys that do not go on
+        self._state_before = state
         if not self._to_do(work, described, holding) or (is_idle and self._target is not None):
             if self._target is not None:
                 left = {one.partition for one in work.waiting(described, self._target)}
@@ -234,13 +238,13 @@ class OrderedStreamReader(_Ordered, StreamMember, DataSourceStreamReader):
 
     def _to_do(self, work: Work, described: GroupDescription, holding: Holding) -> bool:
         epochs = holding.epochs()
-        return any(one.partition in epochs for one in work.waiting(described, self._target))
+        return any(one.partition in epochs for one in work.waiting(described, self._target, keys=self._keys()))
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[SlicePartition]:
         """What waits now, not what waited when the round was first planned: the group's state is the checkpoint."""
         work = self._work()
         holding = self._held(work)
-        waiting = work.waiting(self._described(), self._target, self._limit)
+        waiting = work.waiting(self._described(), self._target, self._limit, self._keys())
         tasks = self._task_count()
         return self._partitions(work.plans(waiting, holding.owner, holding.epochs(), tasks, end["round"]))
 
