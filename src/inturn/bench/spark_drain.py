@@ -21,6 +21,7 @@ from inturn.bench.child import Child
 from inturn.bench.filling import fill
 from inturn.bench.report import BenchReport, Beside, Row, median
 from inturn.bench.served_child import served
+from inturn.bench.spark_session import spark_session
 from inturn.connection import Connection, connect
 from inturn.model.errors import InturnError
 from inturn.model.settings import ConsumerSettings, Order
@@ -108,19 +109,12 @@ def run_skew(quick: bool) -> BenchReport:
 
 @contextmanager
 def _bed() -> Iterator[Bed]:
-    from inturn.spark import session
-
     with tempfile.TemporaryDirectory(prefix="inturn-bench-") as folder, served(Path(folder) / "data") as server:
         address = server.hear()
         began = time.perf_counter()
-        spark = session("inturn-bench", f"local[{TASKS}]")
-        try:
+        with spark_session(TASKS) as spark, connect(address) as mq:
             spark.range(TASKS).count()
-            session_s = time.perf_counter() - began
-            with connect(address) as mq:
-                yield Bed(spark, mq, address, Path(folder), session_s)
-        finally:
-            spark.stop()
+            yield Bed(spark, mq, address, Path(folder), time.perf_counter() - began)
 
 
 def _warm_up(bed: Bed) -> None:
