@@ -19,9 +19,9 @@ venv: $(INSTALLED) ## make .venv with everything that is locked (PYTHON=python3.
 demo: $(INSTALLED) ## show what inturn does, in a minute; draws demo-report.html
 	$(VENV)/bin/inturn demo
 
-test: lint ## lint, all tests, and 1000 simulated histories (PYTEST_ARGS="-n 2")
+test: lint ## lint, all tests, and 500 simulated histories (PYTEST_ARGS="-n 2")
 	$(PY) -m pytest $(PYTEST_ARGS)
-	$(PY) -m inturn.testing.soak --seeds 1000
+	$(PY) -m inturn.testing.soak --seeds 500
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(PY) -m ruff check .
@@ -36,6 +36,7 @@ ifdef HOURS
 	$(PY) -m inturn.testing.soak --minutes $$(awk 'BEGIN { print $(HOURS) * 30 }')
 	$(PY) -m inturn.testing.process_soak --minutes $$(awk 'BEGIN { print $(HOURS) * 30 }')
 else
+	$(PY) -m pytest $(PYTEST_ARGS) -m slow
 	$(PY) -m inturn.testing.soak --seeds $(SEEDS)
 endif
 

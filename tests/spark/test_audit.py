@@ -224,6 +224,7 @@ _done: dict[str, set[bytes]] = {}
 _failed: set[Path] = set()
 
 
+@pytest.mark.slow
 def test_a_real_trace_is_judged_with_its_log_and_every_way_to_break_it_is_seen(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -308,6 +309,7 @@ def _broken(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+@pytest.mark.slow
 def test_what_a_killed_consumer_did_not_write_any_more_is_unproven_and_no_violation(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -327,6 +329,7 @@ def test_what_a_killed_consumer_did_not_write_any_more_is_unproven_and_no_violat
     assert verdict.total("unproven") == 0
 
 
+@pytest.mark.slow
 def test_a_task_that_repeats_what_a_killed_one_did_in_the_same_epoch_is_in_order(
     spark: SparkSession, tmp_path: Path
 ) -> None:

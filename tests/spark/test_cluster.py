@@ -331,6 +331,7 @@ def test_a_cluster_that_gives_no_executor_is_not_waited_for(cluster: Cluster, dr
     assert text.startswith(f"{cluster.master} has given no executor within 3 s: does it have the cores and")
 
 
+@pytest.mark.slow
 def test_the_command_drains_on_a_cluster(
     cluster: Cluster, driver: Driver, python: Path, judged: Judged, modules: Path
 ) -> None:
