@@ -300,7 +300,6 @@ class Broker:
                 self._store(group, command.member, [command.progress])
             self.claims.release(key, command.member, command.progress.epoch)
             return
-        self.leases.check(key, command.member, command.progress.epoch)
         claims = self.claims.call_back(key)
         if claims:
             raise LeaseHeld(group.name, str(command.partition), f"{claims[0].claimant}, under the lease")

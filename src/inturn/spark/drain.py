@@ -29,7 +29,7 @@ from inturn.model.settings import SPAN_MAX, AssignmentStrategy, ConsumerSettings
 from inturn.spark.admission import check_target as check_target
 from inturn.spark.admission import describe_existing, order_of
 from inturn.spark.connections import connected
-from inturn.spark.execution import PATIENCE_S, ROUND_S, LimitReached, TaskOutcome, TaskPlan
+from inturn.spark.execution import PATIENCE_S, ROUND_S, TASK_SETTINGS, LimitReached, TaskOutcome, TaskPlan
 from inturn.spark.handler import HandlerName, load_handler, module_of
 from inturn.spark.holding import Holding, make_group
 from inturn.spark.hot_keys import HotKey, HotKeys
@@ -197,7 +197,7 @@ class Drain:
         self._handler = handler
         self._function = load_handler(handler)
         self._order = None if order is None else one_of(Order, "order", order)
-        self._consumer = consumer if consumer is not None else ConsumerSettings(concurrency=64)
+        self._consumer = consumer if consumer is not None else TASK_SETTINGS
         self._settings = settings if settings is not None else DrainSettings()
         self._until = until
         self._start = start

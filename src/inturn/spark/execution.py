@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -27,6 +27,7 @@ from inturn.spark.slices import Slice
 
 ROUND_S = 30.0
 PATIENCE_S = 2.0
+TASK_SETTINGS = ConsumerSettings(concurrency=64)  # unless others are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class TaskPlan:
     epochs: dict[int, int]
     slices: tuple[Slice, ...]
     order: Order = Order.KEY
-    settings: ConsumerSettings = field(default_factory=ConsumerSettings)
+    settings: ConsumerSettings = TASK_SETTINGS
     round: int = 0
     index: int = 0
     round_s: float = ROUND_S

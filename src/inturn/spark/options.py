@@ -14,7 +14,7 @@ from inturn.model.errors import InvalidInput
 from inturn.model.names import check_name
 from inturn.model.settings import ConsumerSettings, Order, one_of
 from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, SlotSet
-from inturn.spark.execution import ROUND_S
+from inturn.spark.execution import ROUND_S, TASK_SETTINGS
 from inturn.spark.offsets import EARLIEST, Bound, parse_bound, parse_time
 from inturn.wire.address import is_address, parse_address
 
@@ -46,7 +46,6 @@ SECRETS = ("token", "password")
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 STREAM_ONLY = ("maxMessagesPerTrigger", "takeOver", "roundSeconds")
 HANDLER_ONLY = ("concurrency", "consumerSettings", "takeOver", "roundSeconds")
-CONCURRENCY = 64  # handlers at once, in each task
 LATEST_BOUND = Bound("latest")
 
 
@@ -56,7 +55,7 @@ class HandlerOptions:
 
     name: str
     order: Order = Order.KEY
-    consumer: ConsumerSettings = field(default_factory=lambda: ConsumerSettings(concurrency=CONCURRENCY))
+    consumer: ConsumerSettings = TASK_SETTINGS
     takes_over: bool = False
     round_s: float = ROUND_S
     start: str = "first"  # of a group that is new
@@ -131,7 +130,7 @@ def handler_options(
     handler: str, order: Order | str, consumer: ConsumerSettings | None, *, takes_over: bool, round_s: float
 ) -> dict[str, str]:
     """The options that say the same as these."""
-    settings = consumer if consumer is not None else ConsumerSettings(concurrency=CONCURRENCY)
+    settings = consumer if consumer is not None else TASK_SETTINGS
     return {
         "handler": handler,
         "order": one_of(Order, "order", order).value,
@@ -193,7 +192,9 @@ def _settings(text: str, concurrency: int | None) -> ConsumerSettings:
     """Fields of ConsumerSettings as JSON; what is left out is as in HandlerOptions."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, object])
-        fields = {"concurrency": CONCURRENCY, **fields, **({} if concurrency is None else {"concurrency": concurrency})}
+        fields = {"concurrency": TASK_SETTINGS.concurrency, **fields}
+        if concurrency is not None:
+            fields["concurrency"] = concurrency
         return msgspec.convert(fields, ConsumerSettings)
     except msgspec.MsgspecError as error:
         raise InvalidInput(f"option consumerSettings={text!r}: not ConsumerSettings as JSON: {error}") from None

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import BooleanType, DoubleType, IntegerType, LongType, StringType, StructField, StructType
 
+from inturn.connection import Connection
 from inturn.model.commands import GroupDescription, KeyDescription
 from inturn.model.errors import InturnError
 from inturn.model.logs import get_logger
@@ -78,16 +79,18 @@ class _Ordered:
         self._handler: HandlerOptions = options.handler
         self._group: str = options.group
 
+    def _connection(self) -> Connection:
+        return connected(self._options.target, "the driver")
+
     def _work(self) -> Work:
         options, handler = self._options, self._handler
         load_handler(handler.name)  # before anything is taken from anybody
-        connection = connected(options.target, "the driver")
-        subject = connection.subject(options.subject)
+        subject = self._connection().subject(options.subject)
         return Work(options.target, subject, self._group, handler.order, handler.consumer, handler.round_s)
 
     def _hold(self, *, takes_over: bool) -> Holding:
         holding = Holding(
-            connected(self._options.target, "the driver"),
+            self._connection(),
             self._options.subject,
             self._group,
             load_handler(self._handler.name),
@@ -100,10 +103,10 @@ class _Ordered:
         return holding
 
     def _described(self) -> GroupDescription:
-        return connected(self._options.target, "the driver").describe_group(self._options.subject, self._group)
+        return self._connection().describe_group(self._options.subject, self._group)
 
     def _keys(self) -> list[KeyDescription]:
-        return connected(self._options.target, "the driver").keys(self._options.subject, self._group)
+        return self._connection().keys(self._options.subject, self._group)
 
     def _task_count(self) -> int:
         """As many as were asked for, or as this machine has cores: how many there are elsewhere is not told here."""
@@ -165,7 +168,7 @@ class OrderedBatchReader(_Ordered, DataSourceReader):
     def partitions(self) -> Sequence[SlicePartition]:
         options = self._options
         work = replace(self._work(), round_s=math.inf)  # there is no other round
-        node = connected(options.target, "the driver").node
+        node = self._connection().node
         extents = extents_of(node, options.subject)
         ends = resolve(node, options.subject, extents, options.ending_option, options.ending, options.group)
         ends = kept_within(options.subject, extents, ends, options.fail_on_data_loss)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from inturn.model.commands import GroupDescription, KeyDescription
 from inturn.model.settings import SPAN_MAX, ConsumerSettings, LotState, Order
 from inturn.model.subject import Subject
-from inturn.spark.execution import PATIENCE_S, ROUND_S, TaskPlan
+from inturn.spark.execution import PATIENCE_S, ROUND_S, TASK_SETTINGS, TaskPlan
 from inturn.spark.slices import Waiting, plan
 
 Steered = frozenset[tuple[object, ...]]
@@ -22,7 +22,7 @@ class Work:
     subject: Subject
     group: str
     order: Order = Order.KEY
-    consumer: ConsumerSettings = field(default_factory=lambda: ConsumerSettings(concurrency=64))
+    consumer: ConsumerSettings = TASK_SETTINGS
     round_s: float = ROUND_S
     patience_s: float = PATIENCE_S
 

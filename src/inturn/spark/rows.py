@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from inturn.model.batch import NO_COMPRESSION, StoredBatch, decode, is_intact, slots_of
+from inturn.model.batch import StoredBatch, contents, is_intact, slots_of
 from inturn.model.commands import Answer, Node, Pulled, Read
 from inturn.model.errors import ConnectionLost, InturnError, LogDamaged, ServerStopping
-from inturn.model.message import Origin, Outgoing
+from inturn.model.message import Outgoing
 from inturn.model.request import ask
 from inturn.model.settings import MIB
 from inturn.spark.connections import unreachable
@@ -80,7 +79,7 @@ def read_rows(
                 break
             if not is_intact(batch):
                 raise LogDamaged(f"{subject}/{work.partition}", batch.header.base_offset, "a checksum does not fit")
-            piece = _piece(batch, subject, work, wanted, done, schema.names)
+            piece = _piece(batch, work, wanted, done, schema.names)
             if piece is not None:
                 pieces.append(piece)
         yield from arrow_batches(Rows(subject, work.partition, pieces), schema)
@@ -162,7 +161,6 @@ _VALUES: dict[str, Callable[[Sequence[Outgoing]], list[Any]]] = {
     "properties": lambda messages: [message.properties for message in messages],
     "born_at": lambda messages: [message.born_at_ms for message in messages],
 }
-_decoder = msgspec.msgpack.Decoder(list[Outgoing])
 
 
 def _offsets_in(finished: bytes) -> Numbers:
@@ -170,9 +168,7 @@ def _offsets_in(finished: bytes) -> Numbers:
     return np.fromiter(offsets, np.int64, len(offsets))
 
 
-def _piece(
-    batch: StoredBatch, subject: str, work: OffsetRange, wanted: Wanted, done: Numbers, names: Sequence[str]
-) -> Piece | None:
+def _piece(batch: StoredBatch, work: OffsetRange, wanted: Wanted, done: Numbers, names: Sequence[str]) -> Piece | None:
     """What is wanted of an intact batch; None if that is nothing, which the slot vector may tell without decoding."""
     header = batch.header
     slots: Numbers = np.frombuffer(slots_of(batch), np.uint16)
@@ -180,24 +176,20 @@ def _piece(
     if not is_wanted.any():
         return None
     offsets: Numbers = np.arange(header.base_offset, header.next_offset, dtype=np.int64)
-    messages: Sequence[Outgoing]
-    if header.compression == NO_COMPRESSION:  # as `decode`, which is slower: it gives each message its place
-        messages = _decoder.decode(batch.payload[2 * header.count :])
-    else:
-        messages = placed = decode(batch, Origin(subject, work.partition))
-        if len(placed) < header.count:  # the node has left out those of other slots
-            offsets = np.fromiter((message.offset for message in placed), np.int64, len(placed))
-            slots, is_wanted = slots[offsets - header.base_offset], is_wanted[offsets - header.base_offset]
     is_wanted = is_wanted & (offsets >= work.start) & (offsets < work.until)
     if len(done):
         is_wanted &= ~np.isin(offsets, done)
+    places: Numbers = np.flatnonzero(is_wanted)
+    messages = contents(batch)
+    if len(places) < header.count:
+        messages = [messages[place] for place in places.tolist()]
     if wanted.keys is not None:
-        is_wanted &= np.fromiter((message.key in wanted.keys for message in messages), np.bool_, len(messages))
-    if not is_wanted.all():
-        messages = [messages[place] for place in np.flatnonzero(is_wanted).tolist()]
-        offsets, slots = offsets[is_wanted], slots[is_wanted]
+        has_key = np.fromiter((message.key in wanted.keys for message in messages), np.bool_, len(messages))
+        places = places[has_key]
+        messages = [message for message, is_kept in zip(messages, has_key.tolist(), strict=True) if is_kept]
     if not messages:
         return None
+    offsets, slots = offsets[places], slots[places]
     values = {name: _VALUES[name](messages) for name in names if name in _VALUES}
     return Piece(len(messages), offsets, slots, header.stored_at_ms, values)
 

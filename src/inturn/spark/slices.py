@@ -50,8 +50,9 @@ def plan(subject: Subject, order: Order, waiting: Sequence[Waiting], task_count:
     share = sum(one.count for one in waiting) / task_count
     tasks: list[list[Slice]] = [[]]
     room = share
+    slots_of = _slots_by_partition(subject)
     for one in waiting:
-        slots = _slots_by_partition(subject)[one.partition]
+        slots = slots_of[one.partition]
         left, first = float(one.count), 0
         while left > room + TOLERANCE * share and len(tasks) < task_count and len(slots) - first > 1:
             taken = round(len(slots) * room / one.count)

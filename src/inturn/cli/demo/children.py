@@ -62,6 +62,19 @@ class Children:
             return None
         return stdout.readline()
 
+    def first_line(self, name: str, wait: Callable[[Callable[[], bool]], None]) -> bytes:
+        """What it says first; `wait` is how the act waits for something."""
+        said: list[bytes] = []
+
+        def has_spoken() -> bool:
+            self.check()
+            line = self.said(name)
+            said.extend([line] if line else [])
+            return bool(said)
+
+        wait(has_spoken)
+        return said[0]
+
     def check(self) -> None:
         """Raises ChildFailed if one has ended that was not asked to."""
         for name, process in self._running.items():

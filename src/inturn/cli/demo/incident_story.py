@@ -138,16 +138,7 @@ class IncidentStory(Act):
         for name in ONLINE:
             how = (name, str(self._traces), str(scale.lease_s / 5))
             self._board.pids[name] = children.start(name, "inturn.cli.demo.incident_consumer", *how)
-        said: list[bytes] = []
-
-        def is_ready() -> bool:
-            children.check()
-            line = children.said(SERVER)
-            said.extend([line] if line else [])
-            return bool(said)
-
-        self._wait(is_ready)
-        self._board.address = msgspec.json.decode(said[0])["address"]
+        self._board.address = msgspec.json.decode(children.first_line(SERVER, self._wait))["address"]
         self._board.pids = {SERVER: pid, **self._board.pids}
         self._board.events.say(f"inturn serve at {self._board.address}, {' and '.join(ONLINE)} online; Spark starts")
 

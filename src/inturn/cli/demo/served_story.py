@@ -75,16 +75,8 @@ class ServedStory(Act):
             records = self._folder / f"{name}.jsonl"
             how = (name, str(records), str(scale.handling_s), str(scale.lease_s / 5))
             self._board.joined(name, children.start(name, "inturn.cli.demo.consumer", *how), records)
-        said: list[bytes] = []
-
-        def is_ready() -> bool:
-            children.check()
-            line = children.said(SERVER)
-            said.extend([line] if line else [])
-            return bool(said)
-
-        self._wait(is_ready)
-        self._board.address, self._board.server_pid = msgspec.json.decode(said[0])["address"], pid
+        said = children.first_line(SERVER, self._wait)
+        self._board.address, self._board.server_pid = msgspec.json.decode(said)["address"], pid
         self._board.events.say(f"inturn serve listens at {self._board.address}, process {pid}")
 
     def _kill(self, children: Children) -> None:
