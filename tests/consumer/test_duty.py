@@ -37,7 +37,7 @@ from inturn.model.commands import (
     Renewed,
     Reply,
 )
-from inturn.model.errors import InturnError, LeaseHeld, StaleEpoch
+from inturn.model.errors import ConnectionLost, InturnError, LeaseHeld, LogDamaged, StaleEpoch
 from inturn.model.message import Outgoing
 from inturn.model.settings import Order
 from inturn.model.slot import SlotSet, slot_of
@@ -123,6 +123,27 @@ def test_damage_behind_the_bound_does_not_matter() -> None:
     bench.settle()
     assert bench.handle_all() == [0, 1, 2]
     assert bench.core.is_through()
+
+
+def test_a_node_that_is_away_for_a_moment_holds_nothing_up() -> None:
+    """Whoever is held up gives up: only what does not pass by itself counts."""
+    bench = bench_with(Duty(until={0: 3}))
+    bench.poll()
+    bench.answer(bench.take_command(Heartbeat), Assignment(1, (0,), SUBJECT, 1e9))
+    bench.poll()
+    bench.answer(bench.take_command(Acquire), ConnectionLost("node", "it went away"))
+    assert not bench.core.is_held_up
+    bench.now_s += 1.0
+    bench.poll()
+    bench.answer(bench.take_command(Acquire), Granted(5, 0, LEASE.life_s))
+    assert bench.held.error is None
+    bench.poll()
+    bench.answer(bench.take_command(Pull), ConnectionLost("node", "it went away"))
+    assert not bench.core.is_held_up
+    bench.now_s += 1.0
+    bench.poll()
+    bench.answer(bench.take_command(Pull), LogDamaged("orders/0", 0, "a flipped byte"))
+    assert bench.core.is_held_up
 
 
 def test_it_is_not_through_before_a_lot_that_is_resumed_is_empty() -> None:

@@ -124,6 +124,9 @@ def test_members_that_ask_for_other_delays_are_refused(line: Connection) -> None
         other = quick(strategy="best-effort", retry=RetryDelays((1.0,), 0))
         with pytest.raises(GroupConflict, match="3 delays"):
             line.consumer("line", "g", Seen(), settings=other).start()
+    began_s = time.monotonic()
+    line.close()
+    assert time.monotonic() - began_s < 10, "whoever was refused is not waited for"
 
 
 @pytest.mark.parametrize("bad", [{"levels_s": ()}, {"levels_s": (0,)}, {"first_level": 18}, {"first_level": -1}])

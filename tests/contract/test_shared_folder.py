@@ -24,24 +24,27 @@ from tests.contract.bed import WAIT_S, Seen, committed, eventually, quick
 # Opens the folder, says so, and does as it is told, line by line.
 OTHER = """
 import sys, inturn
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")  # at once: a handler speaks, too
+    sys.stdout.flush()
 mq = inturn.connect(sys.argv[1])
-print("open", mq.node.is_opened_here, flush=True)
+say("open", mq.node.is_opened_here)
 producer = consumer = None
 for line in sys.stdin:
     word, *rest = line.split()
     if word == "send":
         producer = producer or mq.producer()
         stored = producer.send_sync("line", rest[0].encode(), key="k", timeout_s=10)
-        print("stored", stored.offset, flush=True)
+        say("stored", stored.offset)
     elif word == "consume":
         def handle(message, context):
-            print("handled", message.body.decode(), context.epoch, flush=True)
+            say("handled", message.body.decode(), context.epoch)
         consumer = mq.consumer("line", "g", handle)
         consumer.start()
     elif word == "here":
-        print("here", mq.node.is_opened_here, flush=True)
+        say("here", mq.node.is_opened_here)
 mq.close()
-print("closed", flush=True)
+say("closed")
 """
 
 

@@ -83,7 +83,7 @@ def test_a_consumer_that_commits_what_it_has_only_pulled_is_found(tmp_path: Path
 
 @pytest.mark.timeout(240)
 def test_a_log_that_stores_what_is_sent_again_is_found(tmp_path: Path) -> None:
-    faults = ("duplicate frames", "reset streams", "kill server") * 2
+    faults = ("drop from server", "duplicate frames", "reset streams", "kill server") * 2
     assert _findings(tmp_path, "STORED", "server", "duplicates_are_stored", *faults, consumers=2)
 
 

@@ -192,6 +192,21 @@ def test_a_holder_that_is_gone_without_a_word_is_waited_for_no_longer_than_its_l
     judged.judge()
 
 
+def test_whoever_ends_with_what_is_there_now_waits_for_all_that_is_assigned_to_it(judged: Judged) -> None:
+    """Leases of one that is gone come free one by one; the first alone would not tell that there is nothing to do."""
+    gone = held(judged)
+    gone.start()
+    epochs = gone.wait_for(BOTH, 20.0)
+    ask(judged.mq.node, Claim(SUBJECT, GROUP, 0, gone.owner, epochs[0], "task", 1, ALL_SLOTS.to_bytes(), 0.0), Granted)
+    gone.abandon()
+    until_s = time.monotonic() + 1.5 * LEASE.life_s
+    while time.monotonic() < until_s:
+        ask(judged.mq.node, Renew(SUBJECT, GROUP, "task", ((0, epochs[0]),)), Renewed)
+        time.sleep(LEASE.life_s / 5)
+    with held(judged) as holding:
+        assert holding.wait_at_start(is_bounded=True).keys() == BOTH
+
+
 def test_a_lease_is_kept_until_those_who_work_under_it_are_done(judged: Judged) -> None:
     """Longer than its life, and not a life longer than needed."""
     judged.send(20)

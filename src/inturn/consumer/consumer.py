@@ -230,7 +230,6 @@ class Consumer:
             raise Closed("consumer")
         if self._is_started:
             return
-        self._is_started = True
         if self._has_dead_letters:
             ask(self._node, OpenDeadLetters(self._origin, self.group), Subject)
         if self._make_retries is not None:
@@ -238,6 +237,7 @@ class Consumer:
             self._retries = self._make_retries()
             self._retries._workers.count = self._workers.count
             self._retries.start()
+        self._is_started = True  # not before: whoever was refused has nothing to stop
         self._workers.start()
         self._talker.start()
 
@@ -333,6 +333,11 @@ class Consumer:
         with self._lock:
             active = [one for one in self._core.held.values() if one.stage is Stage.ACTIVE]
             return {one.index: HeldLease(one.epoch, one.committed, one.missing, one.error) for one in active}
+
+    def assigned(self) -> frozenset[int]:
+        """The partitions that it should have, as far as it was told."""
+        with self._lock:
+            return self._core.assigned
 
     def kept(self) -> dict[int, KeptLease]:
         """The same of a consumer that only keeps leases, with those that it is giving back."""

@@ -101,7 +101,7 @@ class ConsumerCore:
         self._settings = settings
         self._lease = lease
         self._duty = duty
-        self._assigned: frozenset[int] = frozenset()
+        self.assigned: frozenset[int] = frozenset()
         self._authorised_until_s = NEVER  # then the node has given it up, unless a newer heartbeat was answered
         self._generation = 0
         self._requests: tuple[KeyRequest, ...] = ()
@@ -138,7 +138,7 @@ class ConsumerCore:
     def stop(self, now_s: float) -> None:
         """Start nothing new; when the running handlers are over: commit, release, leave."""
         self._is_stopping = True
-        self._assigned = frozenset()
+        self.assigned = frozenset()
 
     def kill(self) -> None:
         """No handler is started any more; nothing is committed or released."""
@@ -170,7 +170,7 @@ class ConsumerCore:
 
     def _wanted(self, now_s: float) -> frozenset[int]:
         """What is assigned, as long as that can be relied upon."""
-        return self._assigned if now_s < self._authorised_until_s else frozenset()
+        return self.assigned if now_s < self._authorised_until_s else frozenset()
 
     def _poll_membership(self, commands: list[Command], now_s: float) -> None:
         if not self._is_stopping and self._may_send(Heartbeat, now_s):
@@ -406,7 +406,7 @@ class ConsumerCore:
                 raise TypeError("what was pulled is to be opened first")
             case Renewed() if isinstance(command, Renew):
                 self._renewed(command, answer.partitions, waited.sent_at_s)
-                self._assigned -= set(answer.wanted_back)
+                self.assigned -= set(answer.wanted_back)
             case Committed() if isinstance(command, Commit):
                 self._committed(command, answer.partitions, now_s)
             case LotContent() if held is not None and isinstance(command, ReadLot):
@@ -424,7 +424,7 @@ class ConsumerCore:
         self._requests = answer.requests
         self.handling.keyless = answer.subject.keyless
         if not self._is_stopping:
-            self._assigned = frozenset(answer.partitions)
+            self.assigned = frozenset(answer.partitions)
         for held in self.held.values():
             if held.stage is Stage.ACTIVE:
                 held.authorised(self._authorised_until_s)
@@ -589,9 +589,10 @@ class ConsumerCore:
             return False
         for index in self._duty.until:
             held = self.held.get(index)
-            if held is None and (index in self._assigned or not self._generation):
+            if held is None and (index in self.assigned or not self._generation):
                 return False
-            if held is not None and held.error is None and not self._is_idle(held):
+            passes = held is not None and (held.error is None or held.error.retriable)
+            if held is not None and passes and not self._is_idle(held):
                 return False
         return True
 
@@ -606,7 +607,7 @@ class ConsumerCore:
             return False
         for index in self._duty.until:
             held = self.held.get(index)
-            if held is None and index not in self._assigned and self._generation:
+            if held is None and index not in self.assigned and self._generation:
                 continue  # called back
             if held is None or not held.is_through:
                 return False

@@ -130,6 +130,7 @@ class HeldPartition:
 
     def granted(self, answer: Granted, deadline_s: float, now_s: float) -> None:
         self.stage = Stage.ACTIVE
+        self.error = None
         self.epoch = answer.epoch
         self.is_claim = answer.is_claim
         self.life_s = answer.life_s

@@ -370,7 +370,9 @@ class Trace:
                         self._ended(progress.partition, progress.epoch, "lost", now_s)
             case Done() if isinstance(command, Release):
                 self._committed(core, command.progress, asked_at_s, now_s)
-                self._ended(command.progress.partition, command.progress.epoch, "released", now_s)
+                held = core.held.get(command.partition)
+                is_claim = held is not None and held.is_claim
+                self._ended(command.partition, command.progress.epoch, "released", now_s, is_claim=is_claim)
             case Renewed() if isinstance(command, Renew):
                 for index, epoch in command.held:
                     if index not in answer.partitions:
@@ -424,9 +426,9 @@ class Trace:
             is_claim=held is not None and held.is_claim,
         )
 
-    def _ended(self, partition: int, epoch: int, why: str, now_s: float) -> None:
+    def _ended(self, partition: int, epoch: int, why: str, now_s: float, *, is_claim: bool = False) -> None:
         self._claimed.pop((partition, epoch), None)
-        self._event("ended", now_s, partition=partition, epoch=epoch, why=why)
+        self._event("ended", now_s, partition=partition, epoch=epoch, why=why, is_claim=is_claim)
 
     def _moved(self, core: ConsumerCore, command: Move, answer: object, now_s: float) -> None:
         held = core.held.get(command.partition)

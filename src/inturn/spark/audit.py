@@ -422,15 +422,18 @@ class _Audit:
                 F.max("by_node").alias("by_node"),
             )
         )
-        certain = F.col("by_node") | (F.col("why") == "released")
+        # A claim that is given back ends nothing for the others under the same lease.
+        certain = F.col("by_node") | ((F.col("why") == "released") & ~F.col("is_claim"))
         ended = self._of_kind("ended").where(certain).groupBy(*_PLACE, "epoch").agg(F.max("at_ns").alias("ended_ns"))
         higher = Window.partitionBy(*_PLACE).orderBy(F.desc("epoch")).rowsBetween(Window.unboundedPreceding, -1)
         lower = Window.partitionBy(*_PLACE).orderBy("epoch")
         leases = granted.join(ended, [*_PLACE, "epoch"], "left").withColumn(
             "next_granted_ns", F.min("granted_ns").over(higher)
         )
-        owner = F.element_at("owners", 1).alias("owner")
-        with_cut = leases.select("*", owner).join(self.cut, [*_GROUP, "owner"], "left").drop("owner")
+        # Cut is what any of those was that worked in it: its owner, or somebody under the lease.
+        workers = self._of_kind("granted", "claimed").select(*_PLACE, "epoch", "owner").distinct()
+        cut = workers.join(self.cut, [*_GROUP, "owner"]).groupBy(*_PLACE, "epoch").agg(F.max("cut").alias("cut"))
+        with_cut = leases.join(cut, [*_PLACE, "epoch"], "left")
         before = F.coalesce(F.lag("cut").over(lower), F.lit(False))
         return with_cut.withColumn("cut_before", before).withColumn("lag_epoch", F.lag("epoch").over(lower))
 

@@ -452,7 +452,8 @@ class Drain:
                 holding.abandon()
                 return
             stopping.join(LOOK_S)
-            self._look("handing back")
+            with contextlib.suppress(InturnError):  # whatever made it end is what is to be told
+                self._look("handing back")
 
     def _retrying(self) -> int:
         with contextlib.suppress(NotFound):  # it never needed one

@@ -132,9 +132,13 @@ class Holding:
         """Wait until so many leases are held, but not for long: a stream looks again. One that ends with what is there
         now (`is_bounded`) waits for as long as a query before it may keep them that ended without a word."""
         until_s = time.monotonic() + STREAM_WAIT_S + (self._life_s if is_bounded else 0.0)
-        while len(epochs := self.epochs()) < count and time.monotonic() < until_s:
+        while True:
+            epochs = self.epochs()
+            # Leases are granted one by one: the first may be of a partition in which nothing is new.
+            is_all = not is_bounded or self._keeper.assigned() <= epochs.keys()
+            if (len(epochs) >= count and is_all) or time.monotonic() > until_s:
+                return epochs
             time.sleep(_LOOK_S)
-        return epochs
 
     def _held_by_others(self, missing: set[int]) -> LeaseHeld:
         described = self._connection.describe_group(self._keeper.subject, self._keeper.group)

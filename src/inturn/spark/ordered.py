@@ -158,7 +158,7 @@ class OrderedBatchReader(_Ordered, DataSourceReader):
                 f"{one.offset}, {key}; mend, park or skip it (`inturn key list`), then run the query again"
             )
             raise TaskFailed(plan, outcome, why)
-        if not (outcome.is_through or outcome.is_held_up):
+        if not outcome.is_through and (outcome.error or not outcome.is_held_up):
             why = outcome.error or (
                 f"it has handled {outcome.handled} messages, not all of its part: the leases were lost to another "
                 "member, or wanted back; run the query again, it goes on where the group stands"
