@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from inturn.consumer.held import NEVER, HeldPartition, Moving, SentNews, Stage, Waiting
-from inturn.consumer.lane import Lane, LaneKey
+from inturn.consumer.lane import STRAIGHT, Lane, LaneKey
 from inturn.consumer.lot import HeldLot, parked, unparked
 from inturn.consumer.outcome import Next, Outcome, text_of
 from inturn.consumer.run import Run
-from inturn.consumer.scheduler import Scheduler
+from inturn.consumer.scheduler import OVERDUE_S, Scheduler
 from inturn.model.commands import Failure, KeyRequest, LotContent
 from inturn.model.message import Message
 from inturn.model.names import dead_letter_subject, retry_subject
@@ -42,6 +42,7 @@ class Handling:
         self._dead_letter_subject = dead_letter_subject(group, origin)
         self._suspended: list[tuple[float, int, Waiting]] = []  # a heap by time
         self._numbers = itertools.count(1)
+        self._is_straight_possible = order is not Order.PARTITION and settings.ack == "auto" and settings.batch == 1
 
     # Messages come
 
@@ -50,6 +51,14 @@ class Handling:
         if not messages:
             return
         lanes, ready = held.lanes, self.scheduler.ready
+        straight = lanes.get(STRAIGHT)
+        if straight is None and not lanes and self._may_be_straight(held):
+            straight = lanes[STRAIGHT] = Lane(held, STRAIGHT, [], held.inbox)
+        if straight is not None:
+            straight.messages += messages
+            if straight.run is None:
+                ready(straight)
+            return
         is_plain = not held.lots and not held.exhausted
         for key, some in self._by_lane(messages).items():
             lane = lanes.get(key)
@@ -66,6 +75,78 @@ class Handling:
             lane.messages += some
             if lane.run is None and not lane.waits:
                 self._go_on(lane)
+
+    def _may_be_straight(self, held: HeldPartition) -> bool:
+        """Nothing is to be gained from lanes by key, and nothing is the matter with any of them."""
+        return (
+            self.scheduler.is_tiny
+            and self._is_straight_possible
+            and not (held.lots or held.attempts or held.requests or held.is_delayed)
+        )
+
+    def spread(self, lane: Lane) -> None:
+        """Put what is left of a straight lane into the lanes of its keys.
+
+        If it runs, its worker is told to begin nothing more. There is no lock: the last message that it had taken by
+        then it may begin, or give back. What is left of that key waits until the run is over.
+        """
+        held = lane.held
+        lane.is_spread = True
+        at = lane.spread_at = lane.at
+        is_active = held.stage is Stage.ACTIVE
+        rest = self._by_lane(lane.messages[at:]) if is_active else {}
+        if held.lanes.get(STRAIGHT) is lane:
+            del held.lanes[STRAIGHT]
+        self.scheduler.unready(lane)
+        if lane.run is not None and at:
+            key = self._lane_key(lane.messages[at - 1])
+            lane.then = Lane(held, key, rest.pop(key, []), held.inbox, run=lane.run)
+            if is_active:
+                held.lanes[key] = lane.then
+        for key, some in rest.items():
+            held.lanes[key] = Lane(held, key, some, held.inbox)
+            self.scheduler.ready(held.lanes[key])
+
+    def _spread_overdue(self, now_s: float) -> None:
+        """A handler that takes long must not keep other keys waiting."""
+        for run in self.scheduler.runs:
+            lane = run.lane
+            if lane is not None and lane.is_straight and not lane.is_spread and now_s >= run.asked_at_s + OVERDUE_S:
+                self.spread(lane)
+
+    def _next_spread_s(self) -> float:
+        running = ((run, run.lane) for run in self.scheduler.runs)
+        asked_at_s = (run.asked_at_s for run, lane in running if lane and lane.is_straight and not lane.is_spread)
+        return min(asked_at_s, default=float("inf")) + OVERDUE_S
+
+    def _after_straight(self, lane: Lane) -> Lane:
+        """A run is done with a straight lane: the lane that goes on in its place, with what became of its last one."""
+        held, failed = lane.held, lane.failed
+        if lane.is_spread:
+            goes_on = lane.then
+            if goes_on is not None:
+                goes_on.run = None
+                goes_on.messages[:0] = lane.messages[lane.at : lane.spread_at]  # it was taken, and not begun
+        elif failed or not self._may_be_straight(held):
+            self.spread(lane)
+            goes_on = None
+        else:
+            return lane
+        if failed:
+            goes_on = held.lanes.get(key := self._lane_key(failed[0]))
+            if goes_on is None:
+                goes_on = lane.then or Lane(held, key, [], held.inbox)
+                if held.stage is Stage.ACTIVE:
+                    held.lanes[key] = goes_on
+            self.scheduler.unready(goes_on)
+            goes_on.failed, goes_on.outcome = failed, lane.outcome
+        lane.then, lane.failed, lane.outcome = None, (), None
+        return lane if goes_on is None else goes_on
+
+    def _lane_key(self, message: Message) -> LaneKey:
+        key: LaneKey = message.key
+        is_alone = self._order is Order.NONE or (key is None and self.keyless is Keyless.INDEPENDENT)
+        return message.offset if is_alone else key
 
     def _by_lane(self, messages: list[Message]) -> dict[LaneKey, list[Message]]:
         lanes: dict[LaneKey, list[Message]] = {}
@@ -90,6 +171,7 @@ class Handling:
     # Workers come and go
 
     def take(self, now_s: float) -> Run | None:
+        self._spread_overdue(now_s)
         self._settle(self.scheduler.take_back(now_s), now_s)
         self._wake(now_s)
         run = self.scheduler.take(now_s)
@@ -102,12 +184,13 @@ class Handling:
 
     def look_around(self, now_s: float) -> None:
         """Lanes that a run is done with, or a slow one has not begun, go on without it; so do those that waited."""
+        self._spread_overdue(now_s)
         self._settle(self.scheduler.take_back(now_s), now_s)
         self._wake(now_s)
 
     def next_due_s(self) -> float:
         suspended_until_s = self._suspended[0][0] if self._suspended else float("inf")
-        return min(suspended_until_s, self.scheduler.next_overdue_s())
+        return min(suspended_until_s, self.scheduler.next_overdue_s(), self._next_spread_s())
 
     def drop(self, held: HeldPartition, stage: Stage) -> None:
         """Start nothing of this partition any more; what waits is left to its next holder."""
@@ -139,6 +222,10 @@ class Handling:
             if held.stage is Stage.LOST:
                 self._part(lane)
                 continue
+            if lane.is_straight:
+                lane = self._after_straight(lane)
+                if lane.is_spread:
+                    continue
             if lane.at == len(lane.messages) and held.stage is Stage.ACTIVE and lane.is_plain:
                 if held.lanes.get(lane.key) is lane:  # the usual case, and there may be as many as messages
                     del held.lanes[lane.key]
@@ -378,6 +465,8 @@ class Handling:
 
     def act_on_requests(self, held: HeldPartition) -> None:
         """Those of one key in the order they were asked."""
+        if STRAIGHT in held.lanes:
+            self.spread(held.lanes[STRAIGHT])
         waiting: list[KeyRequest] = []
         for request in held.requests:
             if any(one.key == request.key for one in waiting) or not self.act(held, request):
@@ -483,7 +572,7 @@ class Handling:
         count = size_bytes = 0
         for lane in held.lanes.values():
             run = lane.run
-            if lane.waits or (run is not None and run.lane is lane and now_s - run.asked_at_s > LONG_S):
+            if lane.waits or (run is not None and lane.runs_now and now_s - run.asked_at_s > LONG_S):
                 count += lane.waiting
                 size_bytes += sum([len(message.body) for message in lane.messages[lane.at :]])
         return count, size_bytes

@@ -1,4 +1,10 @@
-"""A lane: messages that run one after the other. A key of a partition, a partition as a whole, or a single message."""
+"""A lane: messages that run one after the other. A key of a partition, a partition as a whole, or a single message.
+
+Where handlers take microseconds, one of them runs at a time anyway, and a lane for each key costs more than it gives.
+Then all of a partition is one **straight** lane, in the order of the log, which is the order of every key in it. It is
+spread over the lanes of its keys as soon as something is the matter: a handler that takes longer, or fails, or somebody
+who asks something of a key.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +22,7 @@ if TYPE_CHECKING:
     from inturn.consumer.run import Run
 
 LaneKey: TypeAlias = bytes | int | None  # a key; the offset of a message on its own; None: the whole partition
+STRAIGHT = -1  # no offset: the key of a straight lane
 
 
 class Lane(msgspec.Struct, eq=False, gc=False):
@@ -38,10 +45,25 @@ class Lane(msgspec.Struct, eq=False, gc=False):
     failed: Sequence[Message] = ()  # given to the handler, and not over
     outcome: Outcome | None = None  # why the run stopped here; None: no failure
     lot: HeldLot | None = None  # its messages come from a parking lot
+    # A straight lane that was spread: nothing of it is begun any more. If it ran then, what is left of the key that may
+    # have been running waits in `then`, from the place `spread_at` on.
+    is_spread: bool = False
+    then: Lane | None = None
+    spread_at: int = 0
 
     @property
     def waiting(self) -> int:
         return len(self.messages) - self.at
+
+    @property
+    def is_straight(self) -> bool:
+        return self.key == STRAIGHT
+
+    @property
+    def runs_now(self) -> bool:
+        """A handler has a message of it, or may have."""
+        running = None if self.run is None else self.run.lane
+        return running is not None and (running is self or running.then is self)
 
     @property
     def is_plain(self) -> bool:
@@ -55,7 +77,7 @@ class Lane(msgspec.Struct, eq=False, gc=False):
             if messages:
                 return messages[0]
         run = self.run
-        if run is not None and run.lane is self and run.given:
+        if run is not None and self.runs_now and run.given:
             return run.given[0]
         return self.messages[self.at] if self.waiting else None
 

@@ -113,6 +113,10 @@ class Run:
                     self.given = given
                     taken = len(given)
                     lane.at = at + taken
+                    if lane.is_spread:  # looked at after `at` was moved: see `Handling.spread`
+                        lane.at = at
+                        self.given = _NOTHING
+                        break
                     left -= taken
                     asked_at_s = self.asked_at_s = now_s
                     yield given

@@ -54,6 +54,10 @@ class Scheduler:
         self.ready_count -= lane.bucket >= 0
         lane.bucket = -1
 
+    def expect(self, handling_s: float) -> None:
+        """Handlers take about so long; what they do take is learnt from there."""
+        self._handling_s = handling_s
+
     @property
     def chunk(self) -> int:
         """How many messages a worker takes at once."""

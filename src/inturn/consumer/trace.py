@@ -186,7 +186,7 @@ class Notes:
     def leave(self, lane: Lane) -> None:
         """Before anybody else may have the lane: what was given out since `first` is over, one way or another."""
         count = lane.at - self.first
-        if count > 1:
+        if count > 1 and not lane.is_straight:
             self.long.append((len(self.handled), count))
         self.handled += lane.messages[self.first : lane.at]
 

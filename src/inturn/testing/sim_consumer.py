@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +17,7 @@ from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.duty import EVERYTHING, Duty
 from inturn.consumer.held import HeldPartition
+from inturn.consumer.lane import STRAIGHT, Lane
 from inturn.consumer.opening import Opened, opened
 from inturn.consumer.outcome import DONE, Next, Outcome
 from inturn.consumer.run import Run
@@ -49,6 +51,7 @@ _BETWEEN: dict[tuple[str, str], tuple[str, ...]] = {
     ("lost", "asking"): ("none",),
 }
 
+QUICK_S = 1e-6
 _Place: TypeAlias = tuple[int, int, bytes | None]  # partition, epoch, key
 
 
@@ -113,8 +116,11 @@ class SimConsumer(SimClient):
         self.is_sluggish = False  # handlers take so long that there is always something to do
         self.is_calm = False  # handlers succeed from now on
         self.core = ConsumerCore(subject, group, name, order, "first", settings, lease, duty=duty)
+        self.quick: random.Random | None = None  # by what it thinks now and then that its handlers are quick
         self._act = self.core.handling.act
+        self._spread = self.core.handling.spread
         self.core.handling.act = self._watch_act  # type: ignore[method-assign]
+        self.core.handling.spread = self._watch_spread  # type: ignore[method-assign]
         self.later(0.0, self._tick)
 
     @property
@@ -183,7 +189,10 @@ class SimConsumer(SimClient):
         if isinstance(answer, Pulled) and isinstance(command, Pull):
             what = opened(answer, command.subject, command.partition)
             self._recorder.pulled(command.partition, what)
+            if self.quick is not None and self.quick.random() < 0.5:
+                self.core.handling.scheduler.expect(QUICK_S)
             self.core.answered(command, what, self.world.now_s)
+            self._coverage["lane.straight"] += any(STRAIGHT in held.lanes for held in self.core.held.values())
         else:
             self.core.answered(command, answer, self.world.now_s)
         if self.core.error is not None:
@@ -256,6 +265,11 @@ class SimConsumer(SimClient):
                     if place[0] == held.index:
                         del self._rolled_back[place]
         return done
+
+    def _watch_spread(self, lane: Lane) -> None:
+        how = "after a failure" if lane.failed else "while it runs" if lane.run is not None else "before it runs on"
+        self._coverage[f"lane.straight, spread {how}"] += 1
+        self._spread(lane)
 
     @property
     def waiting_count(self) -> int:

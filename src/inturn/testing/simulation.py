@@ -11,6 +11,7 @@ once more: what was acknowledged must still be there.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ KEYS = 12
 TROUBLE_S = 10.0  # faults happen until then
 PATIENCE_S = 120.0  # after healing everything must be done within this time
 WRITER = "ledger"
+QUICK_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ class Simulation:
         ask(self.node.node, OpenDeadLetters(SUBJECT, GROUP), Subject)
         self._keys = [f"order-{number}".encode() for number in range(rng.choice((KEYS, KEYS, 5 * KEYS)))]
         self._names = 0
+        self._quick = quick_chance(seed)
         self._is_healing = False
         self._damage: list[str] = []
         self.consumers: list[SimConsumer] = []
@@ -233,6 +236,7 @@ class Simulation:
             self._order,
         )
         consumer.is_calm = self._is_healing
+        consumer.quick = self._quick
         self.consumers.append(consumer)
         return consumer
 
@@ -270,6 +274,7 @@ class Simulation:
             parts,
             until,
         )
+        claimant.quick = self._quick
         self.consumers.append(claimant)
         return claimant
 
@@ -576,6 +581,12 @@ class Simulation:
         coverage["verdict.duplicates"] += verdict.duplicates
         coverage["verdict.skipped"] += verdict.skipped
         coverage["verdict.overlaps after lease loss"] += verdict.overlaps_after_lease_loss
+
+
+def quick_chance(seed: int) -> random.Random | None:
+    """By what consumers of this history think that their handlers are quick; None if they never do."""
+    rng = random.Random(f"quick {seed}")
+    return rng if rng.random() < QUICK_SHARE else None
 
 
 def _log_problems(stored: dict[tuple[int, int], Message]) -> list[str]:

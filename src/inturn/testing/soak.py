@@ -110,6 +110,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     *(f"hand-over.{what}" for what in ("finished set", "failed message", "blocked message")),
     *(f"hand-over.{what}" for what in ("parked key", "resuming key")),
     *(f"handler.{kind}" for kind in ("success", "failed", "exception", "invalid")),
+    *(f"lane.straight{how}" for how in ("", ", spread after a failure", ", spread while it runs")),
     *(f"handler.{what}" for what in ("repeated", "of a parked message")),
     *(f"log.{what}" for what in ("segment", "segment after a gap", "torn tail cut", "unsynced lost", "dead letter")),
     *(f"lot.{what}" for what in ("read in several pieces", "tail added while resuming")),
