@@ -42,6 +42,7 @@ class Handling:
         self._dead_letter_subject = dead_letter_subject(group, origin)
         self._suspended: list[tuple[float, int, Waiting]] = []  # a heap by time
         self._numbers = itertools.count(1)
+        self._spread_looked_s = float("-inf")
         self._is_straight_possible = order is not Order.PARTITION and settings.ack == "auto" and settings.batch == 1
 
     # Messages come
@@ -109,6 +110,9 @@ class Handling:
 
     def _spread_overdue(self, now_s: float) -> None:
         """A handler that takes long must not keep other keys waiting."""
+        if now_s < self._spread_looked_s + OVERDUE_S / 4:
+            return
+        self._spread_looked_s = now_s
         for run in self.scheduler.runs:
             lane = run.lane
             if lane is not None and lane.is_straight and not lane.is_spread and now_s >= run.asked_at_s + OVERDUE_S:
