@@ -131,6 +131,7 @@ class AsyncConnection:
         self.threads = threads
 
     create_subject = _in_thread(Connection.create_subject)
+    grow_subject = _in_thread(Connection.grow_subject)
     subject = _in_thread(Connection.subject)
     subjects = _in_thread(Connection.subjects)
     describe_subject = _in_thread(Connection.describe_subject)

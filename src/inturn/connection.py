@@ -39,6 +39,7 @@ from inturn.model.commands import (
     GroupDescription,
     GroupList,
     GroupName,
+    GrowSubject,
     KeyDescription,
     KeyDetails,
     KeyList,
@@ -184,6 +185,15 @@ class Connection:
             ),
             Subject,
         )
+
+    def grow_subject(self, name: str, partitions: int) -> Subject:
+        """Give a subject more partitions while producers and consumers run; the same number again is no error.
+
+        Order holds: what comes later of a key that moved to a new partition is handled by a group when what was stored
+        before is finished. Only subjects routed by slots can grow, and none can shrink (InvalidInput).
+        """
+        check_partition_count(name, partitions)
+        return self._ask(GrowSubject(name, partitions), Subject)
 
     def subject(self, name: str) -> Subject:
         """The subject, with its route and limits. NotFound if there is none."""

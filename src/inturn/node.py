@@ -16,11 +16,13 @@ from typing import Any
 import msgspec
 
 from inturn.broker.broker import Broker
+from inturn.broker.gates import Gates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.long_polls import LongPolls, Try
 from inturn.broker.move_targets import check_target, origin_of
 from inturn.log.engine import LogEngine
+from inturn.meta.growth import check_growth
 from inturn.meta.membership import Membership
 from inturn.model.clock import Clock
 from inturn.model.commands import (
@@ -40,6 +42,7 @@ from inturn.model.commands import (
     GroupDescription,
     GroupList,
     GroupName,
+    GrowSubject,
     Heartbeat,
     Leave,
     ListGroups,
@@ -64,7 +67,7 @@ from inturn.model.commands import (
     SubjectDescription,
     SubjectList,
 )
-from inturn.model.errors import Closed, GroupConflict, InturnError, LeaseHeld, NotFound, ServerStopping
+from inturn.model.errors import Closed, GateClosed, GroupConflict, InturnError, LeaseHeld, NotFound, ServerStopping
 from inturn.model.names import check_name, dead_letter_subject, retry_subject
 from inturn.model.observer import Observer
 from inturn.model.position import parse_position
@@ -73,6 +76,7 @@ from inturn.model.subject import Subject
 from inturn.model.timers import Timer, Timers
 from inturn.state.database import Database
 from inturn.state.failures import Failures
+from inturn.state.gates import GateRows
 from inturn.state.groups import GroupRecord, Groups
 from inturn.state.key_requests import KeyRequests
 from inturn.state.leases import LeaseRows
@@ -84,6 +88,7 @@ from inturn.state.progress import ProgressRows
 from inturn.state.subjects import Subjects
 
 _NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Claim | Pull | Read
+LOOK_ON_S = 0.01  # a gate that was not looked at to the end is looked at again after this
 COME_BACK_S = 1.0  # a member whose stream was lost has so long to be heard again before others are asked
 
 
@@ -103,6 +108,7 @@ class InProcessNode:
     ) -> None:
         lease = lease if lease is not None else LeaseSettings()
         self._database = database
+        self._observer = observer
         self._engine = engine
         self._clock = clock
         self._timers = timers
@@ -120,14 +126,18 @@ class InProcessNode:
         members = Members(database)
         leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
         self.membership = Membership(members, clock, lease, leases.holders)
-        self.keys = Keys(Failures(database), Lots(database), KeyRequests(database), clock)
+        lots = Lots(database)
+        self.keys = Keys(Failures(database), lots, KeyRequests(database), clock)
+        offsets = OffsetRows(database)
+        gates = partial(Gates, GateRows(database), offsets, lots, self.keys, leases)
         self.broker = Broker(
             engine,
-            OffsetRows(database),
+            offsets,
             ProgressRows(database),
             Producers(database),
             leases,
             self.keys,
+            lambda log: gates(log, clock),
             clock,
             observer,
         )
@@ -152,6 +162,7 @@ class InProcessNode:
             ReadLot: lambda command, _: self.broker.read_lot(self._group(command.subject, command.group), command),
             Read: self._read,
             CreateSubject: self._create_subject,
+            GrowSubject: self._grow_subject,
             FindSubject: lambda command, _: self._subject(command.name),
             ListSubjects: lambda _, __: SubjectList(tuple(self._known_subjects.values())),
             DescribeSubject: self._describe_subject,
@@ -382,9 +393,11 @@ class InProcessNode:
     # Consuming
 
     def _acquire(self, command: Acquire, attempt: Try) -> Answer | None:
-        self.broker.log(self._subject(command.subject), command.partition)
+        subject = self._subject(command.subject)
+        self.broker.log(subject, command.partition)
         group = self._group(command.subject, command.group)
         try:
+            self._check_gate(subject, group, command.partition)
             granted = self.broker.acquire(group, command)
         except LeaseHeld:
             if attempt is Try.LAST or command.wait_s <= 0:
@@ -393,6 +406,22 @@ class InProcessNode:
         # A pull of the former owner may be waiting: it is to hear at once that its epoch is over.
         self._held.wake_later(("log", command.subject, command.partition))
         return granted
+
+    def _check_gate(self, subject: Subject, group: GroupRecord, partition: int) -> None:
+        closed = self.broker.gates.closed(subject, group, partition)
+        if closed is None:
+            return
+        key = "lease", subject.name, group.name, partition
+        if closed.is_cut and key not in self._expiry_timers:
+            at_s = self._clock.monotonic() + LOOK_ON_S
+            self._expiry_timers[key] = self._timers.at(at_s, partial(self._lease_over, key))
+        raise GateClosed(group.name, str(partition), closed.parent, closed.offset)
+
+    def _wake_children(self, command: Commit | Release | SteerKey, parents: Iterable[int]) -> None:
+        """What was committed may be what a child has waited for."""
+        descents = self._subject(command.subject).route.descents
+        for child in {one.child for one in descents if one.parent in set(parents)} if descents else ():
+            self._held.wake_later(("lease", command.subject, command.group, child))
 
     def _claim(self, command: Claim, attempt: Try) -> Answer | None:
         self.broker.log(self._subject(command.subject), command.partition)
@@ -419,12 +448,14 @@ class InProcessNode:
         committed = self.broker.commit(self._group(command.subject, command.group), command)
         for progress in command.progress:
             self._wake_askers(command, progress.requests)
+        self._wake_children(command, committed.partitions)
         return committed
 
     def _release(self, command: Release, _: Try) -> Answer:
         self.broker.release(self._group(command.subject, command.group), command)
         self._held.wake_later(("lease", command.subject, command.group, command.partition))
         self._wake_askers(command, command.progress.requests)
+        self._wake_children(command, [command.partition])
         return Done()
 
     def _wake_askers(self, command: Commit | Release | ResetGroup, request_ids: Iterable[int]) -> None:
@@ -499,6 +530,42 @@ class InProcessNode:
             self._open_subject(subject)
         return subject
 
+    def _grow_subject(self, command: GrowSubject, _: Try) -> Answer:
+        """Seal the parents, store route and barriers, tell everybody. Before the second step nothing has happened."""
+        subject, stored = self._subject(command.name), self._subjects.get(command.name)
+        if stored.route.version > subject.route.version:  # the database took it, and its answer was lost
+            self._grown(subject, stored)
+            subject = stored
+        check_growth(subject, command.partitions)
+        if command.partitions == subject.partition_count:
+            return subject
+        logs = [self.broker.log(subject, index) for index in range(subject.partition_count)]
+        barriers = {index: log.seal(subject.name, subject.route.version + 1) for index, log in enumerate(logs)}
+        try:
+            for log in logs:
+                log.sync()  # a gate looks at what is below the barrier, and readers see only what is synced
+            broker_group = subject.route.partitions[0].broker_group
+            route = subject.route.grown(command.partitions, broker_group, barriers)
+            grown = self._subjects.grow(route, self._clock.time_ms())
+        except BaseException:
+            if self._subjects.get(command.name).route.version == subject.route.version:
+                for log in logs:
+                    log.seal(subject.name, subject.route.version)
+            raise
+        self._grown(subject, grown)
+        return grown
+
+    def _grown(self, before: Subject, subject: Subject) -> None:
+        for index in range(before.partition_count):
+            self.broker.log(before, index).seal(subject.name, subject.route.version)
+        if self._observer is not None:
+            self._observer.grown(subject)
+        self._open_subject(subject, before.partition_count)
+        for group in self.membership.groups():
+            if group.subject == subject.name:
+                self.membership.reassign(group, subject)
+                self._announce(group)
+
     def _describe_subject(self, command: DescribeSubject, _: Try) -> Answer:
         subject = self._subject(command.name)
         return SubjectDescription(subject, self.broker.describe(subject))
@@ -541,7 +608,8 @@ class InProcessNode:
             raise GroupConflict(
                 group.name, f"its members use order={order!r}; a key can be parked only with order='key'"
             )
-        request, is_new = self.keys.steer(self._subject(command.subject), group, command)
+        subject = self._subject(command.subject)
+        request, is_new = self.keys.steer(subject, group, command, partial(self.broker.gates.home, subject, group))
         if is_new:
             self._announce(group)
         return request
@@ -567,10 +635,13 @@ class InProcessNode:
             raise NotFound("subject", name, "create it first: create_subject(), or `inturn subject create`")
         return subject
 
-    def _open_subject(self, subject: Subject) -> None:
-        for index, partition in enumerate(subject.route.partitions):
-            self.broker.open_log(partition).on_grown(partial(self.wake, ("log", subject.name, index)))
+    def _open_subject(self, subject: Subject, first: int = 0) -> None:
+        """`first`: the partitions before are open already."""
         self._known_subjects[subject.name] = subject
+        for index, partition in enumerate(subject.route.partitions[first:], first):
+            log = self.broker.open_log(partition)
+            log.on_grown(partial(self.wake, ("log", subject.name, index)))
+            log.seal(subject.name, subject.route.version)
 
     def _group(self, subject: str, name: str) -> GroupRecord:
         group = self._known_groups.get((check_name("subject", subject, reserved=True), check_name("group", name)))

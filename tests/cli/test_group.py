@@ -55,6 +55,7 @@ def test_a_group_is_described_on_all_its_subjects(billing: Cli) -> None:
     partition = described["subjects"][0]["partitions"][0]
     assert set(partition) == {
         "partition",
+        "waits_for",
         "committed",
         "end_offset",
         "lag",

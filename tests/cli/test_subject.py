@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.cli.conftest import Cli
@@ -100,3 +102,27 @@ def test_messages_without_a_key_may_be_kept_in_one_lane(cli: Cli) -> None:
     assert "one-lane" in cli("subject", "describe", "lined").out
     assert cli("subject", "create", "lined", "--json").error["type"] == "AlreadyExists"
     assert cli("subject", "create", "other", "--keyless", "sideways").code == 2
+
+
+def test_a_subject_grows(cli: Cli) -> None:
+    """M4"""
+    cli("subject", "create", "orders", "--partitions", "2")
+    grown = cli("subject", "grow", "orders", "--partitions", "4", "--json").json
+    assert (grown["partitions_before"], grown["partitions"], grown["route_version"]) == (2, 4, 2)
+    assert grown["waiting"] == []
+    again = cli("subject", "grow", "orders", "--partitions", "4", "--wait")
+    assert "4 → 4" in again.out
+    assert again.code == 0
+    error = cli("subject", "grow", "orders", "--partitions", "3", "--json").error
+    assert "not shrink" in error["message"]
+
+
+def test_groups_that_wait_are_named_after_growing(orders: Cli) -> None:
+    orders("consume", "orders", "--group", "billing", "--limit", "1")
+    grown = orders("subject", "grow", "orders", "--partitions", "6", "--json").json
+    assert {(one["group"], one["waits_for"] < one["partition"]) for one in grown["waiting"]} == {("billing", True)}
+    described = orders("group", "describe", "billing", "--json").json
+    told = json.dumps(described)
+    assert '"waits_for": {"partition":' in told
+    assert "waits for partition" in orders("group", "describe", "billing").out
+    assert "waits for partition" in orders("subject", "grow", "orders", "--partitions", "6").out

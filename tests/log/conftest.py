@@ -92,10 +92,17 @@ class Bench:
         ]
 
 
-def some_batch(text: str = "hello", count: int = 1, producer: int = 0, sequence: int = 0, epoch: int = 0) -> Batch:
+def some_batch(
+    text: str = "hello", count: int = 1, producer: int = 0, sequence: int = 0, epoch: int = 0, route: int = 1
+) -> Batch:
     messages = [Outgoing(f"{text}-{number}".encode()) for number in range(count)]
     return encode(
-        messages, array("H", [7] * count), producer_id=producer, producer_epoch=epoch, first_sequence=sequence
+        messages,
+        array("H", [7] * count),
+        producer_id=producer,
+        producer_epoch=epoch,
+        first_sequence=sequence,
+        route_version=route,
     )
 
 

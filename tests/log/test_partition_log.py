@@ -11,7 +11,7 @@ import pytest
 
 from inturn.log.embedded import EmbeddedEngine
 from inturn.model.commands import Appended
-from inturn.model.errors import Closed
+from inturn.model.errors import Closed, RouteChanged
 from inturn.model.route import Partition
 from inturn.model.settings import Flush, LogSettings
 from inturn.model.timers import Timers
@@ -28,6 +28,18 @@ def test_reading_gives_whole_batches_from_the_one_with_the_offset(bench, batch) 
     assert [one.header.base_offset for one in log.read(14, 1 << 20)] == [12]
     assert log.read(15, 100) == []
     assert log.read(1000, 100) == []
+
+
+def test_a_sealed_log_takes_one_route_only_and_knows_what_it_has(bench, batch) -> None:
+    """M4: the duplicate check comes before the check of the route, or a message would be stored a second time."""
+    log = bench.open()
+    old = batch("old", 2, producer=5)
+    assert bench.append(log, old) == 0
+    assert log.seal("orders", 2) == 2
+    assert bench.append(log, old) == 0
+    with pytest.raises(RouteChanged, match="'orders' is at route version 2"):
+        bench.append(log, batch("late", 1, producer=5, sequence=2))
+    assert bench.append(log, batch("new", 1, producer=5, sequence=2, route=2)) == 2
 
 
 @pytest.mark.parametrize("max_bytes", [1, 100, 333, 1000, 1 << 20])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -105,7 +107,6 @@ def test_a_key_is_looked_for_in_its_partition_alone() -> None:
     [
         subject_with(4, routing=Routing.SELECTOR),
         subject_with(4, strategy=Strategy.BEST_EFFORT),
-        subject_with(4, version=2),
     ],
 )
 def test_a_key_may_be_anywhere_where_the_route_does_not_say(subject: Subject) -> None:
@@ -115,3 +116,13 @@ def test_a_key_may_be_anywhere_where_the_route_does_not_say(subject: Subject) ->
 def test_nothing_is_nowhere() -> None:
     assert wanted_by(EqualTo(("subject",), "other")).partitions_of(subject_with()) == []
     assert wanted_by(GreaterThan(("offset",), OFFSET_END)).partitions_of(subject_with()) == []
+
+
+def test_a_key_is_where_it_was_and_where_it_is() -> None:
+    """After growth its older messages stay in the partition that had its slot then."""
+    before = subject_with(2)
+    after = replace(before, route=before.route.grown(4, "g", {0: 10, 1: 10}))
+    moved = next(key for key in (b"%d" % number for number in range(1000)) if after.route.by_slot[slot_of(key)] == 3)
+    wanted, _ = pushed(Wanted(), [EqualTo(("key",), moved)], "s")
+    assert wanted.partitions_of(before) == [1]
+    assert wanted.partitions_of(after) == [1, 3]

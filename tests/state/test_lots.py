@@ -116,8 +116,8 @@ def test_the_lots_of_a_group_tell_their_head_and_load(database: Database, group_
         LotRow(2, b"a", "parked", "", 10, 4, 1),
         LotRow(1, b"b", "parked", "", 20, 7, 2),
     ]
-    assert Lots(database).head_offset(group_id, 1, b"b") == 7
-    assert Lots(database).head_offset(group_id, 0, b"c") is None
+    assert Lots(database).head(group_id, 1, b"b") == (1, 7)
+    assert Lots(database).head(group_id, 0, b"c") is None
 
 
 def test_keys_are_bytes_of_any_kind(database: Database, group_id: int) -> None:

@@ -89,6 +89,9 @@ def test_a_folder_of_version_1_goes_on_with_its_leases_and_producers(tmp_path: P
     """As it was before leases had a life and producers a nonce of their own."""
     database = Database.open(tmp_path / "state.db")
     with database.transaction() as connection:
+        for table in ("descents", "gates"):
+            connection.execute(text(f"DROP TABLE {table}"))
+        connection.execute(text("ALTER TABLE key_requests DROP COLUMN origin"))
         connection.execute(text("ALTER TABLE leases DROP COLUMN life_ms"))
         connection.execute(text("ALTER TABLE producers DROP COLUMN nonce"))
         connection.execute(text("UPDATE schema_version SET version = 1"))

@@ -6,11 +6,12 @@ It knows logs and leases; who should consume is the business of meta. Called und
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from inturn.broker.claims import ClaimTable, HeldClaim
+from inturn.broker.gates import Gates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.rates import Rates
@@ -40,6 +41,7 @@ from inturn.model.commands import (
     Renew,
     Renewed,
     Reply,
+    ShutGate,
 )
 from inturn.model.errors import (
     GroupConflict,
@@ -48,10 +50,10 @@ from inturn.model.errors import (
     LogDamaged,
     NotFound,
     ProducerFenced,
-    RouteChanged,
     StaleEpoch,
     StorageError,
 )
+from inturn.model.mark import place_of
 from inturn.model.observer import Observer
 from inturn.model.position import Position
 from inturn.model.route import Partition
@@ -74,6 +76,7 @@ class Broker:
         producers: Producers,
         leases: LeaseTable,
         keys: Keys,
+        gates: Callable[[Callable[[Subject, int], Log]], Gates],
         clock: Clock,
         observer: Observer | None,
     ) -> None:
@@ -89,6 +92,7 @@ class Broker:
         self._appended = Rates[Partition](clock)
         self._done = Rates[tuple[int, int]](clock)  # by group id and partition index
         self.leases = leases
+        self.gates = gates(self.log)
         self.claims = ClaimTable(leases, clock, observer)
         self.keys = keys
 
@@ -115,7 +119,12 @@ class Broker:
                 f"{subject.name}/{index}",
                 f"the subject has partitions 0 to {subject.partition_count - 1}",
             )
-        return self._logs[subject.route.partitions[index]]
+        log = self._logs.get(subject.route.partitions[index])
+        if log is None:
+            raise StorageError(
+                f"{subject.name}/{index}", "its log could not be made when the subject grew; check the disk, restart"
+            )
+        return log
 
     def describe(self, subject: Subject) -> tuple[PartitionDescription, ...]:
         logs = [self.log(subject, index) for index in range(subject.partition_count)]
@@ -152,8 +161,6 @@ class Broker:
         if batch.producer_epoch < current:
             name = self._producer_names.get(batch.producer_id, str(batch.producer_id))
             raise ProducerFenced(name, batch.producer_epoch, current)
-        if batch.route_version != subject.route.version:
-            raise RouteChanged(subject.name, batch.route_version, subject.route.version)
         log.append(batch, reply, command.gap)
 
     # Consuming
@@ -314,7 +321,7 @@ class Broker:
         given out again, so they would be lost to everybody."""
         places = [
             (progress.partition, progress.offset - 1),
-            *((progress.partition, one.offset) for one in progress.failed),
+            *(place_of(one.offset, progress.partition) for one in progress.failed),
             *((one.partition, one.offset) for lot in progress.lots for one in lot.added),
             (progress.partition, highest_finished(progress.finished)),
         ]
@@ -354,9 +361,19 @@ class Broker:
             epoch = 0 if lease is None else lease.epoch
             end_offset, done = self.log(subject, index).end_offset, finished.get(index, 0)
             done_per_s = self._done.per_s((group.id, index))
+            closed = self.gates.closed(subject, group, index)
             rows.append(
                 GroupPartition(
-                    index, committed, end_offset, owner, epoch, remaining_s, done, done_per_s, blocking.get(index)
+                    index,
+                    committed,
+                    end_offset,
+                    owner,
+                    epoch,
+                    remaining_s,
+                    done,
+                    done_per_s,
+                    blocking.get(index),
+                    None if closed is None else ShutGate(closed.parent, closed.offset),
                 )
             )
         return tuple(rows)
@@ -380,6 +397,7 @@ class Broker:
         offsets = dict(enumerate(self.resolve(subject, position)))
         self._offsets.reset(group.id, offsets, self._clock.time_ms())
         self.leases.forget(group)
+        self.gates.forget(group)
         return self.keys.forget(group)
 
     def _read(self, log: Log, offset: int, max_bytes: int, slots: SlotSet) -> Pulled:

@@ -6,7 +6,9 @@ A request is only kept here. Whoever holds the lease of the key's partition acts
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from inturn.broker.key_list import blocking_keys, describe_keys
 from inturn.model.clock import Clock
@@ -22,6 +24,7 @@ from inturn.model.commands import (
     SteerKey,
 )
 from inturn.model.errors import InvalidInput, LimitExceeded, NotFound
+from inturn.model.mark import place_of
 from inturn.model.settings import PULL_BYTES_MAX, KeyAction, Routing, one_of
 from inturn.model.slot import slot_of
 from inturn.model.subject import Subject
@@ -61,20 +64,25 @@ class Keys:
         """The highest id of any request of the group so far; 0 if there is none."""
         return self._marks.get(group.id, 0)
 
-    def steer(self, subject: Subject, group: GroupRecord, command: SteerKey) -> tuple[KeyRequest, bool]:
-        """The request, durable, and whether it is new: one that says the same and waits is not asked twice."""
+    def steer(
+        self, subject: Subject, group: GroupRecord, command: SteerKey, home: Callable[[int], int]
+    ) -> tuple[KeyRequest, bool]:
+        """The request, durable, and whether it is new: one that says the same and waits is not asked twice.
+
+        `home` tells whose holder acts on keys of a slot.
+        """
         kind = one_of(KeyAction, "action", command.action)
         check_key(subject, command.key)
         check_text("by", command.by, BY_LENGTH_MAX)
         check_text("why", command.why, WHY_LENGTH_MAX)
-        partition = _partition(subject, command.key, command.partition)
-        offset = None
+        partition = _partition(subject, command.key, command.partition, home)
+        offset = origin = None
         if kind is KeyAction.SKIP:
-            offset = self._head_offset(group, partition, command.key)
+            origin, offset = self._head(group, partition, command.key)
             _check_head(command, offset)
         elif kind is KeyAction.RESUME:
             self._check_resumable(group, partition, command.key)
-        request = KeyRequest(0, partition, command.key, kind.value, offset, command.by, command.why)
+        request = KeyRequest(0, partition, command.key, kind.value, offset, command.by, command.why, origin)
         waiting = self._waiting[group.id]
         for state in waiting.values():
             if _asks_the_same(state.request, request):
@@ -114,6 +122,14 @@ class Keys:
                 if state is not None and state.request.partition == progress.partition:
                     del self._waiting[group.id][request_id]
 
+    def moved(self, group: GroupRecord, parent: int, keys: Iterable[bytes], child: int) -> None:
+        """What was asked of these keys is for the holder of another partition now."""
+        moved, waiting = set(keys), self._waiting[group.id]
+        for state in list(waiting.values()):
+            if state.request.partition == parent and state.request.key in moved:
+                request = msgspec.structs.replace(state.request, partition=child)
+                waiting[request.id] = msgspec.structs.replace(state, request=request)
+
     def forget(self, group: GroupRecord) -> list[int]:
         """After a reset: nothing waits any more. Returns the ids of what did."""
         return list(self._waiting.pop(group.id, {}))
@@ -149,8 +165,9 @@ class Keys:
         requests = self._waiting[group.id].values()
         return describe_keys(self._failures.of_group(group.id), self._lots.of_group(group.id), requests)
 
-    def _head_offset(self, group: GroupRecord, partition: int, key: bytes) -> int:
-        parked = self._lots.head_offset(group.id, partition, key)
+    def _head(self, group: GroupRecord, partition: int, key: bytes) -> tuple[int, int]:
+        """Partition and offset of the first message of a key that is not over."""
+        parked = self._lots.head(group.id, partition, key)
         if parked is not None:
             return parked
         failures = self._failures.of_key(group.id, partition, key)
@@ -160,7 +177,7 @@ class Keys:
                 _readable(key),
                 f"nothing of it failed or is parked in group {group.name!r}; see which keys do: ListKeys",
             )
-        return failures[0].offset
+        return place_of(failures[0].offset, partition)
 
     def _check_resumable(self, group: GroupRecord, partition: int, key: bytes) -> None:
         if self._lots.is_there(group.id, partition, key):
@@ -185,7 +202,7 @@ def check_key(subject: Subject, key: object) -> None:
         raise LimitExceeded("key", len(key), subject.limits.key_bytes, "Limits.key_bytes")
 
 
-def _partition(subject: Subject, key: bytes, given: int | None) -> int:
+def _partition(subject: Subject, key: bytes, given: int | None, home: Callable[[int], int]) -> int:
     """Where the messages of the key are."""
     if given is not None and not 0 <= given < subject.partition_count:
         raise NotFound(
@@ -197,7 +214,7 @@ def _partition(subject: Subject, key: bytes, given: int | None) -> int:
                 f"partition is missing: in subject {subject.name!r} the sender chooses it, the key does not tell it"
             )
         return given
-    routed = subject.route.by_slot[slot_of(key)]
+    routed = home(slot_of(key))
     if given is not None and given != routed:
         raise InvalidInput(
             f"partition {given}: key {_readable(key)!r} of subject {subject.name!r} belongs to partition {routed}; "

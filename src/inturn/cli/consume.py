@@ -139,7 +139,7 @@ def _read(
 
 
 def _indexes(reader: Reader, partition: int | None, key: bytes | None) -> list[int]:
-    """The partitions to read: with a key only that of its slot, where slots say it."""
+    """The partitions to read: with a key only those that its slot has been in, where slots say it."""
     from inturn.model.slot import slot_of
 
     subject = reader.subject
@@ -149,8 +149,8 @@ def _indexes(reader: Reader, partition: int | None, key: bytes | None) -> list[i
         )
     indexes = list(range(subject.partition_count)) if partition is None else [partition]
     if key is not None and subject.routing is Routing.SLOTS:
-        home = subject.route.by_slot[slot_of(key)]
-        indexes = [index for index in indexes if index == home]
+        homes = subject.route.lineage(slot_of(key))
+        indexes = [index for index in indexes if index in homes]
     return indexes
 
 

@@ -182,10 +182,17 @@ def _partition_row(one: GroupPartition) -> list[str]:
         f"{one.end_offset:,}",
         f"[yellow]{one.lag:,}[/yellow]" if one.lag else "[green]0[/green]",
         rate_text(one.done_per_s),
-        "[dim]–[/dim]" if one.owner is None else plain(one.owner),
+        _owner_text(one),
         str(one.epoch),
         "[dim]–[/dim]" if one.remaining_s is None else f"{one.remaining_s:.1f} s",
     ]
+
+
+def _owner_text(one: GroupPartition) -> str:
+    if one.gate is not None:
+        where = "" if one.gate.offset is None else f", offset {one.gate.offset:,}"
+        return f"[yellow]waits for partition {one.gate.parent}{where}[/yellow]"
+    return "[dim]–[/dim]" if one.owner is None else plain(one.owner)
 
 
 def _blocking_row(one: KeyDescription) -> list[str]:
@@ -254,6 +261,7 @@ def _fields(found: GroupDescription, troubles: dict[str, int]) -> dict[str, obje
                 "finished_count": one.finished_count,
                 "done_per_s": one.done_per_s,
                 "blocking": blocking_fields(one.blocking),
+                "waits_for": None if one.gate is None else {"partition": one.gate.parent, "offset": one.gate.offset},
             }
             for one in found.partitions
         ],

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inturn.cli import gates
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, Subject, examples
 from inturn.cli.screen import Screen, fields_text, plain, size_text
 from inturn.cli.session import command, opened
@@ -58,6 +59,41 @@ def create(
             screen.json(_fields(made))
         else:
             screen.out.print(f"subject [bold]{plain(made.name)}[/bold]: {_settings_text(made)}", soft_wrap=True)
+
+
+@app.command(
+    "grow",
+    epilog=examples("inturn subject grow orders --partitions 8", "inturn subject grow orders --partitions 8 --wait"),
+)
+def grow(
+    name: Subject,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", help="How many it is to have.", show_default=False)],
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Show how far the groups are, until all of them consume the new partitions.")
+    ] = False,
+    data: Data = DEFAULT_DATA,
+    server: Server = None,
+    json_output: Json = False,
+) -> None:
+    """Give a subject more partitions, while producers and consumers run. The same number again is no error.
+
+    The order of every key holds: a group consumes a new partition as soon as it has finished what was stored before of
+    the keys that moved there.
+    """
+    with command(json_output) as screen, opened(data) as connection:
+        before = connection.subject(name).partition_count
+        grown = connection.grow_subject(name, partitions)
+        if not screen.is_json:
+            screen.out.print(
+                f"subject [bold]{plain(name)}[/bold]: {before} → [bold]{grown.partition_count}[/bold] partitions, "
+                f"route version {grown.route.version}",
+                soft_wrap=True,
+            )
+        waiting = gates.watch(screen, connection, name) if wait else gates.shut(connection, name)
+        if screen.is_json:
+            screen.json({**_fields(grown), "partitions_before": before, "waiting": [one.fields() for one in waiting]})
+        else:
+            gates.show(screen, waiting)
 
 
 @app.command("list", epilog=examples("inturn subject list", "inturn subject list --json"))

@@ -294,7 +294,7 @@ class ConsumerCore:
                 (held.moving_now if is_next else rest).append(one)
             held.moving = rest
             messages = [message for one in held.moving_now for message in one.messages]
-            held.moving_batch = moved_batch(messages, held.attempts)
+            held.moving_batch = moved_batch(messages, [held.attempts.get(held.mark(one), 1) for one in messages])
         to = held.moving_now[0]
         move = Move(
             self.subject,
@@ -645,7 +645,7 @@ def _failing_count(held: HeldPartition) -> int:
         lane = next((lane for lane in lanes if lane is not None), None)
         if lane is not None and (lane.run is not None or lane.bucket >= 0):
             head = lane.head
-            found += head is not None and head.offset == offset
+            found += head is not None and held.mark(head) == offset
     return found
 
 

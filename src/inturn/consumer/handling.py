@@ -19,6 +19,7 @@ from inturn.consumer.outcome import Next, Outcome, text_of
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import OVERDUE_S, Scheduler
 from inturn.model.commands import Failure, KeyRequest, LotContent
+from inturn.model.mark import mark_of
 from inturn.model.message import Message
 from inturn.model.names import dead_letter_subject, retry_subject
 from inturn.model.settings import ConsumerSettings, KeyAction, Keyless, LotState, OnExhausted, Order
@@ -281,7 +282,7 @@ class Handling:
             self._free(lane, lane.lot)
         if lane.at < len(lane.messages):
             lane.forget_handled()
-            if held.exhausted and lane.messages[0].offset in held.exhausted:
+            if held.exhausted and held.mark(lane.messages[0]) in held.exhausted:
                 self._wait(lane)
             else:
                 self.scheduler.ready(lane)
@@ -310,8 +311,9 @@ class Handling:
             repeated = [*lane.kept, *failed]
             lane.kept = ()
         for message in repeated:
-            held.attempts[message.offset] = held.attempts.get(message.offset, 0) + 1
-        attempts = held.attempts[failed[0].offset]
+            mark = held.mark(message)
+            held.attempts[mark] = held.attempts.get(mark, 0) + 1
+        attempts = held.attempts[held.mark(failed[0])]
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
             self._exhausted(lane, outcome, failed, repeated, now_s)
         elif outcome.next is Next.MOVE:
@@ -339,20 +341,20 @@ class Handling:
         is_blocked = on_exhausted is OnExhausted.BLOCK
         self._record(lane, repeated, outcome)
         if is_blocked:
-            held.exhausted.add(failed[0].offset)
+            held.exhausted.add(held.mark(failed[0]))
             self._record(lane, failed[:1], outcome, is_exhausted=True)
             held.unsure.append(self._wait(lane))
         else:
-            self._park(lane, f"failed {held.attempts[failed[0].offset]} times")
+            self._park(lane, f"failed {held.attempts[held.mark(failed[0])]} times")
 
     def _record(self, lane: Lane, failed: Sequence[Message], outcome: Outcome, *, is_exhausted: bool = False) -> None:
         """The attempt is to be stored before the next one."""
         held = lane.held
         error = outcome.kind.value if outcome.error is None else text_of(outcome.error)
         for message in failed:
-            attempts, waiting = held.attempts[message.offset], max(0, lane.waiting - 1)
+            mark, waiting = held.mark(message), max(0, lane.waiting - 1)
             text = error[:ERROR_LENGTH_MAX]
-            held.record(Failure(message.offset, message.key, attempts, text, waiting, is_exhausted))
+            held.record(Failure(mark, message.key, held.attempts[mark], text, waiting, is_exhausted))
 
     def stored(self, held: HeldPartition, sent: SentNews, now_s: float) -> None:
         """The attempts that this commit told of are durable."""
@@ -417,7 +419,7 @@ class Handling:
             if place in lot.rows:
                 lot.rows.discard(place)
                 held.news.lot(lot.key, lot.state).removed.append(place)
-                held.settle(message.offset)
+                held.settle(held.mark(message))
             else:
                 held.finish([message])
 
@@ -493,7 +495,7 @@ class Handling:
             case KeyAction.RESUME:
                 return self._act_resume(held, lot, lane, request.key)
             case KeyAction.SKIP:
-                return self._act_skip(held, lot, lane, request.offset)
+                return self._act_skip(held, lot, lane, request)
         return True  # from a newer version: nothing we could do
 
     def _lane_of(self, held: HeldPartition, key: bytes) -> Lane | None:
@@ -521,7 +523,7 @@ class Handling:
         return any(one.waiting.lane is lane for one in (*held.moving, *held.moving_now))
 
     def _act_resume(self, held: HeldPartition, lot: HeldLot | None, lane: Lane | None, key: bytes) -> bool:
-        is_blocked = lane is not None and lane.waiting and lane.messages[lane.at].offset in held.exhausted
+        is_blocked = lane is not None and lane.waiting and held.mark(lane.messages[lane.at]) in held.exhausted
         self._count_anew(held, key)
         if lot is not None and lot.state is LotState.PARKED:
             lot.state = LotState.RESUMING
@@ -530,7 +532,8 @@ class Handling:
             self._go_on(lane)
         return True
 
-    def _act_skip(self, held: HeldPartition, lot: HeldLot | None, lane: Lane | None, offset: int | None) -> bool:
+    def _act_skip(self, held: HeldPartition, lot: HeldLot | None, lane: Lane | None, request: KeyRequest) -> bool:
+        offset, origin = request.offset, held.index if request.origin is None else request.origin
         if offset is None:
             return True
         if lane is not None and lane.run is not None:
@@ -541,10 +544,10 @@ class Handling:
             if self._is_moving(held, lane):
                 return False
             self._drop_head(lane, message)
-        elif offset in held.tracker:  # over; or parked, if there is a lot
+        elif origin != held.index or offset in held.tracker:  # over; or parked, if there is a lot
             if lot is not None:
-                held.news.lot(lot.key, lot.state).removed.append((held.index, offset))
-            held.settle(offset)
+                held.news.lot(lot.key, lot.state).removed.append((origin, offset))
+            held.settle(mark_of(origin, offset, held.index))
         elif offset >= held.pull_offset:
             held.tracker.add([offset])  # it will not be offered when it is pulled
             held.settle(offset)
@@ -610,7 +613,8 @@ class Handling:
             if longest is not None and longest.head is not None:
                 return longest.head
         moving = [message for one in (*held.moving, *held.moving_now) for message in one.messages]
-        heads = [head for lane in held.lanes.values() if (head := lane.head) is not None]
+        lanes = (lane for lane in held.lanes.values() if lane.lot is None)
+        heads = [head for lane in lanes if (head := lane.head) is not None]
         unfinished = [one for one in (*moving, *heads) if one.offset not in held.tracker]
         return min(unfinished, key=lambda one: one.offset, default=None)
 

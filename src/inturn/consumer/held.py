@@ -14,6 +14,7 @@ from inturn.consumer.news import LotNews, News
 from inturn.model.batch import CHOSEN, Batch, BatchHeader
 from inturn.model.commands import Command, Failure, Granted, KeyRequest, ParkedMessage, Progress
 from inturn.model.errors import InturnError
+from inturn.model.mark import mark_of
 from inturn.model.message import Message
 from inturn.model.settings import LotState
 from inturn.model.tracker import ClaimTracker, CommitTracker
@@ -107,9 +108,9 @@ class HeldPartition:
     moving_batch: Batch | None = None
     pull_offset: int = 0  # the next to be pulled
     end_offset: int = 0
-    attempts: dict[int, int] = field(default_factory=dict)  # how often a message failed, by offset
-    recorded: dict[int, Failure] = field(default_factory=dict)  # what the node knows of failures, or will, by offset
-    exhausted: set[int] = field(default_factory=set)  # offsets that are not tried again by themselves
+    attempts: dict[int, int] = field(default_factory=dict)  # how often a message failed, by mark
+    recorded: dict[int, Failure] = field(default_factory=dict)  # what the node knows of failures, or will, by mark
+    exhausted: set[int] = field(default_factory=set)  # marks of those that are not tried again by themselves
     news: News = field(default_factory=News)
     unsure: list[Waiting] = field(default_factory=list)  # their failures are not stored yet
     sent: SentNews | None = None
@@ -235,6 +236,9 @@ class HeldPartition:
         self.tracker.add([message.offset for message in messages])
         self.waiting_count -= len(messages)
         self.waiting_bytes -= sum([len(message.body) for message in messages])
+
+    def mark(self, message: Message) -> int:
+        return mark_of(message.partition, message.offset, self.index)
 
     def finish(self, messages: Sequence[Message]) -> None:
         self.pass_by(messages)

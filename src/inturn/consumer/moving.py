@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from inturn.model.batch import Batch, encode
 from inturn.model.message import Message, Outgoing
@@ -21,10 +21,10 @@ def past_attempts(message: Message) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def moved_batch(messages: Sequence[Message], attempts: Mapping[int, int]) -> Batch:
-    """The messages as they are stored in the retry or dead-letter subject; `attempts` by offset."""
+def moved_batch(messages: Sequence[Message], attempts: Sequence[int]) -> Batch:
+    """The messages as they are stored in the retry or dead-letter subject, each with how often it failed."""
     slots = array("H", [0 if message.key is None else slot_of(message.key) for message in messages])
-    return encode([_moved(message, attempts.get(message.offset, 1)) for message in messages], slots)
+    return encode([_moved(message, count) for message, count in zip(messages, attempts, strict=True)], slots)
 
 
 def _moved(message: Message, attempts: int) -> Outgoing:

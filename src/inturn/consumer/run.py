@@ -105,7 +105,7 @@ class Run:
                         given = _alike(given, held)
                         if not given:
                             break
-                        self.context.attempt = held.attempts.get(given[0].offset, 0) + 1
+                        self.context.attempt = held.attempts.get(held.mark(given[0]), 0) + 1
                         if notes is not None:
                             notes.attempt(lane, len(given), self.context.attempt)
                     elif self.context.attempt > 1:
@@ -183,9 +183,9 @@ class Run:
 
 def _alike(messages: list[Message], held: HeldPartition) -> list[Message]:
     """Those from the first on that were tried as often, up to one that is not to be tried again."""
-    attempts = held.attempts.get(messages[0].offset, 0)
-    return list(
-        itertools.takewhile(
-            lambda one: held.attempts.get(one.offset, 0) == attempts and one.offset not in held.exhausted, messages
-        )
-    )
+    attempts = held.attempts.get(held.mark(messages[0]), 0)
+
+    def is_alike(mark: int) -> bool:
+        return held.attempts.get(mark, 0) == attempts and mark not in held.exhausted
+
+    return list(itertools.takewhile(lambda one: is_alike(held.mark(one)), messages))

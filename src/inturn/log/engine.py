@@ -48,6 +48,15 @@ class Log(Protocol):
         """
         ...
 
+    def seal(self, subject: str, route_version: int) -> int:
+        """From now on refuse batches of other route versions with RouteChanged, unless they are there already. Returns
+        the end: nothing that was routed by an older version is ever stored at or above it."""
+        ...
+
+    def sync(self) -> None:
+        """Sync what is written by now, in this thread."""
+        ...
+
     def read(self, offset: int, max_bytes: int) -> list[StoredBatch]:
         """Whole batches from the one with `offset` on (or the next there is, after a gap or retention): at least
         one even if it is larger than `max_bytes`, none at the end. Raises LogDamaged, or OSError from the disk.

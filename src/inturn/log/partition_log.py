@@ -31,7 +31,7 @@ from inturn.log.verify import verify
 from inturn.model.batch import HEADER_BYTES, Batch, StoredBatch, partition_seed
 from inturn.model.clock import Clock
 from inturn.model.commands import Appended
-from inturn.model.errors import Closed, DiskFull, InturnError, LogDamaged, LogStopped
+from inturn.model.errors import Closed, DiskFull, InturnError, LogDamaged, LogStopped, RouteChanged
 from inturn.model.logs import get_logger
 from inturn.model.route import Partition
 from inturn.model.settings import MIB, Flush, LogSettings
@@ -100,6 +100,7 @@ class PartitionLog:
         self._stored_at_ms = found.stored_at_ms
         self._checkpointed = found.checkpoint
 
+        self._sealed: tuple[str, int] | None = None  # the subject, and the only route version that is taken
         self._outbox: list[tuple[AppendReply, Appended | InturnError]] = []
         self._delivering = False
         self._grown = False
@@ -207,7 +208,9 @@ class PartitionLog:
             raise self._refusal()
         duplicate = self._producers.duplicate_of(batch, gap)
         if duplicate is not None:
-            return duplicate
+            return duplicate  # also if it was routed by an older version: it must not be stored elsewhere, too
+        if self._sealed is not None and batch.route_version != self._sealed[1]:
+            raise RouteChanged(self._sealed[0], batch.route_version, self._sealed[1])
         total_bytes = HEADER_BYTES + len(batch.payload)
         active = self._active
         if active.size and active.size + total_bytes > self._settings.segment_bytes:
@@ -238,6 +241,11 @@ class PartitionLog:
         if not self._always:
             self._grown = True
         return base_offset
+
+    def seal(self, subject: str, route_version: int) -> int:
+        with self._lock:
+            self._sealed = subject, route_version
+            return self._end
 
     def _refusal(self) -> InturnError:
         return self.trouble or Closed(f"log of partition {self._name}")

@@ -112,6 +112,7 @@ class KeyRequest(msgspec.Struct, frozen=True, gc=False):
     offset: int | None = None  # skip: which message; only if it is still the first of its key
     by: str = ""
     why: str = ""
+    origin: int | None = None  # skip: the partition that the message was read from, if it is another one
 
 
 class Assignment(msgspec.Struct, frozen=True, gc=False):
@@ -179,7 +180,7 @@ class Claim(Command, frozen=True, gc=False):
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """A message that failed and waits to be repeated: what the next holder has to know of it."""
 
-    offset: int
+    offset: int  # of one that came to the partition with a parking lot: its mark (see `inturn.model.mark`)
     key: bytes | None
     attempts: int  # so far
     error: str
@@ -384,6 +385,13 @@ class CreateSubject(Command, frozen=True, gc=False):
     keyless: str = "independent"
 
 
+class GrowSubject(Command, frozen=True, gc=False):
+    """Give a subject that routes by slots more partitions. Answered with the Subject; the same again is no error."""
+
+    name: str
+    partitions: int
+
+
 class FindSubject(Command, frozen=True, gc=False):
     name: str
 
@@ -444,6 +452,13 @@ class DescribeGroup(Command, frozen=True, gc=False):
     group: str
 
 
+class ShutGate(msgspec.Struct, frozen=True, gc=False):
+    """A partition is not open to a group yet: older messages of its keys are unfinished in this parent."""
+
+    parent: int
+    offset: int | None = None  # of the first of them, if known
+
+
 class GroupPartition(msgspec.Struct, frozen=True, gc=False):
     partition: int
     committed: int
@@ -454,6 +469,7 @@ class GroupPartition(msgspec.Struct, frozen=True, gc=False):
     finished_count: int = 0  # above `committed`, done all the same
     done_per_s: float = 0.0  # over the last ten seconds
     blocking: KeyDescription | None = None  # of the keys that fail, are blocked or parked: most waits behind it
+    gate: ShutGate | None = None
 
     @property
     def lag(self) -> int:

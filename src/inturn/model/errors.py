@@ -14,6 +14,7 @@ InturnError
 │   └── LogDamaged          a checksum does not fit in the middle of the log
 ├── LeaseError              consuming without the right to
 │   ├── LeaseHeld           another member holds the lease (retriable)
+│   │   └── GateClosed      older messages of the same keys come first (retriable)
 │   └── StaleEpoch          the epoch is not the current one
 ├── ProducerError
 │   ├── ProducerFenced      a newer producer of the same name took over
@@ -150,6 +151,20 @@ class LeaseHeld(LeaseError):
         self.group, self.partition, self.owner = group, partition, owner
         super().__init__(
             f"the lease of partition {partition} for group {group!r} is held by {owner}; wait for its release or expiry"
+        )
+
+
+class GateClosed(LeaseHeld):
+    """The subject has grown, and what was stored before of the keys that moved here is not finished yet."""
+
+    def __init__(self, group: str, partition: str, parent: int, offset: int | None) -> None:
+        self.group, self.partition, self.parent, self.offset = group, partition, parent, offset
+        self.owner = ""
+        what = "what it waits for" if offset is None else f"offset {offset} and maybe more"
+        Exception.__init__(
+            self,
+            f"partition {partition} is not open to group {group!r} yet: {what} in partition {parent} comes first; "
+            "consume that one, or see which keys are in its way: `inturn key list`",
         )
 
 

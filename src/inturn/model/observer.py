@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from inturn.model.commands import Progress
+from inturn.model.subject import Subject
 
 
 class Observer(Protocol):
@@ -22,6 +23,10 @@ class Observer(Protocol):
 
     def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
         """It was given back."""
+        ...
+
+    def grown(self, subject: Subject) -> None:
+        """It has a new route; what comes from now on is stored by that."""
         ...
 
     def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:

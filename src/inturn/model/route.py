@@ -1,11 +1,12 @@
-"""Which partition a slot belongs to, in one version of a subject's route."""
+"""Which partition a slot belongs to, in one version of a subject's route, and which it belonged to before."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inturn.model.errors import InvalidInput
-from inturn.model.slot import SLOT_COUNT, SlotRange
+from inturn.model.slot import SLOT_COUNT, SlotRange, SlotSet
 
 PARTITION_COUNT_MAX = SLOT_COUNT
 
@@ -29,6 +30,22 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
+class Descent:
+    """Slots that went from a parent to a child when the subject grew.
+
+    Nothing of them is in the parent at or above the barrier, and nothing is in the child that is not newer.
+    """
+
+    child: int
+    parent: int
+    slots: bytes  # a SlotSet
+    barrier: int
+
+    def has(self, slot: int) -> bool:
+        return slot in SlotSet.from_bytes(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """Maps every slot to exactly one of the subject's partitions (which are counted from 0)."""
 
@@ -36,6 +53,7 @@ class Route:
     version: int
     partitions: tuple[Partition, ...]
     ranges: tuple[SlotRange, ...]
+    descents: tuple[Descent, ...] = ()  # in the order in which the slots moved
     by_slot: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -50,3 +68,72 @@ class Route:
         if -1 in by_slot:
             raise InvalidInput(f"route of {self.subject!r}: slot {by_slot.index(-1)} belongs to no partition")
         object.__setattr__(self, "by_slot", tuple(by_slot))
+
+    def descents_of(self, child: int) -> tuple[Descent, ...]:
+        """Where the slots of a partition came from; none if it was there from the beginning."""
+        return tuple(one for one in self.descents if one.child == child)
+
+    def descents_from(self, parent: int) -> tuple[Descent, ...]:
+        """Where slots of a partition went."""
+        return tuple(one for one in self.descents if one.parent == parent)
+
+    def lineage(self, slot: int) -> tuple[int, ...]:
+        """The partitions that messages of a slot may be in, the oldest messages first."""
+        found = [self.by_slot[slot]]
+        for one in reversed(self.descents):
+            if one.child == found[0] and one.has(slot):
+                found.insert(0, one.parent)
+        return tuple(found)
+
+    def grown(self, partition_count: int, broker_group: str, barriers: Mapping[int, int]) -> Route:
+        """The next version, with more partitions. `barriers` are the ends of the parents, sealed."""
+        by_slot = grown_slots(self.by_slot, partition_count)
+        moved: dict[tuple[int, int], list[int]] = {}
+        for slot, child in enumerate(by_slot):
+            if child != self.by_slot[slot]:
+                moved.setdefault((child, self.by_slot[slot]), []).append(slot)
+        new = [
+            Descent(child, parent, SlotSet.of(slots).to_bytes(), barriers[parent])
+            for (child, parent), slots in sorted(moved.items())
+        ]
+        added = (Partition(broker_group, ""),) * (partition_count - len(self.partitions))
+        return Route(
+            self.subject,
+            self.version + 1,
+            (*self.partitions, *added),
+            ranges_of(by_slot),
+            (*self.descents, *new),
+        )
+
+    def slots_in(self, partition: int) -> SlotSet:
+        """The slots of which there may be messages in a partition: those it has, and those it had."""
+        bits = sum(1 << slot for slot, owner in enumerate(self.by_slot) if owner == partition)
+        for one in self.descents_from(partition):
+            bits |= SlotSet.from_bytes(one.slots).bits
+        return SlotSet(bits)
+
+
+def grown_slots(by_slot: Sequence[int], partition_count: int) -> list[int]:
+    """The partition of every slot when there are more partitions: each gives away what is over an even share, the
+    last of its slots first, and the new ones get even shares of that. No slot moves to a partition that was there."""
+    before = max(by_slot) + 1
+    owned: list[list[int]] = [[] for _ in range(before)]
+    for slot, partition in enumerate(by_slot):
+        owned[partition].append(slot)
+    share, larger = divmod(SLOT_COUNT, partition_count)
+    grown = list(by_slot)
+    given = []
+    for partition, slots in enumerate(owned):
+        given += slots[share + (partition < larger) :]
+    children = partition_count - before
+    for place, slot in enumerate(sorted(given)):
+        grown[slot] = before + place * children // len(given)
+    return grown
+
+
+def ranges_of(by_slot: Sequence[int]) -> tuple[SlotRange, ...]:
+    """The same as ranges, each as long as can be."""
+    cuts = [slot for slot in range(1, SLOT_COUNT) if by_slot[slot] != by_slot[slot - 1]]
+    return tuple(
+        SlotRange(start, stop, by_slot[start]) for start, stop in zip([0, *cuts], [*cuts, SLOT_COUNT], strict=True)
+    )

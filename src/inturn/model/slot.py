@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -60,6 +61,7 @@ class SlotSet:
         return cls(bits)
 
     @classmethod
+    @functools.lru_cache(maxsize=4096)
     def from_bytes(cls, data: bytes) -> SlotSet:
         if not data:
             return ALL_SLOTS

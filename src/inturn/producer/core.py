@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from inturn.model.commands import Append, Appended
-from inturn.model.errors import InturnError, InvalidInput, LimitExceeded, SendFailed
+from inturn.model.errors import InturnError, InvalidInput, LimitExceeded, RouteChanged, SendFailed
 from inturn.model.message import Outgoing
 from inturn.model.names import RESERVED
 from inturn.model.route import Partition
@@ -48,25 +48,66 @@ class ProducerCore:
         self._settings = settings
         self._random = rng.random
         self._subjects: dict[str, Subject] = {}
+        self._by_slot: dict[str, list[int]] = {}  # while a subject grows, each parent's slots move when it is settled
+        self._grown: dict[str, Subject] = {}  # routes that are not followed everywhere yet
+        self._outdated: set[str] = set()  # subjects whose route is to be asked for
         self._queues: dict[str, list[PartitionQueue]] = {}
 
     def knows(self, subject: str) -> bool:
         return subject in self._subjects
 
     def learn(self, subject: Subject) -> None:
-        self._subjects[subject.name] = subject
-        self._queues[subject.name] = [
-            PartitionQueue(
-                subject.name,
-                index,
-                self.producer_id,
-                self.epoch,
-                subject.route.version,
-                subject.strategy,
-                self._settings,
-            )
-            for index in range(subject.partition_count)
-        ]
+        """Its route; or a newer one, which is followed as soon as it is known what became of all that was sent."""
+        known = self._grown.get(subject.name, self._subjects.get(subject.name))
+        if known is not None and known.route.version >= subject.route.version:
+            return
+        queues = self._queues.setdefault(subject.name, [])
+        if known is None:
+            self._subjects[subject.name] = subject
+            self._by_slot[subject.name] = list(subject.route.by_slot)
+        else:
+            self._grown[subject.name] = subject
+            for queue in queues:
+                queue.is_held = True
+        queues += [self._new_queue(subject, index) for index in range(len(queues), subject.partition_count)]
+        self._follow(subject.name)
+
+    def _new_queue(self, subject: Subject, index: int) -> PartitionQueue:
+        version = subject.route.version
+        return PartitionQueue(
+            subject.name, index, self.producer_id, self.epoch, version, subject.strategy, self._settings
+        )
+
+    def take_outdated(self) -> set[str]:
+        """Subjects that have another route by now: it is to be asked for, and given to `learn`."""
+        outdated, self._outdated = self._outdated, set()
+        return outdated
+
+    def _follow(self, name: str) -> None:
+        """Let every queue that is settled go on by the new route, each on its own: one that waits holds up no other."""
+        grown = self._grown.get(name)
+        if grown is None:
+            return
+        queues, by_slot, route = self._queues[name], self._by_slot[name], grown.route
+        for queue in queues:
+            if queue.is_held and queue.error is None and queue.is_settled:
+                for slot, partition in enumerate(by_slot):
+                    if partition == queue.partition:
+                        by_slot[slot] = route.by_slot[slot]
+                for flight in queue.reroute(route.version):
+                    self._divide(queues, flight, [route.by_slot[slot] for slot in flight.slots])
+        if not any(queue.is_held and queue.error is None for queue in queues):
+            self._subjects[name] = grown
+            del self._grown[name]
+
+    def _divide(self, queues: list[PartitionQueue], flight: Flight, places: list[int]) -> None:
+        if grown_apart := set(places) - {flight.partition}:
+            is_whole = len(grown_apart) == 1 and flight.partition not in places
+            parts = {places[0]: flight} if is_whole else flight.divide(places)
+        else:
+            parts = {flight.partition: flight}
+        for partition, part in parts.items():
+            queues[partition].take_back(part)
 
     def add(
         self,
@@ -110,7 +151,7 @@ class ProducerCore:
             size_bytes += _checked_id(message_id, limits.key_bytes)
         message = Outgoing(body, key, born_at_ms, tags, dict(properties) if properties else {}, message_id)
         if subject.routing is Routing.SLOTS and selector is None:
-            partition = subject.route.by_slot[slot]
+            partition = self._by_slot[subject_name][slot]
         else:
             partition = self._select(subject, message, slot, selector, arg)
         queue = self._queues[subject_name][partition]
@@ -135,10 +176,14 @@ class ProducerCore:
         queue, flight = attempt.queue, attempt.flight
         if isinstance(answer, Appended):
             self.waiting_bytes -= queue.succeeded(flight, answer.base_offset)
+            self._follow(queue.subject)
             return
         error = answer if isinstance(answer, InturnError) else InturnError(f"unexpected answer {answer!r}")
         for given_up in queue.failed(flight, attempt.tries, error, now_s):
             self._move(queue, given_up, error)
+        if isinstance(error, RouteChanged):
+            self._outdated.add(queue.subject)
+        self._follow(queue.subject)
         if queue.error is not None:
             for left in queue.abandon():
                 self._fail(left, queue.error)

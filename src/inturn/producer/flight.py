@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -39,11 +39,14 @@ class Flight:
         "error",
         "gap",
         "is_awaited",
+        "is_refused",
         "is_seen",
         "last_error",
         "messages",
         "moves",
         "partition",
+        "parts",
+        "parts_left",
         "sent_at_s",
         "size_bytes",
         "slots",
@@ -62,12 +65,15 @@ class Flight:
         self.tries = 0
         self.moves = 0
         self.is_awaited = False  # sent, and neither answered nor given up waiting for
+        self.is_refused = False  # sent last by a route that is over: it is not stored, and will not be
         self.sent_at_s = 0.0
         self.base_offset = -1
         self.last_error: InturnError | None = None
         self.error: InturnError | None = None
         self.done = False
         self.is_seen = False  # somebody was told that it failed
+        self.parts: list[tuple[Flight, int]] | None = None  # by message: where it went when the subject grew
+        self.parts_left = 0
         self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], None]] | None = None
 
@@ -82,6 +88,35 @@ class Flight:
                 callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks or ():
                 callback()
+
+    def divide(self, places: Sequence[int]) -> dict[int, Flight]:
+        """Its messages belong to different partitions by now, one place for each: a flight for each partition, by it.
+
+        It was never stored. It is over when all of them are; a handle on it finds the one that its message went to.
+        """
+        made: dict[int, Flight] = {}
+        self.parts = []
+        for message, slot, partition in zip(self.messages, self.slots, places, strict=True):
+            part = made.get(partition)
+            if part is None:
+                part = made[partition] = Flight(self.subject, partition)
+            self.parts.append((part, len(part.messages)))
+            part.messages.append(message)
+            part.slots.append(slot)
+        left_bytes, each_bytes = self.size_bytes, self.size_bytes // len(self.messages)
+        for part in made.values():
+            part.size_bytes = each_bytes * len(part.messages)
+            left_bytes -= part.size_bytes
+        next(iter(made.values())).size_bytes += left_bytes
+        self.parts_left = len(made)
+        for part in made.values():
+            part.when_done(self._part_over)
+        return made
+
+    def _part_over(self) -> None:
+        self.parts_left -= 1
+        if not self.parts_left:
+            self.finish(-1)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call this when it is over, in the thread that notices; at once if it is."""
@@ -125,12 +160,15 @@ class SendHandle(msgspec.Struct, frozen=True, eq=False, gc=False, repr_omit_defa
 
     def result(self, timeout_s: float | None = None) -> Stored:
         """Where it was stored. Raises what made it fail, or SendTimeout if it is still on its way."""
-        flight = self._flight
+        flight, index = self._flight, self._index
         if not flight.wait(timeout_s):
             last = None if flight.last_error is None else str(flight.last_error)
             raise SendTimeout(flight.subject, timeout_s or 0.0, last)
+        flight.is_seen = flight.is_seen or flight.error is not None
+        while flight.parts is not None:
+            flight, index = flight.parts[index]
         if flight.error is not None:
             flight.is_seen = True
             # A copy: the traceback of one that is kept would keep this frame, and so the handle, for ever.
             raise copy.copy(flight.error)
-        return Stored(flight.subject, flight.partition, flight.base_offset + self._index)
+        return Stored(flight.subject, flight.partition, flight.base_offset + index)

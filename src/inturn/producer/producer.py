@@ -209,8 +209,18 @@ class Producer:
             )
         with self._lock:
             self._core.answered(attempt, answer, self._clock.monotonic())
+            outdated = self._core.take_outdated()
             self._roomier.notify_all()
             if not self._core.is_idle:  # else there is nothing for the thread to do
+                self._wake()
+        for subject in outdated:
+            self._node.submit(FindSubject(subject), self._found)
+
+    def _found(self, answer: Answer | InturnError) -> None:
+        """The route of a subject that has grown. If it cannot be had now, the next refusal asks again."""
+        if isinstance(answer, Subject):
+            with self._lock:
+                self._core.learn(answer)
                 self._wake()
 
     def _wake(self) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 
 from inturn.model.batch import encode
 from inturn.model.commands import Append
-from inturn.model.errors import InturnError, OutOfSequence, StorageError
+from inturn.model.errors import InturnError, OutOfSequence, RouteChanged, StorageError
 from inturn.model.message import Outgoing
 from inturn.model.settings import ProducerSettings, Strategy
 from inturn.producer.flight import Flight
@@ -53,6 +53,7 @@ class PartitionQueue:
         self._failures = 0
         self._resume_at_s = 0.0
         self._gap = False
+        self.is_held = False  # the route has changed: nothing new is sent before what was sent is settled
 
     @property
     def is_idle(self) -> bool:
@@ -74,14 +75,8 @@ class PartitionQueue:
 
     def take_over(self, flight: Flight) -> None:
         """Best effort: a flight that another partition could not store goes to the end of this queue."""
-        flight.partition = self.partition
-        flight.batch = None
-        flight.tries = 0
         flight.moves += 1
-        if self._open.messages:
-            self._closed.append(self._open)
-            self._open = Flight(self.subject, self.partition)
-        self._closed.append(flight)
+        self.take_back(flight)
 
     def poll(self, now_s: float) -> list[tuple[Flight, Append]]:
         """What to send now, in this order."""
@@ -95,7 +90,7 @@ class PartitionQueue:
             commands = [self._send(flight, now_s) for flight in self._sent if not flight.done]
             if commands:
                 return commands  # nothing new before it is known whether this works
-        while len(self._sent) < self._settings.in_flight:
+        while len(self._sent) < self._settings.in_flight and not self.is_held:
             flight = self._next_flight()
             if flight is None:
                 break
@@ -145,6 +140,7 @@ class PartitionQueue:
         if flight.done or flight not in self._sent or tries != flight.tries or not flight.is_awaited:
             return []  # an answer to an earlier try
         flight.is_awaited = False
+        flight.is_refused = isinstance(error, RouteChanged)
         flight.last_error = error
         self._phase = _Phase.SETTLING
         if isinstance(error, OutOfSequence) and flight is self._sent[0] and error.got > error.expected:
@@ -159,6 +155,36 @@ class PartitionQueue:
         wait_s = self._settings.backoff_min_s * 2 ** min(self._failures - 1, 20)
         self._resume_at_s = now_s + min(wait_s, self._settings.backoff_max_s)
         return []
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known of everything that was sent if it is stored.
+
+        If the first that is not was refused for its route, none behind it can be: the log would miss the first.
+        """
+        first = next((flight for flight in self._sent if not flight.done), None)
+        return first is None or first.is_refused
+
+    def reroute(self, route_version: int) -> list[Flight]:
+        """Go on by another route: all that is not stored, in order, to be given back to this queue or to others."""
+        first = next((flight for flight in self._sent if not flight.done), None)
+        if first is not None and first.batch is not None:
+            self._next_sequence = first.batch.first_sequence
+            self._gap = self._gap or first.gap
+        self._route_version = route_version
+        self._phase, self._failures, self.is_held = _Phase.FLOWING, 0, False
+        return self.abandon()
+
+    def take_back(self, flight: Flight) -> None:
+        """A flight that was not stored goes to the end of this queue."""
+        flight.partition = self.partition
+        flight.batch = None
+        flight.tries = 0
+        flight.gap = flight.is_awaited = flight.is_refused = False
+        if self._open.messages:
+            self._closed.append(self._open)
+            self._open = Flight(self.subject, self.partition)
+        self._closed.append(flight)
 
     def abandon(self) -> list[Flight]:
         """Everything that is not acknowledged, in order; the queue is empty afterwards."""
@@ -192,7 +218,7 @@ class PartitionQueue:
 
     def _send(self, flight: Flight, now_s: float) -> tuple[Flight, Append]:
         assert flight.batch is not None
-        flight.is_awaited = True
+        flight.is_awaited, flight.is_refused = True, False
         flight.sent_at_s = now_s
         flight.tries += 1
         return flight, Append(self.subject, self.partition, flight.batch, flight.gap)

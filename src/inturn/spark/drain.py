@@ -335,7 +335,6 @@ class Drain:
 
     def _take_over(self, holding: Holding) -> bool:
         """False if that was interrupted."""
-        partitions = set(range(self._subject.partition_count))
 
         def watch(epochs: dict[int, int]) -> None:
             self._held_count = len(epochs)
@@ -345,10 +344,10 @@ class Drain:
             time.sleep(LOOK_S)
 
         try:
-            holding.wait_for(partitions, self._settings.take_over_s, watch)
+            epochs = holding.wait_for_open(self._settings.take_over_s, watch)
         except _Interrupted:
             return False
-        self._held_count = len(partitions)
+        self._held_count = len(epochs)
         return True
 
     # Rounds
@@ -397,9 +396,12 @@ class Drain:
         if not self._take_over(holding):  # what was lost since, for example while the server was away
             return _Result(None, is_held_up=False)
         task_count = self._settings.tasks or max(1, self._spark.sparkContext.defaultParallelism)
-        plans = self._plan.plans(list(waiting), holding.owner, holding.epochs(), task_count, self._round)
+        self._plan = replace(self._plan, subject=self._connection.subject(self._subject_name))  # it may have grown
+        epochs = holding.epochs()
+        plans = self._plan.plans(list(waiting), holding.owner, epochs, task_count, self._round)
         if not plans:
-            return _Result(None, is_held_up=False)
+            # What is left waits for keys that are held up elsewhere, in the partitions that it came from.
+            return _Result(None, is_held_up=not _open(self._describe()) & {one.partition for one in waiting})
         job = _Job(self._spark, plans, self._handler, f"drain {self._subject_name} for {self._group}")
         job.start()
         self._attend(job, holding)
@@ -506,6 +508,11 @@ class Drain:
         if self._watch is not None:
             self._watch(look)
         return look
+
+
+def _open(described: GroupDescription) -> set[int]:
+    """The partitions that can be had: those born of growth come later, when what is older of their keys is over."""
+    return {one.partition for one in described.partitions if one.gate is None}
 
 
 class _Interrupted(Exception):

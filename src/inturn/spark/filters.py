@@ -44,14 +44,14 @@ class Wanted:
         named = [one for one in everywhere if self.partitions is None or one in self.partitions]
         if not _has_fixed_places(subject):
             return named
-        homes = {subject.route.by_slot[slot] for slot in self.slots}
+        homes = {home for slot in self.slots for home in subject.route.lineage(slot)}
         return [one for one in named if one in homes]
 
 
 def _has_fixed_places(subject: Subject) -> bool:
-    """Whether each slot has always been in the partition that the route says. Not where senders choose, where best
-    effort goes elsewhere when a partition fails, or where older messages are from before the route changed."""
-    return subject.routing is Routing.SLOTS and subject.strategy is Strategy.STRICT and subject.route.version == 1
+    """Whether the route says in which partitions a slot has ever been. Not where senders choose, or where best effort
+    goes elsewhere when a partition fails."""
+    return subject.routing is Routing.SLOTS and subject.strategy is Strategy.STRICT
 
 
 def pushed(wanted: Wanted, filters: Sequence[Filter], subject: str) -> tuple[Wanted, list[Filter]]:

@@ -27,7 +27,7 @@ from inturn.model.commands import (
     Progress,
     Release,
 )
-from inturn.model.errors import InturnError, LeaseError, LeaseHeld, StaleEpoch
+from inturn.model.errors import InturnError, LeaseError, LeaseHeld, NotFound, StaleEpoch
 from inturn.model.message import Message
 from inturn.model.request import ask
 from inturn.model.settings import ConsumerSettings, Order
@@ -126,6 +126,22 @@ class Holding:
                 watch(epochs)
             if time.monotonic() > until_s:
                 raise self._held_by_others(partitions - epochs.keys())
+            time.sleep(_LOOK_S)
+
+    def wait_for_open(self, timeout_s: float, watch: Callable[[dict[int, int]], None] | None = None) -> dict[int, int]:
+        """The same of all partitions that the group may consume: those born of growth may have to come later."""
+        return self.wait_for(self.open_partitions(timeout_s), timeout_s, watch)
+
+    def open_partitions(self, timeout_s: float) -> set[int]:
+        """Those that the group may consume. Waits until there is the group, which the first heartbeat makes."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                described = self._connection.describe_group(self._keeper.subject, self._keeper.group)
+                return {one.partition for one in described.partitions if one.gate is None}
+            except NotFound:
+                if time.monotonic() > until_s or self.epochs():
+                    raise
             time.sleep(_LOOK_S)
 
     def wait_at_start(self, *, is_bounded: bool, count: int = 1) -> dict[int, int]:

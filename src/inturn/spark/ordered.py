@@ -174,7 +174,7 @@ class OrderedBatchReader(_Ordered, DataSourceReader):
         ends = kept_within(options.subject, extents, ends, options.fail_on_data_loss)
         holding = self._hold(takes_over=True)
         try:
-            epochs = holding.wait_for(set(range(work.subject.partition_count)), TAKE_OVER_S)
+            epochs = holding.wait_for_open(TAKE_OVER_S)
             waiting = work.waiting(self._described(), ends, keys=self._keys())
             self._tell_cut({one.partition: one.until for one in waiting if one.until < ends[one.partition]})
             plans = work.plans(waiting, holding.owner, epochs, self._task_count(), 1)
@@ -230,7 +230,7 @@ class OrderedStreamReader(_Ordered, StreamMember, DataSourceStreamReader):
     def _held(self, work: Work) -> Holding:
         if self._holding is None:
             self._holding = self._hold(takes_over=self._handler.takes_over)
-            count = work.subject.partition_count if self._handler.takes_over else 1
+            count = len(self._holding.open_partitions(TAKE_OVER_S)) if self._handler.takes_over else 1
             self._holding.wait_at_start(is_bounded=self._target is not None, count=count)
         return self._holding
 

@@ -63,7 +63,7 @@ def plan(subject: Subject, order: Order, waiting: Sequence[Waiting], task_count:
                 left -= room
             tasks.append([])
             room = share
-        # The last one also has the slots that belong elsewhere today, and may have been here before.
+        # The last one also has all other slots: where best effort went elsewhere, any may be here.
         rest = ALL_SLOTS if first == 0 else SlotSet(ALL_SLOTS.bits & ~SlotSet.of(slots[:first]).bits)
         tasks[-1].append(Slice(one.partition, rest, one.until))
         room -= left
@@ -87,7 +87,4 @@ def _whole(waiting: Sequence[Waiting], task_count: int) -> list[tuple[Slice, ...
 def _slots_by_partition(subject: Subject) -> Mapping[int, Sequence[int]]:
     if subject.routing is not Routing.SLOTS:
         return {index: range(len(subject.route.by_slot)) for index in range(subject.partition_count)}
-    found: dict[int, list[int]] = {index: [] for index in range(subject.partition_count)}
-    for slot, partition in enumerate(subject.route.by_slot):
-        found[partition].append(slot)
-    return found
+    return {index: list(subject.route.slots_in(index)) for index in range(subject.partition_count)}

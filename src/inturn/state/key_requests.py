@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from inturn.model.commands import KeyRequest, RequestState
@@ -26,6 +27,7 @@ _SELECT = select(
     key_requests.c.offset,
     key_requests.c.by,
     key_requests.c.why,
+    key_requests.c.origin,
     key_requests.c.asked_at_ms,
     key_requests.c.done_at_ms,
 ).join(partitions, partitions.c.id == key_requests.c.partition_id)
@@ -74,11 +76,12 @@ class KeyRequests:
                 "offset": request.offset,
                 "by": by,
                 "why": why,
+                "origin": request.origin,
                 "asked_at_ms": now_ms,
                 "done_at_ms": None,
             }
             request_id: int = connection.execute(_INSERT, row).scalar_one()
-        return KeyRequest(request_id, request.partition, request.key, request.kind, request.offset, by, why)
+        return msgspec.structs.replace(request, id=request_id, by=by, why=why)
 
     def find(self, group_id: int, request_id: int) -> RequestState | None:
         with self._database.transaction() as connection:
@@ -117,5 +120,5 @@ class KeyRequests:
 
 
 def _state(row: Any) -> RequestState:
-    request = KeyRequest(row.id, row.position, row.key, row.kind, row.offset, row.by, row.why)
+    request = KeyRequest(row.id, row.position, row.key, row.kind, row.offset, row.by, row.why, row.origin)
     return RequestState(request, row.asked_at_ms, row.done_at_ms)

@@ -87,6 +87,13 @@ _PARK = insert(parked).from_select(
 _UNPARK = delete(parked).where(*_MESSAGE, *_IN_LOT[1:])
 _DELETE_PARKED = delete(parked).where(_PARKED_OF_GROUP)
 _SELECT_FIRST = select(parked.c.offset).where(*_IN_LOT).order_by(parked.c.position).limit(1)
+_SELECT_HEAD = (
+    select(partitions.c.position.label("partition"), parked.c.offset)
+    .join(partitions, partitions.c.id == parked.c.origin_id)
+    .where(*_IN_LOT)
+    .order_by(parked.c.position)
+    .limit(1)
+)
 _SELECT_SIZES = (
     select(parked.c.position, func.length(parked.c.content).label("size"))
     .where(*_IN_LOT, parked.c.position > bindparam("after"))
@@ -163,12 +170,12 @@ class Lots:
             row = self._row(connection, group_id, partition, key)
             return connection.execute(_SELECT_STATE, row).scalar() is not None
 
-    def head_offset(self, group_id: int, partition: int, key: bytes) -> int | None:
-        """The offset of the first message in the lot, or None."""
+    def head(self, group_id: int, partition: int, key: bytes) -> tuple[int, int] | None:
+        """The partition that the first message in the lot was read from, and its offset; None if there is none."""
         with self._database.transaction() as connection:
             row = self._row(connection, group_id, partition, key)
-            found: int | None = connection.execute(_SELECT_FIRST, row).scalar()
-            return found
+            found = connection.execute(_SELECT_HEAD, row).first()
+            return None if found is None else (found.partition, found.offset)
 
     def read(self, group_id: int, partition: int, key: bytes, after: int, max_bytes: int) -> LotContent:
         """The messages behind a position, in order, up to so many bytes, but at least one if there is one."""

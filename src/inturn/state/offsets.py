@@ -11,7 +11,9 @@ from sqlalchemy import Connection, and_, bindparam, case, exists, func, insert, 
 from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput, StaleEpoch
 from inturn.model.logs import get_logger
+from inturn.model.mark import FOREIGN_MIN
 from inturn.model.tracker import CommitTracker
+from inturn.state import gates
 from inturn.state.bounds import check_bytes, check_number
 from inturn.state.database import Database
 from inturn.state.failures import Failures
@@ -98,7 +100,9 @@ _SELECT_ID = select(partitions.c.id).where(
 _SELECT_FLOOR = select(partitions.c.offset_floor).where(partitions.c.id == bindparam("of_partition"))
 _SELECT_HIGHEST = select(func.max(offsets.c.next_offset)).where(offsets.c.partition_id == bindparam("of_partition"))
 _SELECT_HIGHEST_PARKED = select(func.max(parked.c.offset)).where(parked.c.origin_id == bindparam("of_partition"))
-_SELECT_HIGHEST_FAILED = select(func.max(failures.c.offset)).where(failures.c.partition_id == bindparam("of_partition"))
+_SELECT_HIGHEST_FAILED = select(func.max(failures.c.offset)).where(
+    failures.c.partition_id == bindparam("of_partition"), failures.c.offset < FOREIGN_MIN
+)
 _SELECT_FINISHED = select(offsets.c.group_id, offsets.c.finished).where(
     offsets.c.partition_id == bindparam("of_partition"), offsets.c.finished != bindparam("nothing")
 )
@@ -186,6 +190,7 @@ class Offsets:
             self._failures.clear(connection, group_id)
             self._lots.clear(connection, group_id)
             self._requests.clear(connection, group_id)
+            gates.clear(connection, group_id)
 
     def highest(self, partition_name: str, broker_group: str = "local") -> int:
         """One past the highest offset that any group ever had to do with in this partition, or where it goes on if

@@ -36,7 +36,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from inturn.model.errors import SchemaMismatch
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _UNKNOWN_VERSION = 0
 
 Migration: TypeAlias = Callable[[Connection], None]
@@ -47,8 +47,14 @@ def _remember_lives_and_nonces(connection: Connection) -> None:
     connection.exec_driver_sql("ALTER TABLE producers ADD COLUMN nonce VARCHAR")
 
 
+def _let_subjects_grow(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE key_requests ADD COLUMN origin INTEGER")
+    for table in (descents, gates):
+        connection.exec_driver_sql(str(CreateTable(table).compile(dialect=connection.dialect)))
+
+
 # The first leads from version 1 to 2, and so on: always SCHEMA_VERSION - 1 of them.
-MIGRATIONS: Sequence[Migration] = (_remember_lives_and_nonces,)
+MIGRATIONS: Sequence[Migration] = (_remember_lives_and_nonces, _let_subjects_grow)
 
 metadata = MetaData()
 
@@ -99,6 +105,16 @@ routes = Table(
     Column("ranges", Text, nullable=False),
 )
 
+descents = Table(
+    "descents",
+    metadata,
+    Column("child_id", ForeignKey("partitions.id"), primary_key=True),
+    Column("parent_id", ForeignKey("partitions.id"), primary_key=True),
+    Column("version", Integer, nullable=False),  # of the route that moved the slots
+    Column("slots", LargeBinary, nullable=False),
+    Column("barrier", BigInteger, nullable=False),
+)
+
 groups = Table(
     "groups",
     metadata,
@@ -135,6 +151,14 @@ leases = Table(
     Column("local", Boolean, nullable=False),
     Column("changed_at_ms", BigInteger, nullable=False),  # granted, or released if there is no owner
     Column("life_ms", BigInteger, nullable=False),  # what its holder counts with, whatever the settings are by now
+)
+
+gates = Table(
+    "gates",
+    metadata,
+    Column("group_id", ForeignKey("groups.id"), primary_key=True),
+    Column("partition_id", ForeignKey("partitions.id"), primary_key=True),  # a child that is open to the group
+    Column("opened_at_ms", BigInteger, nullable=False),
 )
 
 failures = Table(
@@ -190,6 +214,7 @@ key_requests = Table(
     Column("offset", BigInteger),
     Column("by", Text, nullable=False),
     Column("why", Text, nullable=False),
+    Column("origin", Integer),  # by index: the partition that the message was read from, if it is another one
     Column("asked_at_ms", BigInteger, nullable=False),
     Column("done_at_ms", BigInteger),  # null: waits. The row stays when it is done: who asked what, and why
     Index("key_requests_by_key", "group_id", "key", "id"),

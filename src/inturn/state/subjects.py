@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, String, bindparam, cast, insert, literal, select, update
 
 from inturn.model.errors import AlreadyExists, InvalidInput, NotFound
 from inturn.model.names import check_name
-from inturn.model.route import Partition, Route, check_partition_count
+from inturn.model.route import Descent, Partition, Route, check_partition_count
 from inturn.model.settings import BATCH_BYTES_MAX, Keyless, Limits, Routing, Strategy, one_of
 from inturn.model.slot import SlotRange, even_ranges
 from inturn.model.subject import Subject
 from inturn.state.cache import Cache
 from inturn.state.database import Database
 from inturn.state.partition_ids import PartitionIds
-from inturn.state.schema import partitions, routes, subjects
+from inturn.state.schema import descents, groups, offsets, partitions, routes, subjects
 
 LOCAL_BROKER_GROUP = "local"
 FIRST_ROUTE_VERSION = 1
@@ -38,10 +39,21 @@ _INSERT_SUBJECT = insert(subjects).returning(subjects.c.id)
 _INSERT_PARTITION = insert(partitions)
 _NAME_PARTITIONS = (
     update(partitions)
-    .where(partitions.c.subject_id == bindparam("of_subject"))
+    .where(partitions.c.subject_id == bindparam("of_subject"), partitions.c.position >= bindparam("from_position"))
     .values(name=literal("p").concat(cast(partitions.c.id, String)))
 )
 _INSERT_ROUTE = insert(routes)
+_INSERT_DESCENT = insert(descents)
+_CHILD, _PARENT = partitions.alias(), partitions.alias()
+_SELECT_DESCENTS = (
+    select(_CHILD.c.position.label("child"), _PARENT.c.position.label("parent"), descents.c.slots, descents.c.barrier)
+    .join(_CHILD, _CHILD.c.id == descents.c.child_id)
+    .join(_PARENT, _PARENT.c.id == descents.c.parent_id)
+    .where(_CHILD.c.subject_id == bindparam("of_subject"))
+    .order_by(descents.c.version, _CHILD.c.position, _PARENT.c.position)
+)
+_SELECT_GROUP_IDS = select(groups.c.id).where(groups.c.subject_id == bindparam("of_subject"))
+_INSERT_OFFSET = insert(offsets)
 
 
 class Subjects:
@@ -95,6 +107,26 @@ class Subjects:
         if difference := _difference(existing, wanted):
             raise AlreadyExists("subject", name, difference)
         return existing
+
+    def grow(self, grown: Route, now_ms: int) -> Subject:
+        """Add the partitions that a grown route has, with its descents, in one transaction.
+
+        Groups that are there begin at 0 in the new partitions, whatever they started from: what is in them comes later.
+        """
+        with self._database.transaction() as connection:
+            subject = self.get(grown.subject)
+            row = connection.execute(_SELECT_ONE, {"wanted": grown.subject}).one()
+            first = subject.partition_count
+            _insert_partitions(connection, row.id, grown.partitions[first:], first)
+            _insert_route(connection, row.id, grown)
+            ids = self._partition_ids.of_subject(connection, grown.subject)
+            new = grown.descents[len(subject.route.descents) :]
+            connection.execute(_INSERT_DESCENT, [_descent_row(one, ids, grown.version) for one in new])
+            group_ids = connection.execute(_SELECT_GROUP_IDS, {"of_subject": row.id}).scalars().all()
+            starts = [_start_row(group_id, child, now_ms) for group_id in group_ids for child in ids[first:]]
+            if starts:
+                connection.execute(_INSERT_OFFSET, starts)
+            return self._load(connection, grown.subject)
 
     def get(self, name: str) -> Subject:
         """The subject, with its newest route. Raises NotFound."""
@@ -159,8 +191,10 @@ def _checked_limits(limits: object) -> Limits:
 
 def _difference(existing: Subject, wanted: Subject) -> str:
     """What is there and was asked for differently, for people; empty if nothing."""
+    grown = max(existing.partition_count, wanted.partition_count)
     pairs = [
-        ("partitions", existing.partition_count, wanted.partition_count),
+        # One that has grown since is what was asked for.
+        ("partitions", existing.partition_count, grown if existing.route.descents else wanted.partition_count),
         ("routing", existing.routing, wanted.routing),
         ("strategy", existing.strategy, wanted.strategy),
         ("limits", existing.limits, wanted.limits),
@@ -184,6 +218,11 @@ def _insert(connection: Connection, subject: Subject, now_ms: int) -> None:
             "created_at_ms": now_ms,
         },
     ).scalar_one()
+    _insert_partitions(connection, subject_id, subject.route.partitions, 0)
+    _insert_route(connection, subject_id, subject.route)
+
+
+def _insert_partitions(connection: Connection, subject_id: int, added: Sequence[Partition], first: int) -> None:
     connection.execute(
         _INSERT_PARTITION,
         [
@@ -194,12 +233,37 @@ def _insert(connection: Connection, subject: Subject, now_ms: int) -> None:
                 "name": f"new-{subject_id}-{position}",  # until its id is known
                 "offset_floor": 0,
             }
-            for position, partition in enumerate(subject.route.partitions)
+            for position, partition in enumerate(added, first)
         ],
     )
-    connection.execute(_NAME_PARTITIONS, {"of_subject": subject_id})
-    ranges = json.dumps([[slots.start, slots.stop, slots.partition] for slots in subject.route.ranges])
-    connection.execute(_INSERT_ROUTE, {"subject_id": subject_id, "version": subject.route.version, "ranges": ranges})
+    connection.execute(_NAME_PARTITIONS, {"of_subject": subject_id, "from_position": first})
+
+
+def _insert_route(connection: Connection, subject_id: int, route: Route) -> None:
+    ranges = json.dumps([[slots.start, slots.stop, slots.partition] for slots in route.ranges])
+    connection.execute(_INSERT_ROUTE, {"subject_id": subject_id, "version": route.version, "ranges": ranges})
+
+
+def _descent_row(descent: Descent, ids: Sequence[int], version: int) -> dict[str, object]:
+    return {
+        "child_id": ids[descent.child],
+        "parent_id": ids[descent.parent],
+        "version": version,
+        "slots": descent.slots,
+        "barrier": descent.barrier,
+    }
+
+
+def _start_row(group_id: int, partition_id: int, now_ms: int) -> dict[str, object]:
+    return {
+        "group_id": group_id,
+        "partition_id": partition_id,
+        "next_offset": 0,
+        "finished": b"",
+        "epoch": 0,
+        "commit_number": 0,
+        "updated_at_ms": now_ms,
+    }
 
 
 def _route(connection: Connection, name: str, subject_id: int) -> Route:
@@ -210,6 +274,7 @@ def _route(connection: Connection, name: str, subject_id: int) -> Route:
         row.version,
         tuple(Partition(partition.broker_group, partition.name) for partition in found),
         tuple(SlotRange(*slots) for slots in json.loads(row.ranges)),
+        tuple(Descent(*one) for one in connection.execute(_SELECT_DESCENTS, {"of_subject": subject_id})),
     )
 
 

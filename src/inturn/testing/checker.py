@@ -20,6 +20,7 @@ Longer than a usual file, because the rules share one state and are read best be
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
@@ -32,6 +33,7 @@ from inturn.testing.history import (
     Committed,
     ConsumerCrashed,
     Event,
+    Grown,
     HandlerEnd,
     HandlerStart,
     KeyResumed,
@@ -93,6 +95,8 @@ class _Check:
         self.complete, self.stored = complete, stored
         self.logs: dict[tuple[str, int], Log] = {}
         self.tracks: dict[tuple[str, str, int], Track | None] = {}  # None: not asked for
+        self.descents: dict[str, list[tuple[int, int, SlotSet]]] = {}  # by subject: child, parent, slots
+        self.elders: dict[tuple[str, int, bytes], tuple[int, ...]] = {}
         self.violations: list[Violation] = []
         self.started = self.finished = self.duplicates = self.grants = self.commits = self.leftover_overlaps = 0
 
@@ -112,6 +116,7 @@ class _Check:
             ConsumerCrashed: self._crash,
             SendAcknowledged: None,
             ProcessRestarted: None,
+            Grown: None,
         }
         for index, event in enumerate(self.events):
             action = act[type(event)]
@@ -147,12 +152,16 @@ class _Check:
             elif type(event) is HandlerStart:
                 log = logs.get((event.subject, event.partition)) or self._log(event.subject, event.partition)
                 log.seen.setdefault(event.offset, index)
+            elif type(event) is Grown:
+                self.descents[event.subject] = [
+                    (child, parent, SlotSet.from_bytes(slots)) for child, parent, slots, _ in event.descents
+                ]
         for subject, partition, offset in self.stored or ():
             self._log(subject, partition).stored.add(offset)
         if self.subject is not None:
             self.logs = {place: log for place, log in logs.items() if place[0] == self.subject}
-        for log in self.logs.values():
-            log.settle(self.events, self.by_key, self.stored is not None)
+        for (subject, _), log in self.logs.items():
+            log.settle(self.events, self.by_key or subject in self.descents, self.stored is not None)
 
     def _log(self, subject: str, partition: int) -> Log:
         return self.logs.setdefault((subject, partition), Log())
@@ -201,16 +210,23 @@ class _Check:
             lane_key = offset if key is None else key
         lane = track.lanes.get(lane_key) or track.lane(lane_key, self.by_key)
         run = Run(index, offset, key, epoch, event.consumer, event.attempt, lane)
+        holder = track  # of the lease
+        if event.under is not None and event.under != event.partition:
+            run.under = event.under
+            holder = self._track(event.subject, event.group, event.under) or track
 
-        if track.claims:
-            run.claim = track.claim_of(event.consumer, epoch)
-            self._judge_claim(track, run)
-        if epoch != track.epoch_max and track.epoch_max >= 0:
-            self._stale_start(track, run)
-        if (offset < track.committed or offset in track.claimed) and epoch >= track.epoch_max and track.is_done(offset):
+        if holder.claims:
+            run.claim = holder.claim_of(event.consumer, epoch)
+            self._judge_claim(holder, run)
+        if epoch != holder.epoch_max and holder.epoch_max >= 0:
+            self._stale_start(holder, run)
+        is_newest = epoch >= holder.epoch_max
+        if (offset < track.committed or offset in track.claimed) and is_newest and track.is_done(offset):
             self._repeated(track, run)
         if self.has_lanes:
             self._judge_lane(track, lane_key, run)
+            if key is not None and event.subject in self.descents:
+                self._judge_elders(track, holder, key, run)
         track.open.setdefault(event.consumer, {})[offset, epoch] = run
 
     def _judge_identity(self, track: Track, index: int, event: HandlerStart, message: Identity | None) -> None:
@@ -304,8 +320,52 @@ class _Check:
             self._judge_order(track, last, last_of_key if is_same else last, run)
             last_runs[key] = run
         last_runs[lane_key] = run
-        if run.attempt is not None and run.epoch >= track.epoch_max:
+        if run.attempt is not None and (run.under is not None or run.epoch >= track.epoch_max):
             self._judge_attempt(track, run, run.attempt)
+
+    def _judge_elders(self, track: Track, holder: Track, key: bytes, run: Run) -> None:
+        """What is older of the key may be in other partitions: all of it must be over, or wait in the lot."""
+        for partition in self._elders_of(track.subject, track.partition, key):
+            elder = self._track(track.subject, track.group, partition)
+            assert elder is not None
+            missing = elder.unfinished(key)
+            if missing:
+                self._overtook_elders(elder, track, run, tuple(missing), "had not been finished there")
+            elif overtaken := elder.overtaken(key, sys.maxsize):
+                self._overtook_elders(elder, track, run, tuple(overtaken), "waited in the parking lot")
+            lane = elder.lanes.get(key if self.by_key else None)
+            earlier = None if lane is None else lane.open
+            if earlier is not None and earlier.key == key and not self._is_left_over(elder, holder, earlier, run):
+                self._judge_overlap(track, earlier, run)
+
+    def _elders_of(self, subject: str, partition: int, key: bytes) -> tuple[int, ...]:
+        """The partitions that had the key before, oldest first."""
+        found = self.elders.get((subject, partition, key))
+        if found is None:
+            slot, lineage = slot_of(key), [partition]
+            for child, parent, slots in reversed(self.descents[subject]):
+                if child == lineage[0] and slot in slots:
+                    lineage.insert(0, parent)
+            found = self.elders[subject, partition, key] = tuple(lineage[:-1])
+        return found
+
+    def _is_left_over(self, elder: Track, holder: Track, earlier: Run, run: Run) -> bool:
+        """Was it started under a lease that has been lost since?"""
+        if earlier.under == holder.partition:
+            granted = holder.grants.get(run.epoch)
+            return earlier.epoch < run.epoch and granted is not None and earlier.index < granted
+        lease = elder.lease if earlier.under is None else None
+        return lease is None or lease.epoch > earlier.epoch or lease.ended_index is not None
+
+    def _overtook_elders(self, elder: Track, track: Track, run: Run, offsets: tuple[int, ...], how: str) -> None:
+        self._violation_on(
+            track,
+            ViolationKind.SKIPPED,
+            f"{track}: {run.consumer!r} (epoch {run.epoch}) started offset {run.offset}{_key(run)} although "
+            f"{name_offsets(offsets)} of partition {elder.partition}, of the same key and older, {how}",
+            offsets,
+            (*elder.log.where(offsets), run.index),
+        )
 
     def _judge_overlap(self, track: Track, earlier: Run, run: Run) -> None:
         """`earlier` is still open. It is judged once; after that only its being left over is remembered."""
@@ -600,9 +660,13 @@ class _Check:
             track.skip(event.offset, index)
 
     def _key_resume(self, index: int, event: KeyResumed) -> None:
-        track = self._track(event.subject, event.group, event.partition)
-        if track is not None:
-            track.attempts.pop(event.key, None)
+        elders: tuple[int, ...] = ()
+        if event.key is not None and event.subject in self.descents:
+            elders = self._elders_of(event.subject, event.partition, event.key)
+        for partition in (*elders, event.partition):
+            track = self._track(event.subject, event.group, partition)
+            if track is not None:
+                track.attempts.pop(event.key, None)
 
     def _reset(self, index: int, event: OffsetsReset) -> None:
         for partition, offset in event.offsets.items():

@@ -37,7 +37,8 @@ class SendAcknowledged(_Event, frozen=True, gc=False):
 class HandlerStart(_Event, frozen=True, gc=False):
     """A handler begins with a message. A handler of batches is recorded as one run per message, one after the other.
 
-    `attempt` is the number that the handler was told: None if that is not to be judged.
+    `attempt` is the number that the handler was told: None if that is not to be judged. `under` is the partition whose
+    lease it runs under, and that `epoch` is of; None: its own.
     """
 
     subject: str
@@ -49,6 +50,7 @@ class HandlerStart(_Event, frozen=True, gc=False):
     epoch: int
     message_id: str | None = None
     attempt: int | None = None
+    under: int | None = None
 
 
 class HandlerEnd(_Event, frozen=True, gc=False):
@@ -127,6 +129,13 @@ class ClaimEnded(_Event, frozen=True, gc=False):
     epoch: int
 
 
+class Grown(_Event, frozen=True, gc=False):
+    """The subject has more partitions. A descent: a child, a parent, the slots that moved (a SlotSet), the barrier."""
+
+    subject: str
+    descents: tuple[tuple[int, int, bytes, int], ...]  # all of them, those of former growths first
+
+
 class OffsetsReset(_Event, frozen=True, gc=False):
     """The group goes on at these offsets, by partition; what is below is given up, what is not is due again.
 
@@ -176,6 +185,7 @@ Event: TypeAlias = (
     | LeaseEnded
     | ClaimGranted
     | ClaimEnded
+    | Grown
     | OffsetsReset
     | KeySkipped
     | KeyResumed

@@ -51,7 +51,8 @@ class RecordedHandler:
     def _recorded(self, message: Message, context: Context) -> Iterator[None]:
         what = (message.subject, context.group, message.partition, message.offset, message.key)
         who = (context.consumer, context.epoch, message.message_id)
-        start = HandlerStart(*what, *who, context.attempt)
+        under = None if message.partition == context.partition else context.partition
+        start = HandlerStart(*what, *who, context.attempt, under)
         self._recorder.let_go(start, self._clock.looked_at_s())
         result = "exception"
         try:

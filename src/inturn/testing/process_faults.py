@@ -28,6 +28,7 @@ STREAM_FAULTS = (
 )
 CLOCK_JUMPS = ("clock of consumer jumps", "clock of producer jumps", "clock of server jumps")
 RESTARTS = ("restart server gently",)
+GROWTHS = ("grow subject",)  # no fault, but what must hold through all of them
 DOWN_S_MAX = 1.0  # until something is started again
 
 
@@ -40,6 +41,7 @@ class FaultCounts:
     stream_faults: int = 8
     clock_jumps: int = 4
     restarts: int = 1
+    growths: int = 2
 
     def families(self) -> list[tuple[int, Sequence[str]]]:
         return [
@@ -48,6 +50,7 @@ class FaultCounts:
             (self.stream_faults, STREAM_FAULTS),
             (self.clock_jumps, CLOCK_JUMPS),
             (self.restarts, RESTARTS),
+            (self.growths, GROWTHS),
         ]
 
 
@@ -76,7 +79,8 @@ class Mending:
 class Injector:
     """Does one fault after the other to a cluster."""
 
-    def __init__(self, cluster: Cluster, rng: random.Random, lease_life_s: float) -> None:
+    def __init__(self, cluster: Cluster, rng: random.Random, lease_life_s: float, grow: Callable[[], None]) -> None:
+        self._grow = grow
         self.counts: Counter[str] = Counter()
         self.log: list[str] = []
         self._cluster = cluster
@@ -88,6 +92,10 @@ class Injector:
         """None: there is nothing now that it could be done to; try it again."""
         if fault in STREAM_FAULTS:
             return self._on_stream(fault)
+        if fault in GROWTHS:
+            self._note(fault, "all")
+            self._grow()
+            return Mending(0.0, lambda: None)
         role = next(role for role in _ROLES if role in fault)
         place = self._pick(role)
         if place is None:

@@ -14,6 +14,7 @@ import itertools
 import random
 import shutil
 import tempfile
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from inturn.testing.process_cluster import GROUP, SUBJECT, Cluster, Role
 from inturn.testing.process_faults import (
     CLOCK_JUMPS,
     FREEZES,
+    GROWTHS,
     KILLS,
     RESTARTS,
     STREAM_FAULTS,
@@ -166,7 +168,9 @@ class _Run:
             proxies,
             settings.bugs,
         )
-        self._injector = Injector(self.cluster, self._random, settings.lease.life_s)
+        self._injector = Injector(self.cluster, self._random, settings.lease.life_s, self._grow)
+        self._partitions = settings.partitions  # that the subject has, or is to have
+        self._growing: list[threading.Thread] = []
         self._mendings: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._messages: list[Message] = []
@@ -183,6 +187,25 @@ class _Run:
             self._hurt()
             self._heal()
             self._end_all(mq)
+
+    def _grow(self) -> None:
+        """Beside everything else: it may take as long as the server is away."""
+        self._partitions += self._random.randint(1, 3)
+        thread = threading.Thread(target=self._grow_to, args=(self._partitions,), daemon=True)
+        self._growing.append(thread)
+        thread.start()
+
+    def _grow_to(self, partitions: int) -> None:
+        until_s = time.monotonic() + self._settings.quiet_s
+        while time.monotonic() < until_s:
+            try:
+                with inturn.connect(self.cluster.address, wait_s=5.0) as mq:
+                    if mq.subject(SUBJECT).partition_count < partitions:
+                        mq.grow_subject(SUBJECT, partitions)
+                    return
+            except InturnError:
+                time.sleep(LOOK_S)
+        self.cluster.problems.append(f"not within {self._settings.quiet_s:g} s: {partitions} partitions")
 
     def _is_at_work(self) -> bool:
         """Something of each kind has happened: only then is there anything to hurt."""
@@ -225,6 +248,8 @@ class _Run:
             if place.process is None:
                 cluster.start(place)
         self._wait_for(lambda: all(place.has_begun for place in cluster.places), "all processes have begun again")
+        for thread in self._growing:
+            thread.join()
 
     def _end_all(self, mq: Connection) -> None:
         """Producers stop, consumers do the rest, and then all end by themselves."""
@@ -233,7 +258,7 @@ class _Run:
             cluster.end(place, self._settings.quiet_s)
         self._wait_for(lambda: _is_all_done(mq), "no lag")
         try:
-            self._messages = list(mq.reader(SUBJECT))
+            self._messages = sorted(mq.reader(SUBJECT), key=lambda one: (one.partition, one.offset))
         except InturnError as error:
             cluster.problems.append(f"the log cannot be read: {error}")
         for place in (*cluster.of("consumer"), cluster.server):
@@ -314,5 +339,5 @@ def misplaced(messages: Iterable[Message]) -> list[str]:
 
 def told_faults(faults: Counter[str]) -> Sequence[tuple[str, int]]:
     """Every kind that there is, in its family, with how often it was injected."""
-    kinds = (*KILLS, *RESTARTS, *FREEZES, *STREAM_FAULTS, *CLOCK_JUMPS)
+    kinds = (*KILLS, *RESTARTS, *FREEZES, *STREAM_FAULTS, *CLOCK_JUMPS, *GROWTHS)
     return [(kind, faults[kind]) for kind in kinds]

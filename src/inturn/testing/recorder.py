@@ -11,6 +11,7 @@ from pyroaring import BitMap64
 from inturn.model.clock import Clock
 from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput
+from inturn.model.subject import Subject
 from inturn.testing.history import (
     HANDLER_RESULTS,
     LEASE_ENDS,
@@ -19,6 +20,7 @@ from inturn.testing.history import (
     Committed,
     ConsumerCrashed,
     Event,
+    Grown,
     HandlerEnd,
     HandlerResult,
     HandlerStart,
@@ -70,11 +72,13 @@ class Recorder:
         message_id: str | None = None,
         *,
         attempt: int | None = None,
+        under: int | None = None,
     ) -> None:
+        """`under`: the partition whose lease it runs under, if that is not its own (a parking lot that moved)."""
         with self._lock:
             at_s = self._clock.monotonic()
             what = (subject, group, partition, offset, key)
-            self._add(HandlerStart(*what, consumer, epoch, message_id, attempt, at_s=at_s))
+            self._add(HandlerStart(*what, consumer, epoch, message_id, attempt, under, at_s=at_s))
 
     def ended(
         self,
@@ -113,6 +117,11 @@ class Recorder:
     def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
         with self._lock:
             self._add(ClaimEnded(subject, group, partition, claimant, epoch, at_s=self._clock.monotonic()))
+
+    def grown(self, subject: Subject) -> None:
+        descents = tuple((one.child, one.parent, one.slots, one.barrier) for one in subject.route.descents)
+        with self._lock:
+            self._add(Grown(subject.name, descents, at_s=self._clock.monotonic()))
 
     def offsets_reset(self, subject: str, group: str, offsets: Mapping[int, int]) -> None:
         with self._lock:

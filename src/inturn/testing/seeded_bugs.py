@@ -37,6 +37,7 @@ import inturn.wire.frames
 import inturn.wire.link
 from inturn.broker.broker import Broker
 from inturn.broker.claims import ClaimTable
+from inturn.broker.gates import Gates
 from inturn.broker.leases import Lease, LeaseKey, LeaseTable
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.handling import Handling
@@ -75,6 +76,7 @@ from inturn.model.settings import AssignmentStrategy, ConsumerSettings, LotState
 from inturn.model.subject import Subject
 from inturn.model.tracker import ClaimTracker, CommitTracker
 from inturn.node import InProcessNode
+from inturn.producer.core import ProducerCore
 from inturn.producer.flight import Flight
 from inturn.producer.queue import PartitionQueue
 from inturn.state.failures import Failures
@@ -190,7 +192,7 @@ def _instead_of(owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Ca
 
 def _edited(function: Any, old: str, new: str) -> Any:
     """The function with a piece of its text replaced; for a mistake in the middle of something longer."""
-    source = textwrap.dedent(inspect.getsource(function))
+    source = textwrap.dedent(inspect.getsource(function)).removeprefix("@property\n")
     assert source.count(old) == 1, f"{function.__qualname__} does not say {old!r} any more"
     code = compile(source.replace(old, new), f"<{function.__qualname__}, edited>", "exec", _ANNOTATIONS)
     names: dict[str, Any] = {}
@@ -199,7 +201,11 @@ def _edited(function: Any, old: str, new: str) -> Any:
 
 
 def _add_edit(name: str, description: str, owner: Any, attribute: str, old: str, new: str) -> None:
-    edited = _edited(vars(owner)[attribute], old, new)
+    original = vars(owner)[attribute]
+    if isinstance(original, property):
+        edited: Any = property(_edited(original.fget, old, new))
+    else:
+        edited = _edited(original, old, new)
     _add(name, _layer(owner), description, Patch(owner, attribute, edited))
 
 
@@ -1222,6 +1228,99 @@ _add_edit(
     "_after_straight",
     "self.scheduler.unready(goes_on)\n",
     "goes_on = Lane(held, key, [], held.inbox)\n",
+)
+
+# Growth
+
+_add_edit(
+    "child_is_opened_early",
+    "A child is open though older messages of its keys are unfinished in a parent.",
+    Gates,
+    "_closed_by",
+    "found = self._unfinished(subject, group, descent)",
+    "found = None",
+)
+_add_edit(
+    "grandparent_is_forgotten",
+    "A child is open as soon as its parent has nothing left, though the parent itself waits for another.",
+    Gates,
+    "_closed_by",
+    "if self.closed(subject, group, descent.parent) is not None:",
+    "if False:",
+)
+_add_edit(
+    "barrier_is_passed_by_one",
+    "The last message below the barrier is not looked at.",
+    Gates,
+    "_unfinished",
+    "offset <= at < descent.barrier",
+    "offset <= at < descent.barrier - 1",
+)
+_add_edit(
+    "gate_looks_at_the_offset_only",
+    "A gate does not look at slots: whatever was not finished out of turn is taken as done.",
+    Gates,
+    "_unfinished",
+    "and at not in done:",
+    "and at < place.offset:",
+)
+_add_edit(
+    "lots_stay_with_the_parent",
+    "A parking lot does not move to the child that its key moved to.",
+    Gates,
+    "_moving",
+    "return sorted(key for key in keys if descent.has(slot_of(key)))",
+    "return []",
+)
+_add_edit(
+    "lots_move_while_somebody_works_on_them",
+    "A gate does not wait until a lot that is being resumed comes to rest.",
+    Gates,
+    "_closed_by",
+    "if found is None and self._is_busy(group, descent):",
+    "if False:",
+)
+_add_edit(
+    "route_is_checked_before_duplicates",
+    "A batch that is stored already is refused for its old route, and stored in a child, too.",
+    PartitionLog,
+    "_store",
+    "    duplicate = self._producers.duplicate_of(batch, gap)\n",
+    "    if self._sealed is not None and batch.route_version != self._sealed[1]:\n"
+    "        raise RouteChanged(self._sealed[0], batch.route_version, self._sealed[1])\n"
+    "    duplicate = self._producers.duplicate_of(batch, gap)\n",
+)
+_add_edit(
+    "parents_are_not_sealed",
+    "A log takes batches that were routed by an older route.",
+    PartitionLog,
+    "_store",
+    "if self._sealed is not None and batch.route_version != self._sealed[1]:",
+    "if False:",
+)
+_add_edit(
+    "producer_does_not_wait_for_answers_when_a_subject_grows",
+    "A producer divides what it has sent anew, though it may be stored.",
+    PartitionQueue,
+    "is_settled",
+    "return first is None or first.is_refused",
+    "return True",
+)
+_add_edit(
+    "new_messages_overtake_what_is_to_be_divided",
+    "New messages follow the new route at once, though older ones of their keys still wait for the old one.",
+    ProducerCore,
+    "learn",
+    "self._grown[subject.name] = subject",
+    "self._grown[subject.name] = subject; self._by_slot[subject.name] = list(subject.route.by_slot)",
+)
+_add_edit(
+    "foreign_offsets_are_taken_for_own",
+    "Attempts of a message that came with a parking lot count for the one with the same offset in the partition.",
+    HeldPartition,
+    "mark",
+    "return mark_of(message.partition, message.offset, self.index)",
+    "return message.offset",
 )
 
 # Claims: several work on one partition under one lease

@@ -219,7 +219,8 @@ class SimConsumer(SimClient):
         self._check_rollback(self._place_of(context, message), message.offset)
         self._check_attempt(context, message)
         self._check_bound(run, message)
-        self._recorder.started(*self._event_of(context, message), attempt=context.attempt)
+        under = None if message.partition == context.partition else context.partition
+        self._recorder.started(*self._event_of(context, message), attempt=context.attempt, under=under)
         self._coverage["handler.repeated"] += context.attempt > 1
         self._coverage["handler.of a parked message"] += run.lane is not None and run.lane.lot is not None
         self.later(self._duration_s(), partial(self._end, run, calls, message))
@@ -241,7 +242,7 @@ class SimConsumer(SimClient):
         self, context: Context, message: Message
     ) -> tuple[str, str, int, int, bytes | None, str, int, str | None]:
         """What the recorder wants to know of a call."""
-        where = context.subject, context.group, context.partition, message.offset, message.key
+        where = context.subject, context.group, message.partition, message.offset, message.key
         return *where, self.name, context.epoch, message.message_id
 
     def _place_of(self, context: Context, message: Message) -> _Place:
@@ -260,7 +261,8 @@ class SimConsumer(SimClient):
             if request.kind == KeyAction.RESUME:
                 self._recorder.key_resumed(*where, request.key)
             elif request.kind == KeyAction.SKIP and request.offset is not None:
-                self._recorder.key_skipped(*where, request.offset, request.key)
+                origin = held.index if request.origin is None else request.origin
+                self._recorder.key_skipped(*where[:2], origin, request.offset, request.key)
                 for place in [place for place, due in self._rolled_back.items() if due == request.offset]:
                     if place[0] == held.index:
                         del self._rolled_back[place]

@@ -16,6 +16,7 @@ from inturn.model.commands import (
     Commit,
     Committed,
     Done,
+    FindSubject,
     Granted,
     Heartbeat,
     Leave,
@@ -44,6 +45,7 @@ from inturn.wire.link import Delivery, Link, LinkSettings
 _TIMER_S_MIN = 0.02
 ANSWERED_WITHIN_S = 5.0  # whatever happens: a stream that nobody answers on is given up long before
 _ANSWERS: dict[type[Command], type] = {
+    FindSubject: Subject,
     OpenProducer: ProducerOpened,
     Append: Appended,
     Heartbeat: Assignment,

@@ -256,6 +256,9 @@ class _LeaseWatch:
     def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
         self._observer.claim_ended(subject, group, partition, claimant, epoch)
 
+    def grown(self, subject: Subject) -> None:
+        self._observer.grown(subject)
+
     def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
         self.stored.add((subject, group, progress.partition))
         self._observer.committed(subject, group, owner, progress)

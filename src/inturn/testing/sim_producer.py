@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from inturn.model.commands import Answer, OpenProducer, ProducerOpened
+from inturn.model.commands import Answer, FindSubject, OpenProducer, ProducerOpened
 from inturn.model.errors import InturnError
 from inturn.model.settings import ProducerSettings
 from inturn.model.subject import Subject
@@ -89,10 +89,17 @@ class SimProducer(SimClient):
         core = self._core
         assert core is not None
         core.answered(attempt, answer, self.world.now_s)
+        for subject in core.take_outdated():
+            self._network.send(self, FindSubject(subject), self._found)
         self._record()
         if core.failed and core.failed[0].error is not None:
             self._end(core.failed[0].error)
         else:
+            self._tick()
+
+    def _found(self, answer: Answer | InturnError) -> None:
+        if isinstance(answer, Subject) and self._core is not None:
+            self._core.learn(answer)
             self._tick()
 
     def _end(self, error: InturnError) -> None:
@@ -105,7 +112,10 @@ class SimProducer(SimClient):
         for flight, index, key, message_id in self._tracked:
             if not flight.done:
                 waiting.append((flight, index, key, message_id))
-            elif flight.error is None:
+                continue
+            while flight.parts is not None:
+                flight, index = flight.parts[index]
+            if flight.error is None:
                 offset = flight.base_offset + index
                 self._recorder.sent(self._subject.name, flight.partition, offset, key, message_id)
         self._tracked = waiting

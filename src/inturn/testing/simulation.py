@@ -67,6 +67,7 @@ from inturn.testing.history import (
 from inturn.testing.sim_client import SimClient
 from inturn.testing.sim_consumer import SimConsumer, SimRecorder
 from inturn.testing.sim_drain import SimClaimant, SimDrain, SimKeeper, drain_chance
+from inturn.testing.sim_growth import SimGrowth, growth_chance
 from inturn.testing.sim_network import SimNetwork
 from inturn.testing.sim_node import SimNode
 from inturn.testing.sim_producer import SimProducer
@@ -170,7 +171,7 @@ class Simulation:
             on_crash=self._node_crashed,
         )
         self.network = self._new_network()
-        self._subject = self.node.create_subject(SUBJECT, PARTITIONS)
+        self.subject = self.node.create_subject(SUBJECT, PARTITIONS)
         ask(self.node.node, OpenDeadLetters(SUBJECT, GROUP), Subject)
         self._keys = [f"order-{number}".encode() for number in range(rng.choice((KEYS, KEYS, 5 * KEYS)))]
         self._names = 0
@@ -193,6 +194,8 @@ class Simulation:
             if self.possible_faults:
                 name = rng.choice(self.possible_faults)
                 world.after(world.spread(0.5, TROUBLE_S), partial(self._inject, name))
+        grows = growth_chance(seed)
+        self._growth = None if grows is None else SimGrowth(self, grows, TROUBLE_S)
         chance = drain_chance(seed)
         self._drain = None if chance is None else SimDrain(self, chance)
 
@@ -264,7 +267,7 @@ class Simulation:
             self.network,
             self.recorder,
             self.coverage,
-            self._subject,
+            self.subject,
             GROUP,
             self._name("claimant"),
             self._consumer_settings,
@@ -283,14 +286,14 @@ class Simulation:
         return self._order is Order.KEY
 
     def end_offset(self, partition: int) -> int:
-        return self.node.node.broker.log(self._subject, partition).end_offset
+        return self.node.node.broker.log(self.subject, partition).end_offset
 
     def add_producer(self, writer: str | None = None) -> SimProducer:
         producer = SimProducer(
             self.world,
             self.network,
             self.recorder,
-            self._subject,
+            self.subject,
             self._name(writer or "producer"),
             self._producer_settings,
             writer=writer,
@@ -482,7 +485,7 @@ class Simulation:
         self._messages_left = max(self._messages_left, MESSAGES - acknowledged + SPARE_MESSAGES)
 
     def _log_states(self) -> list[str]:
-        return [description.state for description in self.node.node.broker.describe(self._subject)]
+        return [description.state for description in self.node.node.broker.describe(self.subject)]
 
     def _is_done(self) -> bool:
         if self._messages_left or not self.node.is_up or not all(one.is_idle for one in self.producers):
@@ -507,7 +510,7 @@ class Simulation:
     def _stored(self) -> dict[tuple[int, int], Message]:
         """Everything in the logs, by partition and offset."""
         stored = {}
-        for index in range(PARTITIONS):
+        for index in range(self.subject.partition_count):
             try:
                 for batch in self._batches(index):
                     for message in decode(batch, Origin(SUBJECT, index)):
@@ -534,7 +537,7 @@ class Simulation:
         return [f"given up, but not among the dead letters: {place}" for place in sorted(moved - found)]
 
     def _batches(self, index: int, subject: Subject | None = None) -> Iterator[StoredBatch]:
-        log = self.node.node.broker.log(subject or self._subject, index)
+        log = self.node.node.broker.log(subject or self.subject, index)
         offset = log.start_offset
         while batches := log.read(offset, 1_000_000):
             for batch in batches:
@@ -610,12 +613,16 @@ def _release_problems(history: History) -> list[str]:
     """A lease may be lost while a handler runs, but must not be given back."""
     problems = []
     running: dict[tuple[str, int, int], set[int]] = defaultdict(set)  # by consumer, partition and epoch: offsets
+    leases: dict[tuple[str, int, int, int], int] = {}  # by consumer, place and epoch: the partition of the lease
     for event in history:
         match event:
             case HandlerStart():
-                running[event.consumer, event.partition, event.epoch].add(event.offset)
+                lease = event.partition if event.under is None else event.under
+                leases[event.consumer, event.partition, event.offset, event.epoch] = lease
+                running[event.consumer, lease, event.epoch].add(event.offset)
             case HandlerEnd():
-                running[event.consumer, event.partition, event.epoch].discard(event.offset)
+                lease = leases.get((event.consumer, event.partition, event.offset, event.epoch), event.partition)
+                running[event.consumer, lease, event.epoch].discard(event.offset)
             case ConsumerCrashed():
                 for place in [place for place in running if place[0] == event.consumer]:
                     del running[place]

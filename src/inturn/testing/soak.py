@@ -56,10 +56,12 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
         for name in (
             "ConnectionLost",
             "DiskFull",
+            "GateClosed",
             "LeaseHeld",
             "LogStopped",
             "OutOfSequence",
             "ProducerFenced",
+            "RouteChanged",
             "ServerStopping",
             "StaleEpoch",
         )
@@ -109,6 +111,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     *(f"flow.paused by {what}" for what in ("count", "span")),
     *(f"hand-over.{what}" for what in ("finished set", "failed message", "blocked message")),
     *(f"hand-over.{what}" for what in ("parked key", "resuming key")),
+    *(f"growth.{when}" for when in ("first", "again")),
     *(f"handler.{kind}" for kind in ("success", "failed", "exception", "invalid")),
     *(f"lane.straight{how}" for how in ("", ", spread after a failure", ", spread while it runs")),
     *(f"handler.{what}" for what in ("repeated", "of a parked message")),

@@ -84,12 +84,15 @@ class Run(msgspec.Struct):
     attempt: int | None
     lane: Lane
     claim: Claim | None = None  # that its consumer worked under
+    under: int | None = None  # the partition whose lease it ran under, and that its epoch is of, if not its own
     result: str = ""
     leftover: bool = False
 
     @property
     def term(self) -> Term:
         """What one holder does is in order; the next one begins anew."""
+        if self.under is not None:
+            return -1 - self.under, self.epoch
         return self.epoch if self.claim is None else (self.epoch, self.claim.index)
 
     def close(self, result: str) -> None:
@@ -113,12 +116,13 @@ class Track:
     __slots__ = (
         *("subject", "group", "partition", "log", "lanes", "open", "last", "finished", "finished_by", "ever_finished"),
         *("floor", "committed", "commit_index", "claimed", "position", "lease", "grants", "epoch_max"),
-        *("parked", "ever_parked", "lots", "skipped", "ever_skipped", "attempts", "claims"),
+        *("parked", "ever_parked", "lots", "skipped", "ever_skipped", "attempts", "claims", "elders"),
     )
 
     def __init__(self, subject: str, group: str, partition: int, log: Log) -> None:
         self.subject, self.group, self.partition, self.log = subject, group, partition, log
         self.lanes: dict[LaneKey, Lane] = {}
+        self.elders: dict[bytes, Lane] = {}  # of keys that moved on to another partition: how far they are finished
         self.open: dict[str, dict[tuple[int, int], Run]] = {}  # by consumer; by offset and epoch
         self.last: dict[Term, dict[LaneKey, Run]] = {}  # by epoch or claim, the last run of each lane
         self.finished: dict[int, int] = {}  # offset → index of its first finish since the last reset; also skips
@@ -151,6 +155,22 @@ class Track:
                 offsets = self.log.by_key.get(key, []) if isinstance(key, bytes) else []
             lane = self.lanes[key] = Lane(offsets, bisect_left(offsets, self.floor))
         return lane
+
+    def unfinished(self, key: bytes) -> list[int]:
+        """The offsets of a key that are neither finished nor parked. Told once."""
+        lane = self.elders.get(key)
+        if lane is None:
+            offsets = self.log.by_key.get(key, [])
+            lane = self.elders[key] = Lane(offsets, bisect_left(offsets, self.floor))
+        found = []
+        position, offsets = lane.position, lane.offsets
+        while position < len(offsets) and (offsets[position] in self.finished or offsets[position] in self.parked):
+            position += 1
+        lane.position = position
+        if position < len(offsets):
+            found = [one for one in offsets[position:] if one not in self.finished and one not in self.parked]
+            lane.position = len(offsets)
+        return found
 
     def claim(self, claim: Claim) -> None:
         """Whoever had any of the slots has lost them."""
@@ -222,5 +242,5 @@ class Track:
         self.finished, self.finished_by, self.last, self.claimed = {}, {}, {}, {}
         self.parked, self.ever_parked, self.lots, self.skipped, self.attempts = set(), set(), {}, set(), {}
         self.position = bisect_left(self.log.offsets, offset)
-        for lane in self.lanes.values():
+        for lane in (*self.lanes.values(), *self.elders.values()):
             lane.position = bisect_left(lane.offsets, offset)

@@ -57,6 +57,7 @@ KINDS: dict[int, type] = {
     56: commands.SubjectDescription,
     57: commands.ResolvePosition,
     58: commands.Offsets,
+    59: commands.GrowSubject,
     60: commands.ListGroups,
     61: commands.GroupList,
     62: commands.DescribeGroup,

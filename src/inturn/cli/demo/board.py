@@ -20,6 +20,7 @@ from inturn.model.clock import SystemClock
 from inturn.model.commands import Progress
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
+from inturn.model.subject import Subject
 from inturn.producer.flight import Stored
 from inturn.testing.recorder import Recorder
 
@@ -175,6 +176,9 @@ class Board(Hook):
 
     def claim_granted(self, subject: str, group: str, partition: int, claimant: str, epoch: int, slots: bytes) -> None:
         pass
+
+    def grown(self, subject: Subject) -> None:
+        """The demo does not grow."""
 
     def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
         pass

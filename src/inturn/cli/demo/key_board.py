@@ -21,6 +21,7 @@ from inturn.model.commands import KeyDescription, Progress
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.model.settings import LotState
+from inturn.model.subject import Subject
 from inturn.producer.flight import Stored
 from inturn.testing.history import SendAcknowledged
 from inturn.testing.recorder import Recorder
@@ -161,6 +162,9 @@ class KeyBoard(Hook):
 
     def claim_granted(self, subject: str, group: str, partition: int, claimant: str, epoch: int, slots: bytes) -> None:
         pass
+
+    def grown(self, subject: Subject) -> None:
+        """The demo does not grow."""
 
     def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
         pass

@@ -1,0 +1,153 @@
+"""Gates: whether a partition that was born of growth is open to a group.
+
+A child is open when every parent is open and everything below the barrier whose slot went to that child is finished,
+parked, or gone by retention. Once open it stays so, durably. What is parked of its slots moves to it then: see
+`docs/decisions/0011-growth.md`.
+
+Looking for what is unfinished is a walk over slot vectors, from where the last one stopped. It is cut into pieces,
+since the node's lock is held: a gate that was not looked at to the end is closed, and `is_cut` says that it is worth
+asking again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inturn.broker.keys import Keys
+from inturn.broker.leases import LeaseKey, LeaseTable
+from inturn.log.engine import Log
+from inturn.model.batch import slots_of
+from inturn.model.clock import Clock
+from inturn.model.errors import LogDamaged
+from inturn.model.route import Descent
+from inturn.model.settings import LotState
+from inturn.model.slot import SlotSet, slot_of
+from inturn.model.subject import Subject
+from inturn.model.tracker import CommitTracker
+from inturn.state.gates import GateRows
+from inturn.state.groups import GroupRecord
+from inturn.state.lots import Lots
+from inturn.state.offsets import Offsets
+
+WALK_BYTES = 4 << 20
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What keeps a gate shut: in which parent, and which message, if that is known."""
+
+    parent: int
+    offset: int | None = None
+    is_cut: bool = False  # it was not looked at to the end
+
+
+class Gates:
+    """Call it under the node's lock."""
+
+    def __init__(
+        self,
+        rows: GateRows,
+        offsets: Offsets,
+        lots: Lots,
+        keys: Keys,
+        leases: LeaseTable,
+        log: Callable[[Subject, int], Log],
+        clock: Clock,
+    ) -> None:
+        self._rows = rows
+        self._offsets = offsets
+        self._lots = lots
+        self._keys = keys
+        self._leases = leases
+        self._log = log
+        self._clock = clock
+        self._open = rows.all()
+        # By group id, child and parent: everything below of the moved slots was finished when it was last looked at.
+        self._walked: dict[tuple[int, int, int], int] = {}
+
+    def closed(self, subject: Subject, group: GroupRecord, partition: int) -> Closed | None:
+        """What keeps the partition shut for the group; None: it is open, from now on for good."""
+        descents = subject.route.descents_of(partition)
+        if not descents or (group.id, partition) in self._open:
+            return None
+        for descent in descents:
+            found = self._closed_by(subject, group, descent)
+            if found is not None:
+                return found
+        keys = {one.parent: self._moving(group, one) for one in descents}
+        self._rows.open(group.id, partition, keys, self._clock.time_ms())
+        self._open.add((group.id, partition))
+        for descent in descents:
+            self._keys.moved(group, descent.parent, keys[descent.parent], partition)
+            self._walked.pop((group.id, partition, descent.parent), None)
+        return None
+
+    def home(self, subject: Subject, group: GroupRecord, slot: int) -> int:
+        """The partition whose holder acts on keys of a slot: the last that is open of those that have had it."""
+        lineage = subject.route.lineage(slot)
+        for before, after in itertools.pairwise(lineage):
+            if self.closed(subject, group, after) is not None:
+                return before
+        return lineage[-1]
+
+    def forget(self, group: GroupRecord) -> None:
+        """After a reset: whatever is open has to be looked at again."""
+        self._open = {one for one in self._open if one[0] != group.id}
+        self._walked = {place: offset for place, offset in self._walked.items() if place[0] != group.id}
+
+    def _closed_by(self, subject: Subject, group: GroupRecord, descent: Descent) -> Closed | None:
+        if self.closed(subject, group, descent.parent) is not None:
+            return Closed(descent.parent)
+        found = self._unfinished(subject, group, descent)
+        if found is None and self._is_busy(group, descent):
+            return Closed(descent.parent)
+        return found
+
+    def _unfinished(self, subject: Subject, group: GroupRecord, descent: Descent) -> Closed | None:
+        """The first message of the moved slots that is not finished."""
+        place = self._offsets.place(group.id, descent.parent)
+        if place.offset >= descent.barrier:
+            return None
+        log = self._log(subject, descent.parent)
+        done = CommitTracker(place.offset, place.finished)
+        wanted = SlotSet.from_bytes(descent.slots).flags
+        walked = group.id, descent.child, descent.parent
+        offset = max(place.offset, log.start_offset, self._walked.get(walked, 0))
+        left_bytes = WALK_BYTES
+        while offset < descent.barrier:
+            try:
+                batches = log.read(offset, READ_BYTES)
+            except (LogDamaged, OSError):
+                return Closed(descent.parent, offset)  # its consumers say what is wrong with it
+            if not batches:
+                return None  # the barrier was synced before it counted: what is not there is gone
+            for batch in batches:
+                for at, slot in enumerate(slots_of(batch), batch.header.base_offset):
+                    if wanted[slot] and offset <= at < descent.barrier and at not in done:
+                        self._walked[walked] = at
+                        return Closed(descent.parent, at)
+                offset = batch.header.next_offset
+                left_bytes -= batch.header.total_bytes
+            self._walked[walked] = offset
+            if left_bytes <= 0:
+                return Closed(descent.parent, offset, is_cut=True)
+        return None
+
+    def _is_busy(self, group: GroupRecord, descent: Descent) -> bool:
+        """Somebody works on a lot that is to move, or may begin to."""
+        lease = self._leases.get(LeaseKey(group, descent.parent))
+        if lease is None or not lease.is_live(self._clock.monotonic()):
+            return False
+        if any(descent.has(slot_of(one.key)) for one in self._keys.waiting(group, descent.parent)):
+            return True
+        lots = self._lots.of_partition(group.id, descent.parent)
+        return any(lot.state != LotState.PARKED and descent.has(slot_of(lot.key)) for lot in lots)
+
+    def _moving(self, group: GroupRecord, descent: Descent) -> list[bytes]:
+        """The keys of which something is parked, or was asked, in a parent."""
+        keys = {lot.key for lot in self._lots.of_partition(group.id, descent.parent)}
+        keys |= {one.key for one in self._keys.waiting(group, descent.parent)}
+        return sorted(key for key in keys if descent.has(slot_of(key)))

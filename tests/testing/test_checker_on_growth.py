@@ -1,0 +1,102 @@
+"""The checker on subjects that grow: what is older of a key is in another partition (M5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from inturn.model.slot import SlotSet, slot_of
+from inturn.testing.checker import Verdict, ViolationKind, check
+from inturn.testing.history import (
+    Committed,
+    Event,
+    Grown,
+    HandlerEnd,
+    HandlerStart,
+    LeaseEnded,
+    LeaseGranted,
+    SendAcknowledged,
+)
+
+KEY = b"k"
+SLOTS = SlotSet.of([slot_of(KEY)]).to_bytes()
+# The key was in partition 0, then in 2, now in 4.
+GROWN = Grown("s", ((2, 0, SLOTS, 2), (4, 2, SLOTS, 1)))
+SENT = [SendAcknowledged("s", *place, KEY, str(place)) for place in ((0, 0), (0, 1), (2, 0), (4, 0))]
+
+
+def granted(partition: int, epoch: int = 1) -> LeaseGranted:
+    return LeaseGranted("s", "g", partition, f"c{partition}", epoch)
+
+
+def starts(partition: int, offset: int, under: int | None = None) -> HandlerStart:
+    holder = partition if under is None else under
+    place = str((partition, offset))
+    return HandlerStart("s", "g", partition, offset, KEY, f"c{holder}", 1, place, under=under)
+
+
+def ends(partition: int, offset: int, under: int | None = None) -> HandlerEnd:
+    holder = partition if under is None else under
+    return HandlerEnd("s", "g", partition, offset, KEY, f"c{holder}", 1, str((partition, offset)), "success")
+
+
+def run(partition: int, offset: int, under: int | None = None) -> list[Event]:
+    return [starts(partition, offset, under), ends(partition, offset, under)]
+
+
+def judge(*events: Event, order: str = "key") -> Verdict:
+    return check([*SENT, GROWN, *events], order=order, complete=False)  # type: ignore[arg-type]
+
+
+LEASES = [granted(0), granted(2), granted(4)]
+
+
+@pytest.mark.parametrize("order", ["key", "partition"])
+def test_parents_before_children_is_right(order: str) -> None:
+    judge(*LEASES, *run(0, 0), *run(0, 1), *run(2, 0), *run(4, 0), order=order).raise_if_bad()
+
+
+@pytest.mark.parametrize("order", ["key", "partition"])
+def test_a_child_before_its_parent_is_found(order: str) -> None:
+    verdict = judge(*LEASES, *run(0, 0), *run(2, 0), *run(0, 1), order=order)
+    assert ViolationKind.SKIPPED in verdict.kinds()
+    assert "offset 1 of partition 0" in str(verdict)
+
+
+def test_a_grandparent_is_not_forgotten() -> None:
+    assert judge(*LEASES, *run(0, 0), *run(2, 0), *run(4, 0)).kinds() == {ViolationKind.SKIPPED}
+
+
+@pytest.mark.parametrize("order", ["key", "partition"])
+def test_a_child_beside_a_handler_of_its_parent_is_found(order: str) -> None:
+    verdict = judge(*LEASES, *run(0, 0), starts(0, 1), starts(2, 0), ends(0, 1), ends(2, 0), order=order)
+    assert ViolationKind.OVERLAP in verdict.kinds() or ViolationKind.SKIPPED in verdict.kinds()
+
+
+def test_a_handler_whose_lease_was_lost_may_still_run() -> None:
+    """It was finished by the next holder, and cannot be recalled."""
+    again = HandlerStart("s", "g", 0, 1, KEY, "other", 2, str((0, 1)))
+    over = HandlerEnd("s", "g", 0, 1, KEY, "other", 2, str((0, 1)), "success")
+    lost: list[Event] = [LeaseEnded("s", "g", 0, "c0", 1, "expired"), LeaseGranted("s", "g", 0, "other", 2)]
+    judge(*LEASES, *run(0, 0), starts(0, 1), *lost, again, over, *run(2, 0)).raise_if_bad()
+
+
+def parked(*places: tuple[int, int]) -> Committed:
+    return Committed("s", "g", 0, "c0", 1, 2, (), places)
+
+
+def test_what_is_parked_moves_on_with_its_key() -> None:
+    unparked = Committed("s", "g", 2, "c2", 1, 0, (), (), ((0, 0), (0, 1)))
+    judge(*LEASES, parked((0, 0), (0, 1)), *run(0, 0, 2), *run(0, 1, 2), unparked, *run(2, 0)).raise_if_bad()
+
+
+def test_a_message_that_overtakes_what_is_parked_of_its_key_is_found() -> None:
+    verdict = judge(*LEASES, parked((0, 0), (0, 1)), *run(2, 0))
+    assert verdict.kinds() == {ViolationKind.SKIPPED}
+    assert "waited in the parking lot" in str(verdict)
+
+
+def test_a_parked_message_that_runs_under_a_lease_that_is_over_is_found() -> None:
+    newer = LeaseGranted("s", "g", 2, "other", 2)
+    gone = LeaseEnded("s", "g", 2, "c2", 1, "expired")
+    verdict = judge(*LEASES, parked((0, 0), (0, 1)), gone, newer, *run(0, 0, 2))
+    assert ViolationKind.STALE_START in verdict.kinds()
