@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Generic, TypeVar
 
 _Mark = TypeVar("_Mark")
@@ -32,3 +32,17 @@ class Horizon(Generic[_Mark]):
         else:
             self.settled = mark
         return self.settled
+
+
+def settled_id(newest: int, lows: Iterable[int]) -> int:
+    """Up to which id no open transaction has a row, or will have one.
+
+    `newest` is the highest id that can be seen. `lows` are of the transactions that are open, read later than that: the
+    ids of each are above its low one, of which only the lowest 32 bits are known.
+    """
+    return min([newest, *(newest + _signed(low - newest) for low in lows)])
+
+
+def _signed(number: int) -> int:
+    """The lowest 32 bits as a number with a sign: how far two ids are from each other."""
+    return (number + 2**31) % 2**32 - 2**31

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -75,7 +76,11 @@ class Scanner:
         """Begin. InvalidInput if the tables are not there."""
         if self._thread is not None:
             raise Closed("scanner")
-        self._store.check()
+        try:
+            self._store.check()
+        except BaseException:
+            self._store.close()
+            raise
         self._thread = threading.Thread(target=self._run, name="inturn-outbox", daemon=True)
         self._thread.start()
 
@@ -103,8 +108,8 @@ class Scanner:
         OutboxHeld if another scanner has the lease for `wait_s` longer. Rows that are refused stay, and those of their
         keys; so do those behind a transaction that is open.
         """
-        self._store.check()
-        with self._is_in_hand:
+        with self._is_in_hand, contextlib.closing(self._store):
+            self._store.check()
             hold, name = self._taken(wait_s)
             shift = self._begun(hold, name)
             try:
@@ -114,7 +119,6 @@ class Scanner:
             finally:
                 shift.end()
                 self._shift = None
-                self._store.close()
         return self.statistics()
 
     def statistics(self) -> ScannerStatistics:

@@ -11,27 +11,28 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from inturn.model.errors import InvalidInput, OutboxFailed, OutboxLost
-from inturn.outbox.horizon import Horizon
+from inturn.outbox.horizon import settled_id
 from inturn.outbox.lease import LeaseRow
 from inturn.outbox.marks import Offsets
 from inturn.outbox.putting import create_tables
 from inturn.outbox.row import Row
-from inturn.outbox.table import LOCK_CLASS, TRIGGER, OutboxTables, ddl
+from inturn.outbox.table import TRIGGER, OutboxTables, ddl
 
 BUSY_TIMEOUT_S = 5.0
 CHUNK = 500  # ids in one statement
 _decoder = msgspec.json.Decoder(Offsets)
 
-# What is open is read in the statement that reads the newest id, whose snapshot is older than the look at the locks.
+# The locks are read in the statement that reads the newest id, whose snapshot is older than the look at them.
 _LOOK_POSTGRESQL = """
 SELECT (SELECT max(id) FROM {table}), ARRAY(
-    SELECT virtualtransaction FROM pg_locks
-    WHERE locktype = 'advisory' AND classid = {lock_class} AND objid = '{table}'::regclass::oid AND objsubid = 2
+    SELECT objid::bigint FROM pg_locks
+    WHERE locktype = 'advisory' AND classid = '{table}'::regclass::oid AND objsubid = 2
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 """
 _TRIGGER_POSTGRESQL = """
@@ -99,9 +100,8 @@ class OutboxStore:
         self._is_postgresql = engine.dialect.name == "postgresql"
         # Every statement is to see what is committed by then, whatever the database does by default.
         self._engine = engine.execution_options(isolation_level="READ COMMITTED") if self._is_postgresql else engine
-        self._horizon = Horizon(0)
         name = tables.name
-        self._look_sql = _LOOK_POSTGRESQL.format(table=name, lock_class=LOCK_CLASS)
+        self._look_sql = _LOOK_POSTGRESQL.format(table=name)
         self._trigger_sql = _TRIGGER_POSTGRESQL.format(table=name, trigger=TRIGGER)
 
     # Tables
@@ -135,17 +135,16 @@ class OutboxStore:
 
     def read_lease(self, name: str) -> LeaseRow:
         """As it is; if nobody ever scanned, it is made, free and under this name."""
-        table = self._tables.scanner
-        for _ in range(2):
-            with self._transaction() as connection:
-                found = connection.execute(select(table)).first()
-                if found is not None:
-                    marks = _decoder.decode(found.marks)
-                    return LeaseRow(found.name, found.owner, found.epoch, found.beat, found.life_ms, marks)
-            with contextlib.suppress(OutboxFailed), self._transaction() as connection:  # another may be quicker
-                values = {"one": 1, "name": name, "epoch": 0, "beat": 0, "life_ms": 0, "marks": "{}"}
-                connection.execute(insert(table).values(values))
-        raise OutboxFailed(self._tables.name, "the row that says who scans it cannot be made")
+        found = self.find_lease()
+        if found is None:
+            table = self._tables.scanner
+            values = {"one": 1, "name": name, "epoch": 0, "beat": 0, "life_ms": 0, "marks": "{}"}
+            quickest = postgresql.insert if self._is_postgresql else sqlite.insert
+            with self._transaction() as connection:  # another may be quicker
+                connection.execute(quickest(table).values(values).on_conflict_do_nothing())
+            found = self.find_lease()
+        assert found is not None
+        return found
 
     def take_lease(self, seen: LeaseRow, owner: str, life_s: float) -> int | None:
         """Become the owner, unless something happened since it was read; the epoch, or None."""
@@ -186,12 +185,12 @@ class OutboxStore:
         rows = self._tables.rows
         with self._engine_errors(), self._engine.connect() as connection:
             if self._is_postgresql:
-                newest, open_now = connection.exec_driver_sql(self._look_sql).one()
-                horizon = self._horizon.look(newest or 0, open_now)
+                newest, lows = connection.exec_driver_sql(self._look_sql).one()
             else:
-                horizon, open_now = connection.execute(select(func.max(rows.c.id))).scalar_one() or 0, []
+                newest, lows = connection.execute(select(func.max(rows.c.id))).scalar_one(), []
+            horizon = settled_id(newest or 0, lows)
             if horizon <= cursor:
-                return Look([], None, len(open_now))
+                return Look([], None, len(lows))
             columns = [column for column in rows.c if column.name != "error"]
             statement = (
                 select(*columns)
@@ -200,7 +199,7 @@ class OutboxStore:
                 .limit(bindparam("most"))
             )
             found = [_row(one) for one in connection.execute(statement, {"most": limit})]
-        return Look(found, horizon if len(found) < limit else None, len(open_now))
+        return Look(found, horizon if len(found) < limit else None, len(lows))
 
     def settle(self, epoch: int, stored: Sequence[int], refused: Sequence[Refusal], marks: Offsets) -> None:
         """Renew the lease, delete what is stored, note what was refused, and write the marks; or OutboxLost."""

@@ -3,8 +3,9 @@
 The statements are written out instead of generated, because people copy them into their migrations.
 
 PostgreSQL gives ids out before transactions commit, so a row can become visible before one with a lower id. A trigger
-makes every transaction that inserts hold a shared advisory lock until it ends, taken before the id is: a scanner sees
-from these locks which transactions may still bring lower ids. SQLite has one writer at a time: ids commit in order.
+makes every transaction that inserts hold a shared advisory lock until it ends. The lock's name has the newest id from
+before the transaction got its first: all of its ids are higher. A scanner sees from these locks how far it may go.
+SQLite has one writer at a time: ids commit in order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from inturn.model.errors import InvalidInput
 
 DEFAULT_TABLE = "inturn_outbox"
 NAME_LENGTH_MAX = 48  # our own names are longer, and PostgreSQL cuts those above 63
-LOCK_CLASS = 0x696E7472  # "intr": of the advisory locks; the other half of their name is the table's oid
 TRIGGER = "inturn_outbox_open"
 DIALECTS = ("postgresql", "sqlite")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*\Z", re.ASCII)
@@ -75,10 +75,19 @@ CREATE TABLE IF NOT EXISTS {table}_scanner (
     life_ms bigint NOT NULL,
     marks text NOT NULL
 );
-CREATE OR REPLACE FUNCTION {prefix}inturn_outbox_open() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION {prefix}inturn_outbox_open() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    setting text := 'inturn.outbox_' || TG_RELID;
+    newest bigint;
 BEGIN
-    -- held until the transaction ends: the scanner waits for it before it goes past the ids that it was given
-    PERFORM pg_advisory_xact_lock_shared({lock_class}, TG_RELID::integer);
+    IF current_setting(setting, true) = 'open' THEN -- once in a transaction is enough
+        RETURN NULL;
+    END IF;
+    newest := coalesce(pg_sequence_last_value(pg_get_serial_sequence(TG_RELID::regclass::text, 'id')), 0);
+    -- held until the transaction ends: until then nobody sends a row with an id above this one
+    PERFORM pg_advisory_xact_lock_shared(TG_RELID::integer, newest::bit(32)::integer);
+    PERFORM set_config(setting, 'open', true);
     RETURN NULL;
 END
 $$;
@@ -154,5 +163,5 @@ def ddl(dialect: str, name: str = DEFAULT_TABLE) -> list[str]:
         raise InvalidInput(f"an outbox can be kept in {' or '.join(DIALECTS)}, not in {dialect!r}")
     schema, _, bare = check_table_name(name).rpartition(".")
     prefix = f"{schema}." if schema else ""
-    text = _TEXTS[dialect].format(table=name, bare=bare, prefix=prefix, trigger=TRIGGER, lock_class=LOCK_CLASS)
+    text = _TEXTS[dialect].format(table=name, bare=bare, prefix=prefix, trigger=TRIGGER)
     return [statement.strip() for statement in re.split(r";\n(?=CREATE|DO|\Z)", text) if statement.strip()]
