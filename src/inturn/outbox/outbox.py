@@ -102,7 +102,7 @@ class Outbox:
         """A scanner that sends what is in the table to where this connection leads; not started yet: use it in a `with`
         block, or call `start` and `stop`. Stop it before the connection is closed."""
         chosen = checked(settings, OutboxSettings, "settings") or self._settings
-        return Scanner(self._store(), connection.node, chosen)
+        return Scanner(self._store(chosen.lease.life_s), connection.node, chosen)
 
     def keeper(self, node: Node, clock: Clock) -> LocalOutbox:
         """For a producer: see `Connection.producer`."""
@@ -131,11 +131,12 @@ class Outbox:
         finally:
             store.close()
 
-    def _store(self) -> OutboxStore:
+    def _store(self, transaction_s: float = 5.0) -> OutboxStore:
         if self._database is None:
             raise InvalidInput("this outbox knows no database; make it with one: Outbox('postgresql://…')")
-        return OutboxStore(open_engine(self._database), make_tables(self.table), owns_engine=not self._is_given)
-
-    @property
-    def _is_given(self) -> bool:
-        return isinstance(self._database, Engine)
+        return OutboxStore(
+            open_engine(self._database),
+            make_tables(self.table),
+            owns_engine=not isinstance(self._database, Engine),
+            transaction_s=transaction_s,
+        )

@@ -93,7 +93,11 @@ def _without_password(text: str) -> str:
 class OutboxStore:
     """One outbox in one database. Safe to use from several threads; every call takes a connection of its own."""
 
-    def __init__(self, engine: Engine, tables: OutboxTables, *, owns_engine: bool = True) -> None:
+    def __init__(
+        self, engine: Engine, tables: OutboxTables, *, owns_engine: bool = True, transaction_s: float = 5.0
+    ) -> None:
+        """`transaction_s`: PostgreSQL ends a transaction of ours that has done nothing for so long. Whoever is frozen
+        in the middle of one would else keep its locks, and with them the lease."""
         self.name = tables.name
         self._owns_engine = owns_engine
         self._tables = tables
@@ -101,6 +105,7 @@ class OutboxStore:
         # Every statement is to see what is committed by then, whatever the database does by default.
         self._engine = engine.execution_options(isolation_level="READ COMMITTED") if self._is_postgresql else engine
         name = tables.name
+        self._patience_sql = f"SET LOCAL idle_in_transaction_session_timeout = {int(transaction_s * 1000)}"
         self._look_sql = _LOOK_POSTGRESQL.format(table=name)
         self._trigger_sql = _TRIGGER_POSTGRESQL.format(table=name, trigger=TRIGGER)
 
@@ -279,6 +284,8 @@ class OutboxStore:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection]:
         with self._engine_errors(), self._engine.begin() as connection:
+            if self._is_postgresql:
+                connection.exec_driver_sql(self._patience_sql)
             yield connection
 
     @contextlib.contextmanager
