@@ -188,6 +188,17 @@ class ProducerCore:
         chosen = flight.home if self._subjects[flight.subject].routing is Routing.SELECTOR else None
         return [KeptRow(flight.subject, chosen, message) for message in flight.messages]
 
+    def release(self, flight: Flight) -> bool:
+        """Its keys are free before it was written: it is sent after all. False: its partition takes nothing."""
+        assert self.keeping is not None
+        queue = self._queues[flight.subject][flight.home]
+        if queue.error is not None:
+            return False
+        self.keeping.released(flight)
+        queue.take_over(flight)
+        flight.moves = 0
+        return True
+
     def not_kept(self, flight: Flight, error: InturnError) -> None:
         """The outbox could not take them."""
         assert self.keeping is not None

@@ -50,6 +50,7 @@ class Flight:
         "gap",
         "home",
         "is_awaited",
+        "is_diverted",
         "is_seen",
         "last_error",
         "messages",
@@ -83,6 +84,7 @@ class Flight:
         self.last_error: InturnError | None = None
         self.error: InturnError | None = None
         self.done = False
+        self.is_diverted = False  # its keys are in the outbox: it goes there instead of being sent
         self.is_seen = False  # somebody was told that it failed
         self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], None]] | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inturn.model.message import Outgoing
+from inturn.model.settings import ProducerSettings
 from inturn.producer.flight import Flight
 
 
@@ -54,7 +55,8 @@ class Keeping:
     """Called under the producer's lock. A key that is in the outbox, or on its way there, is a kept key: its newer
     messages go behind, until its last row is gone."""
 
-    def __init__(self, waiting: Iterable[tuple[str, bytes, int]] = ()) -> None:
+    def __init__(self, waiting: Iterable[tuple[str, bytes, int]], settings: ProducerSettings) -> None:
+        self._settings = settings
         self._keys = {(subject, key): _Key(0, row) for subject, key, row in waiting}
         self._queue: deque[Flight] = deque()
         self._open: Flight | None = None  # the last of the queue, if messages may still be added to it
@@ -79,14 +81,24 @@ class Keeping:
     def divert(self, subject: str, partition: int, message: Outgoing, slot: int, size_bytes: int) -> Flight:
         """A message of a kept key goes behind what is kept; it is the last of the returned flight."""
         flight = self._open
-        if flight is None or flight.subject != subject or flight.home != partition:
+        if flight is None or not self._fits(flight, subject, partition, size_bytes):
             flight = self._open = Flight(subject, partition)
+            flight.is_diverted = True
             self._queue.append(flight)
         flight.messages.append(message)
         flight.slots.append(slot)
         flight.size_bytes += size_bytes
         self._note(subject, message)
         return flight
+
+    def _fits(self, flight: Flight, subject: str, partition: int, size_bytes: int) -> bool:
+        """A flight that can be sent as it is, should its keys be free before it is written."""
+        return (
+            flight.subject == subject
+            and flight.home == partition
+            and len(flight.messages) < self._settings.batch_count
+            and flight.size_bytes + size_bytes <= self._settings.batch_bytes
+        )
 
     def keep(self, flights: Iterable[Flight]) -> None:
         """Flights that could not be sent. Those of one subject that are given together are put into their order."""
@@ -97,7 +109,7 @@ class Keeping:
                 self._note(flight.subject, message)
 
     def take(self) -> list[Flight]:
-        """What is to be written next, in order; each has to come back by `written` or `refused`."""
+        """What is to be written next, in order; each has to come back by `written`, `refused` or `released`."""
         taken = list(self._queue)
         self._queue.clear()
         self._open = None
@@ -119,6 +131,22 @@ class Keeping:
             if message.key is not None:
                 self._keys[flight.subject, message.key].pending -= 1
                 self._free_if_empty((flight.subject, message.key))
+
+    def released(self, flight: Flight) -> None:
+        """It need not be written: it is sent after all."""
+        flight.is_diverted = False
+        self.refused(flight)
+
+    def places(self, flight: Flight) -> set[tuple[str, bytes]]:
+        return {(flight.subject, message.key) for message in flight.messages if message.key is not None}
+
+    def has_rows(self, places: Iterable[tuple[str, bytes]]) -> bool:
+        """Whether one of these keys has a row, as far as is known."""
+        return any(self._keys[place].last_row is not None for place in places)
+
+    def last_rows_of(self, flights: Iterable[Flight]) -> list[int]:
+        rows = {self._keys[place].last_row for flight in flights for place in self.places(flight)}
+        return sorted(row for row in rows if row is not None)
 
     def last_rows(self) -> list[int]:
         """While any of these is there, its key has to wait behind it."""

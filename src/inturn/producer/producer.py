@@ -66,8 +66,8 @@ class Producer:
         self._closed = False
         self._keeper: KeeperThread | None = None
         if keeper is not None:
-            self._core.keeping = Keeping(keeper.waiting())
-            self._keeper = KeeperThread(keeper, self._core, self._lock, self._roomier, f"inturn-keeper-{self.id}")
+            self._core.keeping = Keeping(keeper.waiting(), self._settings)
+            self._keeper = KeeperThread(keeper, self._core, self._lock, self._roomier, self._wake)
         self._thread = threading.Thread(target=self._run, name=f"inturn-producer-{opened.producer_id}", daemon=True)
         self._thread.start()
 
