@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,20 +55,6 @@ def owner(outbox: Outbox) -> str:
     return outbox.status().scanner or ""
 
 
-def freeze(process: subprocess.Popen[bytes], url: str) -> None:
-    """Anywhere; but not while it holds the lock of a SQLite file, which nobody could take from it."""
-    while True:
-        process.send_signal(signal.SIGSTOP)
-        if not url.startswith("sqlite"):
-            return
-        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=0.02)) as connection:
-            try:
-                connection.execute("BEGIN EXCLUSIVE")
-                return
-            except sqlite3.OperationalError:
-                process.send_signal(signal.SIGCONT)
-
-
 def test_scanners_that_are_killed_in_the_middle_lose_nothing_and_repeat_nothing(served: Connection, url: str) -> None:
     outbox, chance = made(url), random.Random(7)
     fill(outbox, url, ROWS)
@@ -83,12 +69,16 @@ def test_scanners_that_are_killed_in_the_middle_lose_nothing_and_repeat_nothing(
     check_once_and_in_order(stored(served), ROWS)
 
 
-def test_a_frozen_scanner_that_wakes_up_does_no_harm(served: Connection, url: str) -> None:
+@pytest.mark.xdist_group("postgres")
+def test_a_frozen_scanner_that_wakes_up_does_no_harm(served: Connection, postgres_url: str) -> None:
+    """Wherever it is frozen, also inside a transaction. (SQLite: nobody can take a file's lock from a frozen process.)"""
+    url = postgres_url
     outbox = made(url)
     fill(outbox, url, ROWS)
     with child(served, url) as frozen:
         eventually(lambda: count(served) >= 50, "it has begun")
-        freeze(frozen, url)
+        frozen.send_signal(signal.SIGSTOP)
+        os.waitpid(frozen.pid, os.WUNTRACED)
         former = owner(outbox)
         with child(served, url):
             eventually(lambda: owner(outbox) not in ("", former), "the other one takes over")

@@ -101,7 +101,7 @@ def scan(
         scanner = outbox.scan(connection)
         with Meter(screen, f"sending what is in {plain(table)}", None) as meter:
             if once:
-                done = scanner.run_once(wait_s, lambda count: meter.advance(0, count))
+                done = scanner.run_once(wait_s, lambda count: _advance(meter, count))
             else:
                 done = _scan_until_stopped(scanner, meter)
         status = outbox.status()
@@ -124,12 +124,17 @@ def _scan_until_stopped(scanner: Scanner, meter: Meter) -> ScannerStatistics:
         while not stop.is_set() and scanner.error is None:
             stop.wait(LOOK_S)
             now = scanner.statistics().sent
-            meter.advance(0, now - sent)
+            _advance(meter, now - sent)
             sent = now
         scanner.stop()
     if scanner.error is not None:
         raise scanner.error
     return scanner.statistics()
+
+
+def _advance(meter: Meter, count: int) -> None:
+    for _ in range(count):  # it draws at round numbers only
+        meter.advance(0, 1)
 
 
 @contextlib.contextmanager

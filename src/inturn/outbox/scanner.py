@@ -188,6 +188,7 @@ class Scanner:
                     self._scan(*taken)
             except (OutboxLost, ProducerFenced) as error:
                 _log.warning("outbox.taken_over", table=self._store.name, error=str(error))
+                self._stop.wait(self._settings.poll_s)
             except Closed as error:
                 self._error = error
                 _log.warning("outbox.scanner_ended", table=self._store.name, error=str(error))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from inturn.model.clock import Clock
-from inturn.model.commands import FindSubject, Node
+from inturn.model.commands import FindSubject, ListSubjects, Node, SubjectList
 from inturn.model.errors import Closed, InturnError, InvalidInput, NotFound, ProducerFenced
 from inturn.model.logs import get_logger
 from inturn.model.request import ask
@@ -31,6 +33,9 @@ _log = get_logger("inturn.outbox")
 PATIENCE_S = 1.0  # for questions about subjects: while there is no connection the lease is to be renewed
 IN_FLIGHT_LOOK_S = 0.005
 CLOSE_S = 2.0
+# What the fenced one had appended a moment before can be read only when it is synced. A sync that takes longer than
+# this, right when a scanner takes over, is how a row can be stored twice.
+SYNC_S = 0.1
 _SENDING = ProducerSettings(buffer_wait_s=0.01)  # what does not fit waits in the table
 
 
@@ -68,6 +73,7 @@ class Shift:
         self._hold = hold
         self._counts = counts
         self._subjects: dict[str, Subject] = {}
+        self._unusable: dict[str, InturnError] = {}  # subjects, when they were last asked about
         self._handles: dict[int, tuple[Row, SendHandle]] = {}
         self._chosen: deque[Row] = deque()  # to be sent when the marks are written
         self._stored: list[int] = []  # to be deleted
@@ -75,10 +81,13 @@ class Shift:
         self._retry_at_s = math.inf
         self.open_count = 0  # transactions that hold something back
         self.changed = threading.Event()
+        ask(node, ListSubjects(), SubjectList, PATIENCE_S)  # is anybody there? Opening would wait for much longer
         # Strict, whatever the subjects are: a row waits in its order for as long as it takes.
         self._producer = Producer(node, clock, _SENDING, name=name, strategy=Strategy.STRICT)
         try:
             marks = store.marks(hold.epoch)
+            if marks:
+                time.sleep(SYNC_S)
             tokens = recall(node, marks, self._producer.id) if marks else set()
             self._core = ScanCore(settings, tokens, store.newest_id() if tokens else 0)
         except BaseException:
@@ -166,15 +175,16 @@ class Shift:
         self._counts.recalled += len(choice.stored)
 
     def _learn(self, name: str) -> None:
-        """Its route, for the lanes, and where it ends, for the marks. A subject that is not there is found out later,
-        when its rows are sent."""
+        """Its route, for the lanes, and where it ends, for the marks."""
         if self._marks.knows(name):
             return
+        self._unusable.pop(name, None)
         try:
             self._subjects[name] = ask(self._node, FindSubject(name), Subject, PATIENCE_S)
             self._marks.learn(name, ends_of(self._node, name, PATIENCE_S))
-        except (NotFound, InvalidInput):
+        except (NotFound, InvalidInput) as error:
             self._subjects.pop(name, None)
+            self._unusable[name] = error
 
     def _lane(self, row: Row) -> Hashable:
         """Rows of one lane go to one partition, as far as can be told."""
@@ -203,8 +213,7 @@ class Shift:
                 self._core.put_back(row)
             else:
                 try:
-                    handle = self._producer.pass_on(row.subject, row.message(), row.partition, {TOKEN: row.token})
-                    self._handles[row.id] = row, handle
+                    handle = self._send(row)
                 except (Closed, ProducerFenced):
                     raise
                 except InturnError as error:
@@ -215,6 +224,13 @@ class Shift:
             self._chosen.popleft()
         if handle is not None:
             handle.when_done(self.changed.set)
+
+    def _send(self, row: Row) -> SendHandle:
+        if row.subject in self._unusable:  # it has no marks, so it is not to be sent though it be there by now
+            raise copy.copy(self._unusable[row.subject])
+        handle = self._producer.pass_on(row.subject, row.message(), row.partition, {TOKEN: row.token})
+        self._handles[row.id] = row, handle
+        return handle
 
     def _refuse(self, row: Row, error: InturnError) -> None:
         self._counts.refused += 1
