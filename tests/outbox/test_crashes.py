@@ -71,7 +71,7 @@ def test_scanners_that_are_killed_in_the_middle_lose_nothing_and_repeat_nothing(
 
 @pytest.mark.xdist_group("postgres")
 def test_a_frozen_scanner_that_wakes_up_does_no_harm(served: Connection, postgres_url: str) -> None:
-    """Wherever it is frozen, also inside a transaction. (SQLite: nobody can take a file's lock from a frozen process.)"""
+    """Wherever it is frozen, also inside a transaction. With SQLite nobody could take the file's lock from it."""
     url = postgres_url
     outbox = made(url)
     fill(outbox, url, ROWS)
