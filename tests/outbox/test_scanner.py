@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -239,22 +238,26 @@ def test_what_was_stored_without_an_answer_is_recalled_from_the_logs_and_not_sen
 def test_a_frozen_scanner_that_goes_on_sends_nothing_more(
     mq: Connection, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is held up between its look at the lease and its sending; meanwhile another one has begun."""
+    """It is held up between its last look at the lease and its sending; meanwhile another one has begun. What it sends
+    then is refused: it is fenced."""
     outbox, held, go_on = made(url), threading.Event(), threading.Event()
     fill(outbox, url, 50)
     frozen = outbox.scan(mq, QUICK)
-    settle = frozen._store.settle
+    ends: list[Exception] = []
+    send = shift.Shift._send_chosen
 
-    def settle_and_freeze(*arguments: Any) -> None:
-        settle(*arguments)
-        held.set()
-        go_on.wait(WAIT_S)
+    def freeze_and_send(self: shift.Shift) -> None:
+        if threading.current_thread() is thread and not held.is_set():
+            held.set()
+            go_on.wait(WAIT_S)
+        send(self)
 
-    monkeypatch.setattr(frozen._store, "settle", settle_and_freeze)
+    monkeypatch.setattr(shift.Shift, "_send_chosen", freeze_and_send)
 
     def scan_frozen() -> None:
-        with pytest.raises((ProducerFenced, inturn.errors.OutboxLost)):
+        with pytest.raises((ProducerFenced, inturn.errors.OutboxLost)) as caught:
             frozen.run_once()
+        ends.append(caught.value)
 
     thread = threading.Thread(target=scan_frozen)
     thread.start()
@@ -269,7 +272,7 @@ def test_a_frozen_scanner_that_goes_on_sends_nothing_more(
         wait_until_empty(outbox)
         assert scanner.statistics().sent == 150
     check_once_and_in_order(stored(mq), 150)
-    assert frozen.statistics().sent == 0
+    assert (frozen.statistics().sent, len(ends)) == (0, 1)
     assert by_key(stored(mq))[b"key-0"] == list(range(0, 150, 5))
 
 

@@ -115,10 +115,8 @@ class Scanner:
             try:
                 self._empty(shift, advance)
                 shift.finish()
-                self._store.release(hold.epoch)
             finally:
-                shift.end()
-                self._shift = None
+                self._end(shift, hold)
         return self.statistics()
 
     def statistics(self) -> ScannerStatistics:
@@ -207,10 +205,15 @@ class Scanner:
                     shift = self._begun(hold, name)
                 self._turn(shift)
             shift.finish()
-            self._store.release(hold.epoch)
         finally:
-            self._shift = None
-            shift.end()
+            self._end(shift, hold)
+
+    def _end(self, shift: Shift, hold: Hold) -> None:
+        """The lease is given back also after an error: whoever is next finds out by itself what is stored."""
+        self._shift = None
+        shift.end()
+        with contextlib.suppress(InturnError):
+            self._store.release(hold.epoch)
 
     def _turn(self, shift: Shift) -> None:
         try:
