@@ -112,6 +112,19 @@ def test_a_refused_row_holds_back_its_key_alone_until_it_can_be_sent(mq: Connect
     assert [message.body for message in stored(mq, "later")] == [b"1", b"2"]
 
 
+def test_what_stands_behind_many_rows_that_are_held_back_is_sent(mq: Connection, url: str) -> None:
+    outbox = made(url)
+    with opened(url) as connection:
+        for number in range(30):
+            outbox.put(connection, "no.such", b"%d" % number, key="k")
+        outbox.put(connection, "orders", b"30", key="k")
+        connection.commit()
+    few = inturn.OutboxSettings(batch=4, lease=QUICK.lease)
+    done = outbox.scan(mq, few).run_once()
+    assert (done.sent, done.refused) == (1, 1)
+    assert outbox.status().waiting == 30
+
+
 def test_a_row_that_is_too_large_for_its_subject_waits_and_can_be_deleted(mq: Connection, url: str) -> None:
     mq.create_subject("small", partitions=1, limits=Limits(body_bytes=3))
     outbox = made(url)

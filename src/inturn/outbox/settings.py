@@ -18,7 +18,7 @@ def _short_lease() -> LeaseSettings:
 class OutboxSettings:
     """How an outbox is scanned: how often is looked, how much is on its way at once, when a row is tried again."""
 
-    poll_s: float = 0.2  # how long after a look that found nothing the next one comes
+    poll_s: float = 0.1  # how long after a look that found nothing the next one comes
     batch: int = 500  # rows read at once
     in_flight: int = 4000  # rows on their way at once, and
     lane: int = 1000  # of these for one partition at the most

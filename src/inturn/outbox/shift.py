@@ -108,10 +108,9 @@ class Shift:
         now_s = self._clock.monotonic()
         is_busy = self._collect(now_s)
         if not self._chosen and self._core.room > 0 and not self._is_ending(now_s):
-            self._read(now_s)
+            is_busy = self._read(now_s) or is_busy
         if self._stored or self._refusals or self._chosen or self._hold.is_due(now_s):
             self._settle()
-        is_busy = is_busy or bool(self._chosen)
         if self._hold.is_live(self._clock.monotonic()):
             self._send_chosen()
         return is_busy
@@ -161,7 +160,8 @@ class Shift:
                 self._stored.append(row_id)
         return bool(done)
 
-    def _read(self, now_s: float) -> None:
+    def _read(self, now_s: float) -> bool:
+        """Whether there were any rows that were not read before."""
         if self._core.has_refused and not self._core.has_lost and now_s >= self._retry_at_s:
             self._retry_at_s = math.inf
             self._core.retry()
@@ -169,10 +169,12 @@ class Shift:
         self.open_count = look.open_count
         for subject in {row.subject for row in look.rows}:
             self._learn(subject)
+        cursor = self._core.cursor
         choice = self._core.choose(look.rows, self._lane, now_s, look.up_to)
         self._chosen.extend(choice.send)
         self._stored += choice.stored
         self._counts.recalled += len(choice.stored)
+        return bool(look.rows) and self._core.cursor > cursor
 
     def _learn(self, name: str) -> None:
         """Its route, for the lanes, and where it ends, for the marks."""
