@@ -81,7 +81,12 @@ def test_a_scanner_runs_until_it_is_stopped_and_gives_the_lease_back(orders: Cli
 
 
 def test_a_database_without_an_outbox_is_told_how_to_get_one(orders: Cli, tmp_path: Path) -> None:
-    error = orders("outbox", "scan", "--database", str(tmp_path / "empty.db"), "--once", "--json").error
+    path = tmp_path / "empty.db"
+    error = orders("outbox", "scan", "--database", str(path), "--once", "--json").error
+    assert "no database file" in error["message"]
+    assert not path.exists(), "a wrong name makes no file"
+    path.touch()
+    error = orders("outbox", "scan", "--database", str(path), "--once", "--json").error
     assert error["type"] == "InvalidInput"
     assert "inturn outbox ddl --dialect sqlite" in error["message"]
     assert orders("outbox", "status", "--database", "nonsense://x", "--json").error["type"] == "InvalidInput"

@@ -106,6 +106,7 @@ def test_a_connection_that_nobody_knows_is_refused(tmp_path: Any) -> None:
 
 
 def test_a_table_that_is_not_there_is_named_with_the_way_to_make_it(mq: Connection, url: str) -> None:
+    made(url)
     outbox = Outbox(url, table="letters")
     with pytest.raises(InvalidInput, match=r"no outbox 'letters'.*inturn outbox ddl --dialect"):
         outbox.status()

@@ -106,7 +106,7 @@ class Outbox:
 
     def keeper(self, node: Node, clock: Clock) -> LocalOutbox:
         """For a producer: see `Connection.producer`."""
-        return LocalOutbox(self._store(), node, clock, self._settings)
+        return LocalOutbox(self._store(create=True), node, clock, self._settings)
 
     def status(self) -> OutboxStatus:
         """What is waiting, what was refused and why, and who scans."""
@@ -131,11 +131,11 @@ class Outbox:
         finally:
             store.close()
 
-    def _store(self, transaction_s: float = 5.0) -> OutboxStore:
+    def _store(self, transaction_s: float = 5.0, *, create: bool = False) -> OutboxStore:
         if self._database is None:
             raise InvalidInput("this outbox knows no database; make it with one: Outbox('postgresql://…')")
         return OutboxStore(
-            open_engine(self._database),
+            open_engine(self._database, create=create),
             make_tables(self.table),
             owns_engine=not isinstance(self._database, Engine),
             transaction_s=transaction_s,

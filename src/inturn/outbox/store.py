@@ -58,8 +58,8 @@ class Look:
     open_count: int  # transactions that are waited for
 
 
-def open_engine(database: str | os.PathLike[str] | Engine) -> Engine:
-    """A path is a file of SQLite. InvalidInput if nothing of the kind can be opened."""
+def open_engine(database: str | os.PathLike[str] | Engine, *, create: bool) -> Engine:
+    """A path is a file of SQLite; unless `create`, it has to be there. InvalidInput if it cannot be opened."""
     if isinstance(database, Engine):
         ddl(database.dialect.name)
         return database
@@ -77,6 +77,9 @@ def open_engine(database: str | os.PathLike[str] | Engine) -> Engine:
     except ModuleNotFoundError as error:
         raise InvalidInput(f"{error.name} is not installed; pip install 'inturn[postgres]'") from None
     if engine.dialect.name == "sqlite":
+        file = url.database or ":memory:"
+        if not create and not file.startswith((":memory:", "file:")) and not os.path.exists(file):
+            raise InvalidInput(f"no database file {file!r}; give the one that messages are put into")
         event.listen(engine, "connect", _wait_when_busy)
     return engine
 
