@@ -99,6 +99,8 @@ def scan(
     with command(json_output) as screen, opened(data) as connection:
         outbox = _outbox(database, table)
         scanner = outbox.scan(connection)
+        if not once:
+            screen.note(f"scanning {plain(table)}, if nobody else does; Ctrl-C ends it")
         with Meter(screen, f"sending what is in {plain(table)}", None) as meter:
             if once:
                 done = scanner.run_once(wait_s, lambda count: _advance(meter, count))

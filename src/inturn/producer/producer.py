@@ -222,7 +222,8 @@ class Producer:
             handle = SendHandle(flight, len(flight.messages) - 1)
             if wakes:
                 self._wake()
-            self._wake_keeper()
+            if self._keeper is not None:
+                self._wake_keeper()
         return handle
 
     def _learn(self, subject: str) -> None:
@@ -245,7 +246,8 @@ class Producer:
             with self._lock:
                 self._is_dirty = False
                 attempts = self._core.poll(self._clock.monotonic())
-                self._wake_keeper()
+                if self._keeper is not None:
+                    self._wake_keeper()
             for attempt in attempts:
                 self._node.submit(attempt.command, partial(self._answered, attempt))
         return bool(attempts)
@@ -263,13 +265,15 @@ class Producer:
         with self._lock:
             self._core.answered(attempt, answer, self._clock.monotonic())
             self._roomier.notify_all()
-            self._wake_keeper()
+            if self._keeper is not None:
+                self._wake_keeper()
             if not self._core.is_idle:  # else there is nothing for the thread to do
                 self._wake()
 
     def _wake_keeper(self) -> None:
         """Called under the lock, wherever the core may have given something to the outbox."""
-        if self._keeper is not None and self._core.keeping is not None and self._core.keeping.has_work:
+        keeping = self._core.keeping
+        if self._keeper is not None and keeping is not None and keeping.has_work:
             self._keeper.wake()
 
     def _wake(self) -> None:
