@@ -112,25 +112,27 @@ def test_a_death_at_any_step_neither_loses_nor_repeats_a_row(
 ) -> None:
     monkeypatch.setattr(shift_module, "SYNC_S", 0.0)
     recalled = 0
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    outbox = made(url)
+    with opened(url) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")  # quicker
+    store = outbox._store()
     for step in range(1, 200):
         death = Death(step, is_done)
-        url = f"sqlite:///{tmp_path / f'{step}.db'}"
-        outbox = made(url)
         subject = f"step-{step}"
         mq.create_subject(subject, partitions=2)
         fill(outbox, url, subject)
-        store = outbox._store()
         scan(mq, store, death)
         if death.has_come:
             scan(mq, store, Death(step // 2 + 1, not is_done))  # its successor dies, too
         recalled += scan(mq, store).recalled
         assert store.count()[0] == 0
         assert store.find_lease().marks == {}  # type: ignore[union-attr]
-        store.close()
         check_once_and_in_order(stored(mq, subject), ROWS)
         if not death.has_come:
             break
     else:
         pytest.fail("there are more steps than that")
+    store.close()
     assert step > 10
     assert recalled > 0, "some of them died between storing and deleting"
