@@ -38,6 +38,10 @@ PRINTS = {
         r"refused: producer bookkeeper .* was replaced by a newer one",
         r"0: opening balance 100\n1: withdraw 30\n$",
     ],
+    "outbox.py": [
+        r"^the shop crashed; order 3 is shipped\n10 orders, each created, paid, shipped: True\n",
+        r"^kept, and durable: True\nann clicked 0 1 2 3 4\n$",
+    ],
     "asyncio_orders.py": [r"^10 orders, each in its order: created, paid, shipped\n$"],
     "key_order.py": [
         r"up to \d\d handlers at once, 1 partition",

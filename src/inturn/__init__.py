@@ -29,7 +29,10 @@ from inturn.model.settings import (
 )
 from inturn.model.slot import SLOT_COUNT, slot_of
 from inturn.model.subject import Subject
-from inturn.producer.flight import SendHandle, Stored
+from inturn.outbox.outbox import Outbox, OutboxStatus, RefusedRow
+from inturn.outbox.scanner import Scanner, ScannerStatistics
+from inturn.outbox.settings import OutboxSettings
+from inturn.producer.flight import Kept, SendHandle, Stored
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
 from inturn.version import VERSION
@@ -51,6 +54,7 @@ __all__ = [
     "Flush",
     "Hook",
     "InturnError",
+    "Kept",
     "KeyDescription",
     "KeyDetails",
     "KeyRequest",
@@ -61,15 +65,21 @@ __all__ = [
     "Message",
     "OnExhausted",
     "Order",
+    "Outbox",
+    "OutboxSettings",
+    "OutboxStatus",
     "Position",
     "Producer",
     "ProducerSettings",
     "Reader",
+    "RefusedRow",
     "RequestState",
     "Result",
     "ResultKind",
     "RetryDelays",
     "Routing",
+    "Scanner",
+    "ScannerStatistics",
     "SendHandle",
     "Stored",
     "Strategy",

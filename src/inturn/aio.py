@@ -32,6 +32,7 @@ from inturn.model.message import Message
 from inturn.model.observer import Observer
 from inturn.model.position import Position
 from inturn.model.settings import ConsumerSettings, Flush, LeaseSettings, LogSettings, Order, ProducerSettings
+from inturn.outbox.outbox import Outbox
 from inturn.producer.core import Selector
 from inturn.producer.flight import SendHandle, Stored
 from inturn.producer.producer import Producer
@@ -152,11 +153,14 @@ class AsyncConnection:
         finally:
             self.threads.close()
 
-    def producer(self, name: str | None = None, settings: ProducerSettings | None = None) -> Opening[AsyncProducer]:
-        """A producer. With a name it is the only one of that name: it fences the one before."""
+    def producer(
+        self, name: str | None = None, settings: ProducerSettings | None = None, *, outbox: Outbox | None = None
+    ) -> Opening[AsyncProducer]:
+        """A producer. With a name it is the only one of that name: it fences the one before. `outbox` as in
+        `Connection.producer`."""
 
         async def make() -> AsyncProducer:
-            made = functools.partial(self.blocking.producer, name, settings)
+            made = functools.partial(self.blocking.producer, name, settings, outbox=outbox)
             return AsyncProducer(await self.threads.make(made, Producer.close), self.threads)
 
         return Opening(make)

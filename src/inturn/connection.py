@@ -78,6 +78,7 @@ from inturn.model.settings import (
     one_of,
 )
 from inturn.model.subject import Subject
+from inturn.outbox.outbox import Outbox
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
 from inturn.shared_folder import SharedFolder
@@ -208,10 +209,23 @@ class Connection:
 
     # Producing and reading
 
-    def producer(self, name: str | None = None, settings: ProducerSettings | None = None) -> Producer:
-        """A producer. With a name it is the only one of that name: it fences the one before."""
+    def producer(
+        self, name: str | None = None, settings: ProducerSettings | None = None, *, outbox: Outbox | None = None
+    ) -> Producer:
+        """A producer. With a name it is the only one of that name: it fences the one before.
+
+        With an outbox, what a best-effort subject could not take goes there, durably, and the handle says so (`Kept`);
+        the producer sends it later, also what an earlier run has left. Later messages of such a key go behind it.
+        """
         self._check_open()
-        producer = Producer(self._node, self._clock, settings, name=name)
+        outbox = checked(outbox, Outbox, "outbox")
+        keeper = None if outbox is None else outbox.keeper(self._node, self._clock)
+        try:
+            producer = Producer(self._node, self._clock, settings, name=name, keeper=keeper)
+        except BaseException:
+            if keeper is not None:
+                keeper.close()
+            raise
         with self._lock:
             self._producers = [one for one in self._producers if not one.is_closed] + [producer]
         return producer

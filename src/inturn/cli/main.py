@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from inturn.cli import audit, bench, consume, dead_letter, doctor, drain, group, key, produce, serve, subject, top
+from inturn.cli import (
+    audit,
+    bench,
+    consume,
+    dead_letter,
+    doctor,
+    drain,
+    group,
+    key,
+    outbox,
+    produce,
+    serve,
+    subject,
+    top,
+)
 from inturn.cli.options import Json, examples
 
 app = typer.Typer(
@@ -59,6 +73,7 @@ app.command("top", epilog=top.EXAMPLES)(top.top)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(key.app, name="key")
 app.add_typer(dead_letter.app, name="dead-letter")
+app.add_typer(outbox.app, name="outbox")
 app.command("drain", epilog=drain.EXAMPLES)(drain.drain)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit)

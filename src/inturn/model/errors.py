@@ -25,6 +25,10 @@ InturnError
 │   └── SendFailed          given up
 ├── GroupConflict           members of one group that ask for different things, or a reset of a group at work
 ├── HandlerError            a handler returned something that is not a result
+├── OutboxError
+│   ├── OutboxFailed        the database of an outbox cannot be read or written (retriable)
+│   ├── OutboxHeld          another scanner has the lease of the outbox (retriable)
+│   └── OutboxLost          another scanner has taken the outbox over
 ├── WireError               between a client and a server
 │   ├── ConnectionLost      the server cannot be reached, or the answer did not come (retriable)
 │   ├── ServerStopping      the server takes no new work, it is about to end (retriable)
@@ -247,6 +251,34 @@ class HandlerError(InturnError):
     def __init__(self, handler: str, returned: object, allowed: Sequence[str]) -> None:
         self.handler, self.returned = handler, returned
         super().__init__(f"handler {handler} returned {returned!r}; return one of {', '.join(allowed)}")
+
+
+class OutboxError(InturnError):
+    """Something about an outbox and its scanners."""
+
+
+class OutboxFailed(OutboxError):
+    retriable = True
+
+    def __init__(self, table: str, why: str) -> None:
+        self.table, self.why = table, why
+        super().__init__(f"outbox {table!r}: the database said {why!r}; what is in it stays, look at the database")
+
+
+class OutboxHeld(OutboxError):
+    retriable = True
+
+    def __init__(self, table: str, owner: str, waited_s: float) -> None:
+        self.table, self.owner, self.waited_s = table, owner, waited_s
+        super().__init__(
+            f"outbox {table!r} is scanned by {owner} (waited {waited_s:g} s for it); leave it to that one, or stop it"
+        )
+
+
+class OutboxLost(OutboxError):
+    def __init__(self, table: str) -> None:
+        self.table = table
+        super().__init__(f"outbox {table!r} was taken over by another scanner, since this one was silent for too long")
 
 
 class WireError(InturnError):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from inturn.model.commands import Append, Appended
 from inturn.model.errors import InturnError, InvalidInput, LimitExceeded, RouteChanged, SendFailed
 from inturn.model.message import Outgoing
-from inturn.model.names import RESERVED
 from inturn.model.route import Partition
 from inturn.model.settings import ProducerSettings, Routing, Strategy
 from inturn.model.slot import SLOT_COUNT, slot_of
 from inturn.model.subject import Subject
+from inturn.producer.acceptance import as_bytes, checked_id, checked_properties, checked_tags, not_text
 from inturn.producer.flight import Flight
+from inturn.producer.keeping import Keeping, KeptRow
 from inturn.producer.queue import PartitionQueue
 
 Selector: TypeAlias = Callable[[Sequence[Partition], Outgoing, object], int]
@@ -45,6 +46,7 @@ class ProducerCore:
         self.epoch = epoch
         self.waiting_bytes = 0
         self.failed: list[Flight] = []  # since it was last cleared; not more than a few
+        self.keeping: Keeping | None = None  # set: what best effort gives up goes to an outbox
         self._settings = settings
         self._random = rng.random
         self._subjects: dict[str, Subject] = {}
@@ -107,6 +109,7 @@ class ProducerCore:
         else:
             parts = {flight.partition: flight}
         for partition, part in parts.items():
+            part.home = partition
             queues[partition].take_back(part)
 
     def add(
@@ -120,12 +123,16 @@ class ProducerCore:
         message_id: str | None = None,
         selector: Selector | None = None,
         arg: object = None,
+        reserved: dict[str, str] | None = None,
     ) -> Flight:
-        """Queue a message; it is the last of the returned flight. Raises without a trace if it cannot be accepted."""
+        """Queue a message; it is the last of the returned flight. Raises without a trace if it cannot be accepted.
+
+        `reserved` are properties of our own, for which no limit counts.
+        """
         subject = self._subjects[subject_name]
         limits = subject.limits
         if type(body) is not bytes:
-            body = _as_bytes("body", body)
+            body = as_bytes("body", body)
         size_bytes = len(body)
         if size_bytes > limits.body_bytes:
             raise LimitExceeded("the body", size_bytes, limits.body_bytes, "Limits.body_bytes")
@@ -133,9 +140,9 @@ class ProducerCore:
             key = _order_key(arg)
         if key is not None:
             try:
-                key = key.encode() if type(key) is str else _as_bytes("key", key)
+                key = key.encode() if type(key) is str else as_bytes("key", key)
             except UnicodeEncodeError as error:
-                raise _not_text("key", key, error) from None
+                raise not_text("key", key, error) from None
             if len(key) > limits.key_bytes:
                 raise LimitExceeded("the key", len(key), limits.key_bytes, "Limits.key_bytes")
             size_bytes += len(key)
@@ -143,17 +150,24 @@ class ProducerCore:
         else:
             slot = int(self._random() * SLOT_COUNT)
         if properties:
-            size_bytes += _checked_properties(properties, limits.properties_bytes)
+            size_bytes += checked_properties(properties, limits.properties_bytes)
         if tags != ():
-            tags, tags_bytes = _checked_tags(tags, limits.properties_bytes)
+            tags, tags_bytes = checked_tags(tags, limits.properties_bytes)
             size_bytes += tags_bytes
         if message_id is not None:
-            size_bytes += _checked_id(message_id, limits.key_bytes)
-        message = Outgoing(body, key, born_at_ms, tags, dict(properties) if properties else {}, message_id)
+            size_bytes += checked_id(message_id, limits.key_bytes)
+        kept_properties = dict(properties) if properties else {}
+        if reserved:
+            kept_properties |= reserved
+        message = Outgoing(body, key, born_at_ms, tags, kept_properties, message_id)
         if subject.routing is Routing.SLOTS and selector is None:
             partition = self._by_slot[subject_name][slot]
         else:
             partition = self._select(subject, message, slot, selector, arg)
+        if self.keeping is not None and key is not None and self.keeping.has(subject_name, key):
+            size_bytes += MESSAGE_OVERHEAD_BYTES
+            self.waiting_bytes += size_bytes
+            return self.keeping.divert(subject_name, partition, message, slot, size_bytes)
         queue = self._queues[subject_name][partition]
         if queue.error is not None:
             other = self._other_queue(queue) if subject.strategy is Strategy.BEST_EFFORT else None
@@ -168,8 +182,7 @@ class ProducerCore:
         """What to send now; what belongs to one partition is in order."""
         every = [queue for queues in self._queues.values() for queue in queues]
         for queue in every:
-            for given_up in queue.expire(now_s):
-                self._move(queue, given_up, InturnError("no answer came"))
+            self._give_up(queue, queue.expire(now_s), InturnError("no answer came"))
         return [SendAttempt(queue, flight, command) for queue in every for flight, command in queue.poll(now_s)]
 
     def answered(self, attempt: SendAttempt, answer: object, now_s: float) -> None:
@@ -179,8 +192,7 @@ class ProducerCore:
             self._follow(queue.subject)
             return
         error = answer if isinstance(answer, InturnError) else InturnError(f"unexpected answer {answer!r}")
-        for given_up in queue.failed(flight, attempt.tries, error, now_s):
-            self._move(queue, given_up, error)
+        self._give_up(queue, queue.failed(flight, attempt.tries, error, now_s), error)
         if isinstance(error, RouteChanged):
             self._outdated.add(queue.subject)
         self._follow(queue.subject)
@@ -194,15 +206,50 @@ class ProducerCore:
 
     @property
     def is_idle(self) -> bool:
-        """Everything is acknowledged or has failed."""
+        """Everything is acknowledged, has failed, or is kept."""
+        if self.keeping is not None and not self.keeping.is_idle:
+            return False
         return all(queue.is_idle for queues in self._queues.values() for queue in queues)
 
     def abandon(self, error: InturnError) -> int:
-        """Fail everything that is not acknowledged; returns the number of messages."""
+        """Fail everything that is not acknowledged, unless an outbox takes it; returns the number of messages that
+        failed."""
         left = [flight for queues in self._queues.values() for queue in queues for flight in queue.abandon()]
+        if self.keeping is not None:
+            self.keeping.keep(flight for flight in left if self._may_keep(flight.subject))
+            left = [flight for flight in left if not self._may_keep(flight.subject)]
         for flight in left:
             self._fail(flight, error)
         return sum(len(flight.messages) for flight in left)
+
+    def kept(self, flight: Flight, row_ids: Sequence[int]) -> None:
+        """Its messages are rows of the outbox."""
+        assert self.keeping is not None
+        self.keeping.written(flight, row_ids)
+        self.waiting_bytes -= flight.size_bytes
+        flight.row_ids = row_ids
+        flight.finish(-1)
+
+    def to_keep(self, flight: Flight) -> list[KeptRow]:
+        chosen = flight.home if self._subjects[flight.subject].routing is Routing.SELECTOR else None
+        return [KeptRow(flight.subject, chosen, message) for message in flight.messages]
+
+    def release(self, flight: Flight) -> bool:
+        """Its keys are free before it was written: it is sent after all. False: its partition takes nothing."""
+        assert self.keeping is not None
+        queue = self._queues[flight.subject][flight.home]
+        if queue.error is not None:
+            return False
+        self.keeping.released(flight)
+        queue.take_over(flight)
+        flight.moves = 0
+        return True
+
+    def not_kept(self, flight: Flight, error: InturnError) -> None:
+        """The outbox could not take them."""
+        assert self.keeping is not None
+        self.keeping.refused(flight)
+        self._fail(flight, error)
 
     def _select(self, subject: Subject, message: Outgoing, slot: int, selector: Selector | None, arg: object) -> int:
         if subject.routing is Routing.SLOTS:
@@ -221,12 +268,26 @@ class ProducerCore:
             )
         return chosen
 
-    def _move(self, queue: PartitionQueue, flight: Flight, error: InturnError) -> None:
+    def _give_up(self, queue: PartitionQueue, flights: Sequence[Flight], error: InturnError) -> None:
+        """Another partition gets them, or else the outbox, or they fail."""
+        failed = [flight for flight in flights if not self._moves(queue, flight)]
+        if failed and self.keeping is not None and self._may_keep(queue.subject):
+            # With all that is not acknowledged of the subject: else what is behind them of a key would overtake them.
+            behind = [flight for one in self._queues[queue.subject] for flight in one.withdraw()]
+            self.keeping.keep([*failed, *behind])
+            return
+        for flight in failed:
+            self._fail(flight, SendFailed(flight.subject, str(flight.partition), str(error)))
+
+    def _moves(self, queue: PartitionQueue, flight: Flight) -> bool:
         other = self._other_queue(queue)
         if other is None or flight.moves >= len(self._queues[queue.subject]) - 1:
-            self._fail(flight, SendFailed(flight.subject, str(flight.partition), str(error)))
-        else:
-            other.take_over(flight)
+            return False
+        other.take_over(flight)
+        return True
+
+    def _may_keep(self, subject: str) -> bool:
+        return self._subjects[subject].strategy is Strategy.BEST_EFFORT
 
     def _other_queue(self, queue: PartitionQueue) -> PartitionQueue | None:
         queues = self._queues[queue.subject]
@@ -243,26 +304,6 @@ class ProducerCore:
         flight.finish(-1, error)
 
 
-def _as_bytes(what: str, value: object) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, str):
-        raise InvalidInput(f"the {what} is text; encode it first: {what}.encode()")
-    allowed = "str or bytes" if what == "key" else "bytes"
-    raise InvalidInput(f"the {what} is of type {type(value).__name__}; give {allowed}")
-
-
-def _utf8(what: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise _not_text(what, text, error) from None
-
-
-def _not_text(what: str, text: object, error: UnicodeEncodeError) -> InvalidInput:
-    return InvalidInput(f"the {what} {text!r} is not valid text: {error.reason}")
-
-
 def _order_key(arg: object) -> str | bytes | None:
     """A selector's argument is the order key, unless a key is given too."""
     if arg is None or isinstance(arg, str | bytes):
@@ -270,37 +311,3 @@ def _order_key(arg: object) -> str | bytes | None:
     if isinstance(arg, int):
         return str(arg)
     raise InvalidInput(f"arg= is a {type(arg).__name__}; give a str, bytes or int, or the order key as key=")
-
-
-def _checked_properties(properties: dict[str, str], limit: int) -> int:
-    size = 0
-    if not isinstance(properties, dict):
-        raise InvalidInput(f"properties is a {type(properties).__name__}; give a dict of str to str")
-    for name, value in properties.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidInput(f"property {name!r} is {value!r}; names and values must be str")
-        if name.startswith(RESERVED):
-            raise InvalidInput(f"property {name!r} begins with {RESERVED!r}, which is reserved; use another name")
-        size += len(_utf8("property", name)) + len(_utf8("property", value))
-    if size > limit:
-        raise LimitExceeded("properties", size, limit, "Limits.properties_bytes")
-    return size
-
-
-def _checked_tags(tags: Iterable[str], limit: int) -> tuple[tuple[str, ...], int]:
-    kept = () if isinstance(tags, str) or not isinstance(tags, Iterable) else tuple(tags)
-    if isinstance(tags, str) or not isinstance(tags, Iterable) or not all(isinstance(tag, str) for tag in kept):
-        raise InvalidInput(f"tags is {tags!r}; give a tuple of str")
-    size = sum(len(_utf8("tag", tag)) for tag in kept)
-    if size > limit:
-        raise LimitExceeded("tags", size, limit, "Limits.properties_bytes")
-    return kept, size
-
-
-def _checked_id(message_id: str, limit: int) -> int:
-    if not isinstance(message_id, str):
-        raise InvalidInput(f"message_id is a {type(message_id).__name__}; give a str")
-    size = len(_utf8("message_id", message_id))
-    if size > limit:
-        raise LimitExceeded("message_id", size, limit, "Limits.key_bytes")
-    return size

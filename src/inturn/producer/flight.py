@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -24,6 +25,15 @@ class Stored:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class Kept(Stored):
+    """Not stored yet, but safe: the message is a row of the producer's outbox, which sends it later. Partition and
+    offset are -1."""
+
+    row_id: int = -1
+
+
+_numbers = itertools.count()
 _making_event = threading.Lock()  # one for all: it is held for an instant, and rarely
 
 
@@ -38,15 +48,19 @@ class Flight:
         "done",
         "error",
         "gap",
+        "home",
         "is_awaited",
+        "is_diverted",
         "is_refused",
         "is_seen",
         "last_error",
         "messages",
         "moves",
+        "number",
         "partition",
         "parts",
         "parts_left",
+        "row_ids",
         "sent_at_s",
         "size_bytes",
         "slots",
@@ -57,6 +71,8 @@ class Flight:
     def __init__(self, subject: str, partition: int) -> None:
         self.subject = subject
         self.partition = partition
+        self.home = partition  # where its messages belong, wherever it is sent to instead
+        self.number = next(_numbers)  # of two of one partition, the higher one has the later messages
         self.messages: list[Outgoing] = []
         self.slots: array[int] = array("H")
         self.size_bytes = 0
@@ -68,9 +84,11 @@ class Flight:
         self.is_refused = False  # sent last by a route that is over: it is not stored, and will not be
         self.sent_at_s = 0.0
         self.base_offset = -1
+        self.row_ids: Sequence[int] | None = None  # of its messages in the outbox, if they went there
         self.last_error: InturnError | None = None
         self.error: InturnError | None = None
         self.done = False
+        self.is_diverted = False  # its keys are in the outbox: it goes there instead of being sent
         self.is_seen = False  # somebody was told that it failed
         self.parts: list[tuple[Flight, int]] | None = None  # by message: where it went when the subject grew
         self.parts_left = 0
@@ -100,6 +118,7 @@ class Flight:
             part = made.get(partition)
             if part is None:
                 part = made[partition] = Flight(self.subject, partition)
+                part.number = self.number
             self.parts.append((part, len(part.messages)))
             part.messages.append(message)
             part.slots.append(slot)
@@ -159,7 +178,10 @@ class SendHandle(msgspec.Struct, frozen=True, eq=False, gc=False, repr_omit_defa
         self._flight.when_done(callback)
 
     def result(self, timeout_s: float | None = None) -> Stored:
-        """Where it was stored. Raises what made it fail, or SendTimeout if it is still on its way."""
+        """Where it was stored. Raises what made it fail, or SendTimeout if it is still on its way.
+
+        Where the producer has an outbox, this may be a `Kept`: the message is in the outbox, and sent later.
+        """
         flight, index = self._flight, self._index
         if not flight.wait(timeout_s):
             last = None if flight.last_error is None else str(flight.last_error)
@@ -171,4 +193,6 @@ class SendHandle(msgspec.Struct, frozen=True, eq=False, gc=False, repr_omit_defa
             flight.is_seen = True
             # A copy: the traceback of one that is kept would keep this frame, and so the handle, for ever.
             raise copy.copy(flight.error)
+        if flight.row_ids is not None:
+            return Kept(flight.subject, -1, -1, flight.row_ids[index])
         return Stored(flight.subject, flight.partition, flight.base_offset + index)

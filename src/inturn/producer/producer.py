@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 import threading
 import uuid
@@ -14,12 +15,15 @@ from inturn.model.clock import Clock
 from inturn.model.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
 from inturn.model.errors import BufferFull, Closed, InturnError, SendTimeout
 from inturn.model.logs import get_logger
+from inturn.model.message import Outgoing
 from inturn.model.names import check_name
 from inturn.model.request import ask
-from inturn.model.settings import ProducerSettings, checked
+from inturn.model.settings import ProducerSettings, Strategy, checked
 from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore, Selector, SendAttempt
 from inturn.producer.flight import SendHandle, Stored
+from inturn.producer.keeper_thread import KeeperThread
+from inturn.producer.keeping import Keeper, Keeping
 
 _log = get_logger("inturn.producer")
 
@@ -32,14 +36,24 @@ class Producer:
     """
 
     def __init__(
-        self, node: Node, clock: Clock, settings: ProducerSettings | None = None, *, name: str | None = None
+        self,
+        node: Node,
+        clock: Clock,
+        settings: ProducerSettings | None = None,
+        *,
+        name: str | None = None,
+        strategy: Strategy | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
+        """`strategy` is for all subjects, whatever theirs is. `keeper` is the outbox for what best effort gives up; it
+        is closed with the producer."""
         if name is not None:
             check_name("producer", name)
         self.name = name
         self._node = node
         self._clock = clock
         self._settings = checked(settings, ProducerSettings, "settings") or ProducerSettings()
+        self._strategy = strategy
         opened = ask(node, OpenProducer(name, uuid.uuid4().hex), ProducerOpened)
         self._core = ProducerCore(opened.producer_id, opened.epoch, self._settings, random.Random())
         self._lock = threading.Lock()
@@ -50,8 +64,17 @@ class Producer:
         self._is_asleep = False
         self._is_dirty = False  # something changed since the core was last polled
         self._closed = False
+        self._keeper: KeeperThread | None = None
+        if keeper is not None:
+            self._core.keeping = Keeping(keeper.waiting(), self._settings)
+            self._keeper = KeeperThread(keeper, self._core, self._lock, self._roomier, self._wake)
         self._thread = threading.Thread(target=self._run, name=f"inturn-producer-{opened.producer_id}", daemon=True)
         self._thread.start()
+
+    @property
+    def id(self) -> int:
+        """The number that the node gave it; a name has always the same."""
+        return self._core.producer_id
 
     def send(
         self,
@@ -71,6 +94,26 @@ class Producer:
         raises BufferFull. Bad input raises before anything is queued.
         """
         return self._accept(True, subject, body, key, tags, properties, message_id, selector, arg)
+
+    def pass_on(
+        self, subject: str, message: Outgoing, partition: int | None = None, reserved: dict[str, str] | None = None
+    ) -> SendHandle:
+        """As `send`, for a message that somebody accepted before: it keeps its time of birth, goes to the partition
+        that was chosen for it, if one was, and gets these properties of our own."""
+        selector: Selector | None = None if partition is None else lambda *_: partition
+        return self._accept(
+            True,
+            subject,
+            message.body,
+            message.key,
+            message.tags,
+            message.properties,
+            message.message_id,
+            selector,
+            None,
+            message.born_at_ms,
+            reserved,
+        )
 
     def send_sync(
         self,
@@ -136,6 +179,7 @@ class Producer:
         self._changed = threading.Condition(self._lock)
         self._roomier = threading.Condition(self._lock)
         self._closed = True
+        self._core.keeping = None
         self._core.abandon(Closed("producer"))
 
     def _stop(self) -> None:
@@ -147,6 +191,8 @@ class Producer:
         if left:
             _log.warning("producer.closed_with_unsent", producer=self.name, messages=left)
         self._thread.join()
+        if self._keeper is not None:
+            self._keeper.close()
 
     def _accept(
         self,
@@ -159,24 +205,31 @@ class Producer:
         message_id: str | None,
         selector: Selector | None,
         arg: object,
+        born_at_ms: int | None = None,
+        reserved: dict[str, str] | None = None,
     ) -> SendHandle:
         core = self._core
         if type(subject) is not str or not core.knows(subject):
             self._learn(subject)
-        now_ms = self._clock.time_ms()
+        if born_at_ms is None:
+            born_at_ms = self._clock.time_ms()
         with self._lock:
             if self._closed:
                 raise Closed("producer")
             if core.waiting_bytes >= self._settings.buffer_bytes:
                 self._wait_for_room()
-            flight = core.add(subject, body, key, now_ms, tags, properties, message_id, selector, arg)
+            flight = core.add(subject, body, key, born_at_ms, tags, properties, message_id, selector, arg, reserved)
             handle = SendHandle(flight, len(flight.messages) - 1)
             if wakes:
                 self._wake()
+            if self._keeper is not None:
+                self._wake_keeper()
         return handle
 
     def _learn(self, subject: str) -> None:
         found = ask(self._node, FindSubject(check_name("subject", subject, reserved=True)), Subject)
+        if self._strategy is not None:
+            found = dataclasses.replace(found, strategy=self._strategy)
         with self._lock:
             if not self._core.knows(subject):
                 self._core.learn(found)
@@ -193,6 +246,8 @@ class Producer:
             with self._lock:
                 self._is_dirty = False
                 attempts = self._core.poll(self._clock.monotonic())
+                if self._keeper is not None:
+                    self._wake_keeper()
             for attempt in attempts:
                 self._node.submit(attempt.command, partial(self._answered, attempt))
         return bool(attempts)
@@ -211,6 +266,8 @@ class Producer:
             self._core.answered(attempt, answer, self._clock.monotonic())
             outdated = self._core.take_outdated()
             self._roomier.notify_all()
+            if self._keeper is not None:
+                self._wake_keeper()
             if not self._core.is_idle:  # else there is nothing for the thread to do
                 self._wake()
         for subject in outdated:
@@ -222,6 +279,12 @@ class Producer:
             with self._lock:
                 self._core.learn(answer)
                 self._wake()
+
+    def _wake_keeper(self) -> None:
+        """Called under the lock, wherever the core may have given something to the outbox."""
+        keeping = self._core.keeping
+        if self._keeper is not None and keeping is not None and keeping.has_work:
+            self._keeper.wake()
 
     def _wake(self) -> None:
         self._is_dirty = True

@@ -195,6 +195,12 @@ class PartitionQueue:
         self._open = Flight(self.subject, self.partition)
         return flights
 
+    def withdraw(self) -> list[Flight]:
+        """As `abandon`, but this queue goes on: the numbers of what was sent without an answer stay unused."""
+        if any(not flight.done for flight in self._sent):
+            self._gap = True
+        return self.abandon()
+
     def _next_flight(self) -> Flight | None:
         if self._closed:
             return self._closed.popleft()

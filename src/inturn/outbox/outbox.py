@@ -1,0 +1,142 @@
+"""The outbox: messages that wait in a table of a database until they are sent."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+
+from inturn.model.clock import Clock
+from inturn.model.commands import Node
+from inturn.model.errors import InvalidInput
+from inturn.model.settings import Limits, checked
+from inturn.outbox.local import LocalOutbox
+from inturn.outbox.putting import create_tables, put_row
+from inturn.outbox.row import checked_values
+from inturn.outbox.scanner import Connected, Scanner
+from inturn.outbox.settings import OutboxSettings
+from inturn.outbox.store import OutboxStore, open_engine
+from inturn.outbox.table import DEFAULT_TABLE, check_table_name, make_tables
+
+REFUSED_COUNT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A row that could not be sent: what it is, how often it was tried, and what was said last. It is tried again; to
+    give it up, delete it from the table."""
+
+    id: int
+    subject: str
+    key: bytes | None
+    attempts: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """What is in an outbox, and who scans it."""
+
+    table: str
+    waiting: int  # rows; those that were refused among them
+    oldest_at_ms: int | None  # when the oldest of them was put
+    refused: tuple[RefusedRow, ...]  # the first hundred of them
+    scanner: str | None  # who has the lease, or had it when it ended without giving it back
+    epoch: int  # counts the scanners
+    open_transactions: int  # that have put something and have not ended (PostgreSQL)
+
+
+class Outbox:
+    """A table of messages that wait to be sent: put them there in the transaction that makes them true.
+
+    `database` is where the table is, for scanning: the path of a SQLite file, a URL (`sqlite:///shop.db`,
+    `postgresql://user@host/shop`), or a SQLAlchemy Engine. Only putting needs none. `limits` are those of the subjects:
+    what would be refused later is better refused here.
+    """
+
+    def __init__(
+        self,
+        database: str | os.PathLike[str] | Engine | None = None,
+        *,
+        table: str = DEFAULT_TABLE,
+        limits: Limits | None = None,
+        settings: OutboxSettings | None = None,
+    ) -> None:
+        self.table = check_table_name(table)
+        self._limits = checked(limits, Limits, "limits") or Limits()
+        self._settings = checked(settings, OutboxSettings, "settings") or OutboxSettings()
+        if database is not None and not isinstance(database, str | os.PathLike | Engine):
+            raise InvalidInput(f"database={database!r}: give a path, a URL or a SQLAlchemy Engine")
+        self._database = database
+
+    def create_table(self, connection: object) -> None:
+        """Make the table, and the one that says who scans it, unless they are there. In the transaction of this
+        connection: commit it."""
+        create_tables(connection, self.table)
+
+    def put(
+        self,
+        connection: object,
+        subject: str,
+        body: bytes,
+        *,
+        key: str | bytes | None = None,
+        tags: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        message_id: str | None = None,
+        partition: int | None = None,
+    ) -> int:
+        """Write a message into the table, in the transaction of this connection, and nothing else: it is sent after you
+        commit, and never if you roll back. Returns the id of the row.
+
+        The connection is a SQLAlchemy Connection or Session, a sqlite3.Connection or a psycopg.Connection. Messages
+        of one key are stored in the order of their ids. Bad input raises InvalidInput before anything is written; what
+        only the node knows (whether the subject is there) is found out by the scanner. `partition` is for subjects
+        whose senders choose it (routing "selector").
+        """
+        values = checked_values(subject, body, key, tags, properties, message_id, partition, self._limits)
+        return put_row(connection, self.table, values)
+
+    def scan(self, connection: Connected, settings: OutboxSettings | None = None) -> Scanner:
+        """A scanner that sends what is in the table to where this connection leads; not started yet: use it in a `with`
+        block, or call `start` and `stop`. Stop it before the connection is closed."""
+        chosen = checked(settings, OutboxSettings, "settings") or self._settings
+        return Scanner(self._store(chosen.lease.life_s), connection.node, chosen)
+
+    def keeper(self, node: Node, clock: Clock) -> LocalOutbox:
+        """For a producer: see `Connection.producer`."""
+        return LocalOutbox(self._store(create=True), node, clock, self._settings)
+
+    def status(self) -> OutboxStatus:
+        """What is waiting, what was refused and why, and who scans."""
+        store = self._store()
+        try:
+            store.check()
+            waiting, oldest_at_ms = store.count()
+            refused = tuple(
+                RefusedRow(row.id, row.subject, row.key, row.attempts, error)
+                for row, error in store.refused(REFUSED_COUNT)
+            )
+            lease = store.find_lease()
+            return OutboxStatus(
+                self.table,
+                waiting,
+                oldest_at_ms,
+                refused,
+                lease.owner if lease is not None else None,
+                lease.epoch if lease is not None else 0,
+                store.open_transactions(),
+            )
+        finally:
+            store.close()
+
+    def _store(self, transaction_s: float = 5.0, *, create: bool = False) -> OutboxStore:
+        if self._database is None:
+            raise InvalidInput("this outbox knows no database; make it with one: Outbox('postgresql://…')")
+        return OutboxStore(
+            open_engine(self._database, create=create),
+            make_tables(self.table),
+            owns_engine=not isinstance(self._database, Engine),
+            transaction_s=transaction_s,
+        )

@@ -1,0 +1,226 @@
+"""The scanner: sends the rows of an outbox, if it has the lease, else waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from inturn.model.clock import Clock, SystemClock
+from inturn.model.commands import Node
+from inturn.model.errors import Closed, InturnError, OutboxHeld, OutboxLost, ProducerFenced
+from inturn.model.logs import get_logger
+from inturn.outbox.lease import Hold, LeaseWatch
+from inturn.outbox.settings import OutboxSettings
+from inturn.outbox.shift import Counts, Shift
+from inturn.outbox.store import OutboxStore
+
+_log = get_logger("inturn.outbox")
+BACKOFF_S = 0.5
+STOP_S = 30.0
+
+
+class Connected(Protocol):
+    """A connection, as far as a scanner needs it."""
+
+    @property
+    def node(self) -> Node: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScannerStatistics:
+    """What a scanner did since it was started."""
+
+    is_scanning: bool  # it has the lease
+    sent: int  # rows that were stored, and deleted
+    recalled: int  # rows that a scanner before had stored: they were deleted only
+    refused: int  # attempts that failed; see `Outbox.status` for the rows
+    in_flight: int
+    open_transactions: int  # that hold back what was committed behind them (PostgreSQL)
+
+
+class Scanner:
+    """Sends what is in an outbox, in a thread of its own, from `start` (or `with`) until `stop`.
+
+    Any number may run, in any processes: one has the lease and scans, the others wait to take over. Rows of one key are
+    stored in the order of their ids, each once; what is guaranteed exactly is in docs/how-to/outbox.md.
+    """
+
+    def __init__(
+        self, store: OutboxStore, node: Node, settings: OutboxSettings | None = None, clock: Clock | None = None
+    ) -> None:
+        self._store = store
+        self._node = node
+        self._settings = settings if settings is not None else OutboxSettings()
+        self._clock = clock if clock is not None else SystemClock()
+        self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._counts = Counts()
+        self._shift: Shift | None = None
+        self._stop = threading.Event()
+        self._is_in_hand = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._error: InturnError | None = None
+
+    @property
+    def error(self) -> InturnError | None:
+        """Why it ended, if it did by itself."""
+        return self._error
+
+    def start(self) -> None:
+        """Begin. InvalidInput if the tables are not there."""
+        if self._thread is not None:
+            raise Closed("scanner")
+        try:
+            self._store.check()
+        except BaseException:
+            self._store.close()
+            raise
+        self._thread = threading.Thread(target=self._run, name="inturn-outbox", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = STOP_S) -> bool:
+        """Wait for what is on its way, note it, give the lease back. False if that took longer than `timeout_s`."""
+        self._stop.set()
+        self.wake()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        self._store.close()
+        return True
+
+    def wake(self) -> None:
+        """Look now: something was committed."""
+        shift = self._shift
+        if shift is not None:
+            shift.changed.set()
+
+    def run_once(self, wait_s: float = 0.0, advance: Callable[[int], None] | None = None) -> ScannerStatistics:
+        """Send all that may be sent now, in this thread, and give the lease back. `advance` is told how many were sent.
+
+        OutboxHeld if another scanner has the lease for `wait_s` longer. Rows that are refused stay, and those of their
+        keys; so do those behind a transaction that is open.
+        """
+        with self._is_in_hand, contextlib.closing(self._store):
+            self._store.check()
+            hold, name = self._taken(wait_s)
+            shift = self._begun(hold, name)
+            try:
+                self._empty(shift, advance)
+                shift.finish()
+            finally:
+                self._end(shift, hold)
+        return self.statistics()
+
+    def statistics(self) -> ScannerStatistics:
+        shift = self._shift
+        return ScannerStatistics(
+            shift is not None,
+            self._counts.sent,
+            self._counts.recalled,
+            self._counts.refused,
+            shift.in_flight if shift is not None else 0,
+            shift.open_count if shift is not None else 0,
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _taken(self, wait_s: float) -> tuple[Hold, str]:
+        watch, until_s = LeaseWatch(), self._clock.monotonic() + wait_s
+        while True:
+            taken = self._take(watch)
+            if taken is not None:
+                return taken
+            if self._clock.monotonic() >= until_s:
+                found = self._store.find_lease()
+                raise OutboxHeld(self._store.name, (found.owner if found is not None else None) or "nobody", wait_s)
+            self._stop.wait(min(0.05, self._settings.poll_s))
+
+    def _take(self, watch: LeaseWatch) -> tuple[Hold, str] | None:
+        asked_at_s = self._clock.monotonic()
+        seen = self._store.read_lease(uuid.uuid4().hex)
+        if seen.owner != self._owner and not watch.may_take(seen, asked_at_s):
+            return None
+        epoch = self._store.take_lease(seen, self._owner, self._settings.lease.life_s)
+        if epoch is None:
+            return None
+        return Hold(epoch, self._settings.lease, asked_at_s), f"outbox-{seen.name}"
+
+    def _begun(self, hold: Hold, name: str) -> Shift:
+        self._shift = Shift(self._store, self._node, self._clock, self._settings, hold, name, self._counts)
+        return self._shift
+
+    def _empty(self, shift: Shift, advance: Callable[[int], None] | None) -> None:
+        told = self._counts.sent
+        while shift.turn() or shift.in_flight:
+            if advance is not None and self._counts.sent > told:
+                advance(self._counts.sent - told)
+                told = self._counts.sent
+            if shift.in_flight:
+                shift.wait()
+
+    def _run(self) -> None:
+        watch = LeaseWatch()
+        while not self._stop.is_set():
+            try:
+                taken = self._take(watch)
+                if taken is None:
+                    self._stop.wait(self._settings.poll_s)
+                    continue
+                watch = LeaseWatch()
+                with self._is_in_hand:
+                    self._scan(*taken)
+            except (OutboxLost, ProducerFenced) as error:
+                _log.warning("outbox.taken_over", table=self._store.name, error=str(error))
+                self._stop.wait(self._settings.poll_s)
+            except Closed as error:
+                self._error = error
+                _log.warning("outbox.scanner_ended", table=self._store.name, error=str(error))
+                return
+            except Exception as error:  # a thread that dies in silence would be taken for one that works
+                _log.warning("outbox.scan_failed", table=self._store.name, error=str(error) or repr(error))
+                self._stop.wait(BACKOFF_S)
+
+    def _scan(self, hold: Hold, name: str) -> None:
+        _log.info("outbox.scanning", table=self._store.name, epoch=hold.epoch)
+        shift = self._begun(hold, name)
+        try:
+            while not self._stop.is_set():
+                if shift.is_over:
+                    shift.end()
+                    shift = self._begun(hold, name)
+                self._turn(shift)
+            shift.finish()
+        finally:
+            self._end(shift, hold)
+
+    def _end(self, shift: Shift, hold: Hold) -> None:
+        """The lease is given back also after an error: whoever is next finds out by itself what is stored."""
+        self._shift = None
+        shift.end()
+        with contextlib.suppress(InturnError):
+            self._store.release(hold.epoch)
+
+    def _turn(self, shift: Shift) -> None:
+        try:
+            if not shift.turn():
+                shift.wait()
+        except InturnError as error:
+            if not error.retriable:
+                raise
+            _log.warning("outbox.waiting", table=self._store.name, error=str(error))
+            self._stop.wait(BACKOFF_S)

@@ -1,0 +1,331 @@
+"""What is read and written in the database of an outbox. What a scanner changes is fenced by its lease."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Engine, bindparam, create_engine, delete, event, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from inturn.model.errors import InvalidInput, OutboxFailed, OutboxLost
+from inturn.outbox.horizon import settled_id
+from inturn.outbox.lease import LeaseRow
+from inturn.outbox.marks import Offsets
+from inturn.outbox.putting import create_tables
+from inturn.outbox.row import Row
+from inturn.outbox.table import TRIGGER, OutboxTables, ddl
+
+BUSY_TIMEOUT_S = 5.0
+CHUNK = 500  # ids in one statement
+_decoder = msgspec.json.Decoder(Offsets)
+
+# The locks are read in the statement that reads the newest id, whose snapshot is older than the look at them.
+_LOOK_POSTGRESQL = """
+SELECT (SELECT max(id) FROM {table}), ARRAY(
+    SELECT objid::bigint FROM pg_locks
+    WHERE locktype = 'advisory' AND classid = '{table}'::regclass::oid AND objsubid = 2
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+"""
+_TRIGGER_POSTGRESQL = """
+SELECT count(*) FROM pg_trigger
+WHERE tgrelid = '{table}'::regclass AND tgname = '{trigger}' AND tgenabled IN ('O', 'A')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A row that was refused now, and why."""
+
+    row_id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Rows behind a cursor that may be sent; `up_to` is set if there are no others up to this id."""
+
+    rows: list[Row]
+    up_to: int | None
+    open_count: int  # transactions that are waited for
+
+
+def open_engine(database: str | os.PathLike[str] | Engine, *, create: bool) -> Engine:
+    """A path is a file of SQLite; unless `create`, it has to be there. InvalidInput if it cannot be opened."""
+    if isinstance(database, Engine):
+        ddl(database.dialect.name)
+        return database
+    text = os.fspath(database)
+    if "://" not in text:
+        text = f"sqlite:///{text}"
+    try:
+        url = make_url(text)
+        if url.drivername == "postgresql":
+            url = url.set(drivername="postgresql+psycopg")
+        ddl(url.get_backend_name())
+        engine = create_engine(url)
+    except (SQLAlchemyError, NoSuchModuleError, ValueError) as error:
+        raise InvalidInput(f"database {_without_password(text)!r} cannot be opened: {error}") from None
+    except ModuleNotFoundError as error:
+        raise InvalidInput(f"{error.name} is not installed; pip install 'inturn[postgres]'") from None
+    if engine.dialect.name == "sqlite":
+        file = url.database or ":memory:"
+        if not create and not file.startswith((":memory:", "file:")) and not os.path.exists(file):
+            raise InvalidInput(f"no database file {file!r}; give the one that messages are put into")
+        event.listen(engine, "connect", _wait_when_busy)
+    return engine
+
+
+def _wait_when_busy(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+
+
+def _without_password(text: str) -> str:
+    head, separator, tail = text.rpartition("@")
+    return f"{head.partition('://')[0]}://***@{tail}" if separator else text
+
+
+class OutboxStore:
+    """One outbox in one database. Safe to use from several threads; every call takes a connection of its own."""
+
+    def __init__(
+        self, engine: Engine, tables: OutboxTables, *, owns_engine: bool = True, transaction_s: float = 5.0
+    ) -> None:
+        """`transaction_s`: PostgreSQL ends a transaction of ours that has done nothing for so long. Whoever is frozen
+        in the middle of one would else keep its locks, and with them the lease."""
+        self.name = tables.name
+        self._owns_engine = owns_engine
+        self._tables = tables
+        self._is_postgresql = engine.dialect.name == "postgresql"
+        # Every statement is to see what is committed by then, whatever the database does by default.
+        self._engine = engine.execution_options(isolation_level="READ COMMITTED") if self._is_postgresql else engine
+        name = tables.name
+        self._patience_sql = f"SET LOCAL idle_in_transaction_session_timeout = {int(transaction_s * 1000)}"
+        self._look_sql = _LOOK_POSTGRESQL.format(table=name)
+        self._trigger_sql = _TRIGGER_POSTGRESQL.format(table=name, trigger=TRIGGER)
+
+    # Tables
+
+    def create(self) -> None:
+        with self._transaction() as connection:
+            create_tables(connection, self._tables.name)
+
+    def check(self) -> None:
+        """Raises InvalidInput if the tables are not there as they have to be."""
+        rows, scanner = self._tables.rows, self._tables.scanner
+        try:
+            with self._engine.connect() as connection:
+                connection.execute(select(rows).limit(0))
+                connection.execute(select(scanner).limit(0))
+                is_ordered = not self._is_postgresql or connection.exec_driver_sql(self._trigger_sql).scalar_one()
+        except DBAPIError as error:
+            if error.connection_invalidated or not _says_missing(error):
+                raise OutboxFailed(self._tables.name, _told(error)) from error
+            raise InvalidInput(
+                f"there is no outbox {self._tables.name!r} in this database ({_told(error)}); make it with "
+                f"create_table(), or with what `inturn outbox ddl --dialect {self._engine.dialect.name}` prints"
+            ) from None
+        if not is_ordered:
+            raise InvalidInput(
+                f"table {self._tables.name!r} lacks the trigger {TRIGGER}, without which its order cannot be kept; "
+                "make it with create_table(), or with what `inturn outbox ddl --dialect postgresql` prints"
+            )
+
+    # The lease
+
+    def read_lease(self, name: str) -> LeaseRow:
+        """As it is; if nobody ever scanned, it is made, free and under this name."""
+        found = self.find_lease()
+        if found is None:
+            table = self._tables.scanner
+            values = {"one": 1, "name": name, "epoch": 0, "beat": 0, "life_ms": 0, "marks": "{}"}
+            quickest = postgresql.insert if self._is_postgresql else sqlite.insert
+            with self._transaction() as connection:  # another may be quicker
+                connection.execute(quickest(table).values(values).on_conflict_do_nothing())
+            found = self.find_lease()
+        assert found is not None
+        return found
+
+    def take_lease(self, seen: LeaseRow, owner: str, life_s: float) -> int | None:
+        """Become the owner, unless something happened since it was read; the epoch, or None."""
+        table = self._tables.scanner
+        statement = (
+            update(table)
+            .where(table.c.epoch == seen.epoch, table.c.beat == seen.beat)
+            .values(owner=owner, epoch=seen.epoch + 1, beat=0, life_ms=int(life_s * 1000))
+        )
+        with self._transaction() as connection:
+            taken = connection.execute(statement).rowcount == 1
+        return seen.epoch + 1 if taken else None
+
+    def release(self, epoch: int) -> None:
+        """Give it back, if it is still ours."""
+        table = self._tables.scanner
+        with self._transaction() as connection:
+            connection.execute(update(table).where(table.c.epoch == epoch).values(owner=None, beat=table.c.beat + 1))
+
+    def marks(self, epoch: int) -> Offsets:
+        """What the scanners before have left. OutboxLost if the lease is not ours any more."""
+        table = self._tables.scanner
+        with self._engine_errors(), self._engine.connect() as connection:
+            found = connection.execute(select(table.c.marks).where(table.c.epoch == epoch)).first()
+        if found is None:
+            raise OutboxLost(self._tables.name)
+        return _decoder.decode(found.marks)
+
+    # Rows
+
+    def newest_id(self) -> int:
+        rows = self._tables.rows
+        with self._engine_errors(), self._engine.connect() as connection:
+            return connection.execute(select(func.max(rows.c.id))).scalar_one() or 0
+
+    def look(self, cursor: int, limit: int) -> Look:
+        """Rows behind the cursor, up to the newest id below which no transaction can bring one any more."""
+        rows = self._tables.rows
+        with self._engine_errors(), self._engine.connect() as connection:
+            if self._is_postgresql:
+                newest, lows = connection.exec_driver_sql(self._look_sql).one()
+            else:
+                newest, lows = connection.execute(select(func.max(rows.c.id))).scalar_one(), []
+            horizon = settled_id(newest or 0, lows)
+            if horizon <= cursor:
+                return Look([], None, len(lows))
+            columns = [column for column in rows.c if column.name != "error"]
+            statement = (
+                select(*columns)
+                .where(rows.c.id > cursor, rows.c.id <= horizon)
+                .order_by(rows.c.id)
+                .limit(bindparam("most"))
+            )
+            found = [_row(one) for one in connection.execute(statement, {"most": limit})]
+        return Look(found, horizon if len(found) < limit else None, len(lows))
+
+    def settle(self, epoch: int, stored: Sequence[int], refused: Sequence[Refusal], marks: Offsets) -> None:
+        """Renew the lease, delete what is stored, note what was refused, and write the marks; or OutboxLost."""
+        rows, scanner = self._tables.rows, self._tables.scanner
+        text = msgspec.json.encode(marks).decode()
+        fence = update(scanner).where(scanner.c.epoch == epoch).values(beat=scanner.c.beat + 1, marks=text)
+        with self._transaction() as connection:
+            if connection.execute(fence).rowcount != 1:
+                raise OutboxLost(self._tables.name)
+            for ids in _chunks(stored):
+                connection.execute(delete(rows).where(rows.c.id.in_(ids)))
+            for one in refused:
+                change = update(rows).where(rows.c.id == one.row_id)
+                connection.execute(change.values(attempts=rows.c.attempts + 1, error=one.error))
+
+    # What a producer keeps
+
+    def add(self, values: Sequence[dict[str, Any]]) -> list[int]:
+        """Write rows, all or none; their ids, in this order."""
+        table = self._tables.rows
+        statement = insert(table).returning(table.c.id)
+        with self._transaction() as connection:
+            return [connection.execute(statement, one).scalar_one() for one in values]
+
+    def waiting_keys(self) -> list[tuple[str, bytes, int]]:
+        """The keys that have rows, each with the id of its last one."""
+        rows = self._tables.rows
+        place = rows.c.subject, rows.c.key
+        statement = select(*place, func.max(rows.c.id)).where(rows.c.key.is_not(None)).group_by(*place)
+        with self._engine_errors(), self._engine.connect() as connection:
+            return [(subject, bytes(key), last) for subject, key, last in connection.execute(statement)]
+
+    def gone(self, ids: Sequence[int]) -> set[int]:
+        rows = self._tables.rows
+        present: set[int] = set()
+        with self._engine_errors(), self._engine.connect() as connection:
+            for chunk in _chunks(ids):
+                present.update(connection.execute(select(rows.c.id).where(rows.c.id.in_(chunk))).scalars())
+        return set(ids) - present
+
+    # Looking
+
+    def count(self) -> tuple[int, int | None]:
+        """How many rows there are, and when the oldest was made."""
+        rows = self._tables.rows
+        with self._engine_errors(), self._engine.connect() as connection:
+            found = connection.execute(select(func.count(), func.min(rows.c.created_at_ms)).select_from(rows)).one()
+        return found[0], found[1]
+
+    def refused(self, limit: int) -> list[tuple[Row, str]]:
+        rows = self._tables.rows
+        statement = select(rows).where(rows.c.error.is_not(None)).order_by(rows.c.id).limit(limit)
+        with self._engine_errors(), self._engine.connect() as connection:
+            return [(_row(one), one.error) for one in connection.execute(statement)]
+
+    def find_lease(self) -> LeaseRow | None:
+        """Without making it."""
+        table = self._tables.scanner
+        with self._engine_errors(), self._engine.connect() as connection:
+            found = connection.execute(select(table)).first()
+        if found is None:
+            return None
+        return LeaseRow(found.name, found.owner, found.epoch, found.beat, found.life_ms, _decoder.decode(found.marks))
+
+    def open_transactions(self) -> int:
+        """How many have put something and have not ended; they hold back what comes behind them."""
+        if not self._is_postgresql:
+            return 0
+        with self._engine_errors(), self._engine.connect() as connection:
+            return len(connection.exec_driver_sql(self._look_sql).one()[1])
+
+    def close(self) -> None:
+        """Close the connections, unless the engine is somebody else's."""
+        if self._owns_engine:
+            self._engine.dispose()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with self._engine_errors(), self._engine.begin() as connection:
+            if self._is_postgresql:
+                connection.exec_driver_sql(self._patience_sql)
+            yield connection
+
+    @contextlib.contextmanager
+    def _engine_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            raise OutboxFailed(self._tables.name, _told(error)) from error
+
+
+def _row(found: Any) -> Row:
+    key = None if found.key is None else bytes(found.key)
+    return Row(
+        found.id,
+        found.token,
+        found.subject,
+        key,
+        bytes(found.body),
+        found.tags,
+        found.properties,
+        found.message_id,
+        found.partition,
+        found.created_at_ms,
+        found.attempts,
+    )
+
+
+def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]
+
+
+def _told(error: SQLAlchemyError) -> str:
+    """What the database said, without the statement and its values."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+
+
+def _says_missing(error: DBAPIError) -> bool:
+    return "no such" in str(error.orig) or getattr(error.orig, "sqlstate", None) in ("42P01", "42703", "3F000")
