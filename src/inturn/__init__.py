@@ -30,7 +30,8 @@ from inturn.model.settings import (
 from inturn.model.slot import SLOT_COUNT, slot_of
 from inturn.model.subject import Subject
 from inturn.producer.flight import SendHandle, Stored
-from inturn.producer.producer import Producer
+from inturn.producer.hook import SendHook, Sending
+from inturn.producer.producer import Producer, ProducerStatistics
 from inturn.reader import Reader
 from inturn.version import VERSION
 
@@ -64,6 +65,7 @@ __all__ = [
     "Position",
     "Producer",
     "ProducerSettings",
+    "ProducerStatistics",
     "Reader",
     "RequestState",
     "Result",
@@ -71,6 +73,8 @@ __all__ = [
     "RetryDelays",
     "Routing",
     "SendHandle",
+    "SendHook",
+    "Sending",
     "Stored",
     "Strategy",
     "Subject",

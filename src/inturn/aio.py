@@ -34,6 +34,7 @@ from inturn.model.position import Position
 from inturn.model.settings import ConsumerSettings, Flush, LeaseSettings, LogSettings, Order, ProducerSettings
 from inturn.producer.core import Selector
 from inturn.producer.flight import SendHandle, Stored
+from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
 from inturn.version import SOFTWARE
@@ -134,6 +135,7 @@ class AsyncConnection:
     subject = _in_thread(Connection.subject)
     subjects = _in_thread(Connection.subjects)
     describe_subject = _in_thread(Connection.describe_subject)
+    describe_node = _in_thread(Connection.describe_node)
     groups = _in_thread(Connection.groups)
     describe_group = _in_thread(Connection.describe_group)
     reset_group = _in_thread(Connection.reset_group)
@@ -151,11 +153,13 @@ class AsyncConnection:
         finally:
             self.threads.close()
 
-    def producer(self, name: str | None = None, settings: ProducerSettings | None = None) -> Opening[AsyncProducer]:
+    def producer(
+        self, name: str | None = None, settings: ProducerSettings | None = None, *, hooks: Sequence[SendHook] = ()
+    ) -> Opening[AsyncProducer]:
         """A producer. With a name it is the only one of that name: it fences the one before."""
 
         async def make() -> AsyncProducer:
-            made = functools.partial(self.blocking.producer, name, settings)
+            made = functools.partial(self.blocking.producer, name, settings, hooks=hooks)
             return AsyncProducer(await self.threads.make(made, Producer.close), self.threads)
 
         return Opening(make)

@@ -32,6 +32,7 @@ from inturn.model.commands import (
     CreateSubject,
     DescribeGroup,
     DescribeKey,
+    DescribeNode,
     DescribeSubject,
     Done,
     FindRequest,
@@ -47,6 +48,7 @@ from inturn.model.commands import (
     ListKeys,
     ListSubjects,
     Node,
+    NodeDescription,
     RequestState,
     ResetGroup,
     SteerKey,
@@ -77,6 +79,7 @@ from inturn.model.settings import (
     one_of,
 )
 from inturn.model.subject import Subject
+from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
 from inturn.shared_folder import SharedFolder
@@ -198,10 +201,12 @@ class Connection:
 
     # Producing and reading
 
-    def producer(self, name: str | None = None, settings: ProducerSettings | None = None) -> Producer:
+    def producer(
+        self, name: str | None = None, settings: ProducerSettings | None = None, *, hooks: Sequence[SendHook] = ()
+    ) -> Producer:
         """A producer. With a name it is the only one of that name: it fences the one before."""
         self._check_open()
-        producer = Producer(self._node, self._clock, settings, name=name)
+        producer = Producer(self._node, self._clock, settings, name=name, hooks=hooks)
         with self._lock:
             self._producers = [one for one in self._producers if not one.is_closed] + [producer]
         return producer
@@ -338,9 +343,21 @@ class Connection:
 
     def statistics(self) -> list[ConsumerStatistics]:
         """Of every consumer of this connection that runs, those of `run` among them."""
+        return [consumer.statistics() for consumer in self.consumers()]
+
+    def consumers(self) -> list[Consumer]:
+        """Those of this connection that run."""
         with self._lock:
-            consumers = [consumer for consumer in self._consumers if consumer.is_running]
-        return [consumer.statistics() for consumer in consumers]
+            return [consumer for consumer in self._consumers if consumer.is_running]
+
+    def producers(self) -> list[Producer]:
+        """Those of this connection that are open."""
+        with self._lock:
+            return [producer for producer in self._producers if not producer.is_closed]
+
+    def describe_node(self) -> NodeDescription:
+        """How the node itself is: ready or not, its clock, its disk, and leases that do not come to rest."""
+        return self._ask(DescribeNode(), NodeDescription)
 
     # Groups
 

@@ -33,7 +33,9 @@ from inturn.model.commands import (
     CreateSubject,
     DescribeGroup,
     DescribeKey,
+    DescribeNode,
     DescribeSubject,
+    DiskRoom,
     Done,
     FindRequest,
     FindSubject,
@@ -46,6 +48,7 @@ from inturn.model.commands import (
     ListKeys,
     ListSubjects,
     Move,
+    NodeDescription,
     Offsets,
     OpenDeadLetters,
     OpenProducer,
@@ -55,6 +58,7 @@ from inturn.model.commands import (
     Pulled,
     Read,
     ReadLot,
+    ReadyPart,
     Release,
     Renew,
     Reply,
@@ -71,6 +75,7 @@ from inturn.model.position import parse_position
 from inturn.model.settings import KeyAction, Keyless, LeaseSettings, Limits, Order, Routing, Strategy, one_of
 from inturn.model.subject import Subject
 from inturn.model.timers import Timer, Timers
+from inturn.node_survey import Survey
 from inturn.state.database import Database
 from inturn.state.failures import Failures
 from inturn.state.groups import GroupRecord, Groups
@@ -82,13 +87,16 @@ from inturn.state.offsets import Offsets as OffsetRows
 from inturn.state.producers import Producers
 from inturn.state.progress import ProgressRows
 from inturn.state.subjects import Subjects
+from inturn.state.survey import SurveyRows
+from inturn.version import SOFTWARE
 
 _NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Claim | Pull | Read
 COME_BACK_S = 1.0  # a member whose stream was lost has so long to be heard again before others are asked
 
 
 class InProcessNode:
-    """`local` says that its consumers live in this very process: when it is opened again, they are gone."""
+    """`local` says that its consumers live in this very process: when it is opened again, they are gone. `room` tells
+    how full the disk is."""
 
     def __init__(
         self,
@@ -100,12 +108,15 @@ class InProcessNode:
         observer: Observer | None = None,
         *,
         local: bool = True,
+        room: Callable[[], DiskRoom | None] = lambda: None,
     ) -> None:
         lease = lease if lease is not None else LeaseSettings()
         self._database = database
         self._engine = engine
         self._clock = clock
         self._timers = timers
+        self._room = room
+        self._started_at_s = clock.monotonic()
         self._lock = threading.RLock()
         self._closed = False
         self._is_stopping = False
@@ -130,6 +141,9 @@ class InProcessNode:
             self.keys,
             clock,
             observer,
+        )
+        self.survey = Survey(
+            self._known_subjects, self._known_groups, self.broker, self.membership, self._held, SurveyRows(database)
         )
         members.all_offline(clock.time_ms())
         for group in self._groups.all():
@@ -163,6 +177,7 @@ class InProcessNode:
             FindRequest: self._find_request,
             ListKeys: lambda command, _: self.keys.list_keys(self._group(command.subject, command.group)),
             DescribeKey: self._describe_key,
+            DescribeNode: self._describe_node,
         }
 
     def submit(self, command: Command, reply: Reply) -> None:
@@ -238,6 +253,11 @@ class InProcessNode:
             waiting = self._held.keys(_NEW_WORK)
         for key in waiting:
             self.wake(key)
+
+    def readiness(self) -> tuple[ReadyPart, ...]:
+        """Which of its parts can do their work. Waits while the node is busy."""
+        refusal = "it is closed" if self._closed else "it is stopping" if self._is_stopping else ""
+        return ReadyPart("work", not refusal, refusal), *self.survey.ready_parts()
 
     @property
     def held_count(self) -> int:
@@ -502,6 +522,11 @@ class InProcessNode:
     def _describe_subject(self, command: DescribeSubject, _: Try) -> Answer:
         subject = self._subject(command.name)
         return SubjectDescription(subject, self.broker.describe(subject))
+
+    def _describe_node(self, _: DescribeNode, __: Try) -> Answer:
+        up_s = self._clock.monotonic() - self._started_at_s
+        restless = self.broker.leases.changes.restless()
+        return NodeDescription(SOFTWARE, self._clock.time_ms(), up_s, self.readiness(), self._room(), restless)
 
     def _resolve_position(self, command: ResolvePosition, _: Try) -> Answer:
         return Offsets(self.broker.resolve(self._subject(command.subject), parse_position(command.position)))

@@ -44,6 +44,9 @@ class ProducerCore:
         self.producer_id = producer_id
         self.epoch = epoch
         self.waiting_bytes = 0
+        self.acknowledged_count = 0
+        self.failed_count = 0
+        self.resent_count = 0  # batches that were sent again
         self.failed: list[Flight] = []  # since it was last cleared; not more than a few
         self._settings = settings
         self._random = rng.random
@@ -129,12 +132,17 @@ class ProducerCore:
         for queue in every:
             for given_up in queue.expire(now_s):
                 self._move(queue, given_up, InturnError("no answer came"))
-        return [SendAttempt(queue, flight, command) for queue in every for flight, command in queue.poll(now_s)]
+        attempts = [SendAttempt(queue, flight, command) for queue in every for flight, command in queue.poll(now_s)]
+        self.resent_count += sum(attempt.tries > 1 for attempt in attempts)
+        return attempts
 
     def answered(self, attempt: SendAttempt, answer: object, now_s: float) -> None:
         queue, flight = attempt.queue, attempt.flight
         if isinstance(answer, Appended):
-            self.waiting_bytes -= queue.succeeded(flight, answer.base_offset)
+            size_bytes = queue.succeeded(flight, answer.base_offset)
+            if size_bytes:  # no message weighs nothing
+                self.waiting_bytes -= size_bytes
+                self.acknowledged_count += len(flight.messages)
             return
         error = answer if isinstance(answer, InturnError) else InturnError(f"unexpected answer {answer!r}")
         for given_up in queue.failed(flight, attempt.tries, error, now_s):
@@ -146,6 +154,11 @@ class ProducerCore:
     def next_due_s(self) -> float | None:
         due = [queue.next_due_s() for queues in self._queues.values() for queue in queues if not queue.is_idle]
         return min((at_s for at_s in due if at_s is not None), default=None)
+
+    @property
+    def waiting_count(self) -> int:
+        """Messages that are not acknowledged."""
+        return sum(queue.waiting_count for queues in self._queues.values() for queue in queues)
 
     @property
     def is_idle(self) -> bool:
@@ -193,6 +206,7 @@ class ProducerCore:
 
     def _fail(self, flight: Flight, error: InturnError) -> None:
         self.waiting_bytes -= flight.size_bytes
+        self.failed_count += len(flight.messages)
         if len(self.failed) < _FAILED_COUNT:
             self.failed.append(flight)
         flight.finish(-1, error)

@@ -6,13 +6,15 @@ import copy
 import random
 import threading
 import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 from inturn.model.clock import Clock
 from inturn.model.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
-from inturn.model.errors import BufferFull, Closed, InturnError, SendTimeout
+from inturn.model.errors import BufferFull, Closed, InturnError, InvalidInput, SendTimeout
 from inturn.model.logs import get_logger
 from inturn.model.names import check_name
 from inturn.model.request import ask
@@ -20,8 +22,20 @@ from inturn.model.settings import ProducerSettings, checked
 from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore, Selector, SendAttempt
 from inturn.producer.flight import SendHandle, Stored
+from inturn.producer.hook import HookedSends, SendHook, Sending
 
 _log = get_logger("inturn.producer")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStatistics:
+    """A look at a producer. Counts are since it was opened."""
+
+    waiting_count: int  # messages that are not acknowledged yet
+    waiting_bytes: int
+    acknowledged_count: int
+    failed_count: int
+    resent_count: int  # batches that were sent again
 
 
 class Producer:
@@ -32,10 +46,18 @@ class Producer:
     """
 
     def __init__(
-        self, node: Node, clock: Clock, settings: ProducerSettings | None = None, *, name: str | None = None
+        self,
+        node: Node,
+        clock: Clock,
+        settings: ProducerSettings | None = None,
+        *,
+        name: str | None = None,
+        hooks: Sequence[SendHook] = (),
     ) -> None:
         if name is not None:
             check_name("producer", name)
+        if not isinstance(hooks, Sequence) or not all(isinstance(hook, SendHook) for hook in hooks):
+            raise InvalidInput(f"hooks={hooks!r}: give a list of SendHook")
         self.name = name
         self._node = node
         self._clock = clock
@@ -50,6 +72,9 @@ class Producer:
         self._is_asleep = False
         self._is_dirty = False  # something changed since the core was last polled
         self._closed = False
+        self._hooked = HookedSends(hooks)
+        # Chosen once: without hooks, a message has nothing more to go through.
+        self._accept: Callable[..., SendHandle] = self._queue_hooked if hooks else self._queue
         self._thread = threading.Thread(target=self._run, name=f"inturn-producer-{opened.producer_id}", daemon=True)
         self._thread.start()
 
@@ -108,6 +133,13 @@ class Producer:
         """Whether `send` would have to wait now: for room in the buffer, or to learn the subject's route."""
         return not self._core.knows(subject) or self._core.waiting_bytes >= self._settings.buffer_bytes
 
+    def statistics(self) -> ProducerStatistics:
+        with self._lock:
+            core = self._core
+            return ProducerStatistics(
+                core.waiting_count, core.waiting_bytes, core.acknowledged_count, core.failed_count, core.resent_count
+            )
+
     @property
     def is_closed(self) -> bool:
         return self._closed
@@ -144,11 +176,12 @@ class Producer:
             left = self._core.abandon(Closed("producer"))
             self._changed.notify_all()
             self._roomier.notify_all()
+        self._hooked.tell()
         if left:
             _log.warning("producer.closed_with_unsent", producer=self.name, messages=left)
         self._thread.join()
 
-    def _accept(
+    def _queue(
         self,
         wakes: bool,
         subject: str,
@@ -175,6 +208,36 @@ class Producer:
                 self._wake()
         return handle
 
+    def _queue_hooked(
+        self,
+        wakes: bool,
+        subject: str,
+        body: bytes,
+        key: str | bytes | None,
+        tags: tuple[str, ...],
+        properties: dict[str, str] | None,
+        message_id: str | None,
+        selector: Selector | None,
+        arg: object,
+    ) -> SendHandle:
+        given = properties if isinstance(properties, dict) else {}
+        sending = Sending(subject, body, key, tags, dict(given), message_id, self.name)
+        begun = self._hooked.before(sending)
+        added = properties if sending.properties == given else sending.properties
+        try:
+            try:
+                handle = self._queue(wakes, subject, body, key, tags, added, message_id, selector, arg)
+            except InvalidInput:
+                if added is properties:
+                    raise
+                # It may be what the hooks added that cannot be sent: the message does not depend on that.
+                handle = self._queue(wakes, subject, body, key, tags, properties, message_id, selector, arg)
+        except BaseException as error:
+            self._hooked.after(begun, None, error)
+            raise
+        self._hooked.follow(begun, handle)
+        return handle
+
     def _learn(self, subject: str) -> None:
         found = ask(self._node, FindSubject(check_name("subject", subject, reserved=True)), Subject)
         with self._lock:
@@ -193,6 +256,7 @@ class Producer:
             with self._lock:
                 self._is_dirty = False
                 attempts = self._core.poll(self._clock.monotonic())
+            self._hooked.tell()
             for attempt in attempts:
                 self._node.submit(attempt.command, partial(self._answered, attempt))
         return bool(attempts)
@@ -212,6 +276,7 @@ class Producer:
             self._roomier.notify_all()
             if not self._core.is_idle:  # else there is nothing for the thread to do
                 self._wake()
+        self._hooked.tell()
 
     def _wake(self) -> None:
         self._is_dirty = True
@@ -232,6 +297,7 @@ class Producer:
             self._core.abandon(InturnError(f"the producer failed: {error!r}"))
             self._changed.notify_all()
             self._roomier.notify_all()
+        self._hooked.tell()
 
     def _run_until_closed(self) -> None:
         while True:

@@ -7,7 +7,8 @@ import contextlib
 import os
 import threading
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from typing import cast
 
 from inturn.model.clock import Clock
@@ -23,6 +24,17 @@ OUT_BYTES_MAX = 256 << 20  # of answers that a client does not take
 OUT_BYTES_HIGH = 4 << 20
 WATCH_S = 5.0
 CLOSING_TURNS = 5
+LOAD_S = 1.0  # how long somebody who looks waits for an answer
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """What a server has to do."""
+
+    connection_count: int
+    unanswered_count: int  # commands, those that are held back included
+    untaken_bytes: int  # of answers
+    delay_s: float  # until its thread came to tell this
 
 
 class Server:
@@ -59,6 +71,16 @@ class Server:
             return listening.result()
         except OSError as error:
             raise InvalidInput(f"cannot listen at {address}: {error.strerror or error}; choose another") from error
+
+    def load(self, patience_s: float = LOAD_S) -> ServerLoad | None:
+        """What it has to do just now; None if it does not come to this question in time. From any other thread."""
+        if self.is_closed:
+            return None
+        asked_at_s = self.clock.monotonic()
+        try:
+            return asyncio.run_coroutine_threadsafe(self._load(asked_at_s), self._loop).result(patience_s)
+        except (TimeoutError, RuntimeError, CancelledError):  # it is busy, or was closed just now
+            return None
 
     def close(self) -> None:
         """Hang up on everybody. What is not answered will not be."""
@@ -105,6 +127,14 @@ class Server:
             now_s = self.clock.monotonic()
             for peer in list(self.peers):
                 peer.hang_up_if_silent(now_s)
+
+    async def _load(self, asked_at_s: float) -> ServerLoad:
+        return ServerLoad(
+            len(self.peers),
+            sum(peer.session.unanswered_count for peer in self.peers),
+            sum(peer.untaken_bytes for peer in self.peers),
+            self.clock.monotonic() - asked_at_s,
+        )
 
     async def _listen(self, address: Address) -> Address:
         if address.path is not None:
@@ -189,6 +219,10 @@ class _Peer(asyncio.Protocol):
         """Without another word: what comes from the node from now on is not to be heard."""
         self.session.is_closed = True
         self._transport.abort()
+
+    @property
+    def untaken_bytes(self) -> int:
+        return self.session.unwritten_bytes + self._transport.get_write_buffer_size()
 
     def disown(self) -> None:
         with contextlib.suppress(OSError):

@@ -137,6 +137,16 @@ class Session:
         )
 
     @property
+    def unanswered_count(self) -> int:
+        """Commands of this client that wait for their answers."""
+        return self._unanswered_count - len(self._answered)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Of answers that are not with the socket yet."""
+        return self._unwritten_bytes + sum(self._given)
+
+    @property
     def has_waiting(self) -> bool:
         """Something has come that was not looked at, for want of room."""
         return bool(self._inbox)

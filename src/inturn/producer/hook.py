@@ -1,0 +1,88 @@
+"""Hooks around sending: for tracing, metrics, properties that every message is to have."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inturn.model.logs import get_logger
+from inturn.producer.flight import SendHandle, Stored
+
+_log = get_logger("inturn.producer")
+
+
+@dataclass(slots=True)
+class Sending:
+    """A message that is about to be queued. `properties` may be added to; all else is only told."""
+
+    subject: str
+    body: bytes
+    key: str | bytes | None
+    tags: tuple[str, ...]
+    properties: dict[str, str]
+    message_id: str | None
+    producer: str | None  # its name
+
+
+class SendHook:
+    """Override what you need. Around every message that a producer sends.
+
+    `before_send` is called in the sender's thread, before the message is queued; what it returns is given to
+    `after_send`, which is called once the message is stored or has failed, in whatever thread notices: be quick there.
+    An exception in a hook is logged and changes nothing. Properties that would make the message too large are left out.
+    """
+
+    def before_send(self, sending: Sending) -> object:
+        return None
+
+    def after_send(self, begun: object, stored: Stored | None, error: BaseException | None) -> None:
+        pass
+
+
+class _Begun:
+    """What the hooks returned for one message."""
+
+    __slots__ = ("results",)
+
+    def __init__(self, results: list[tuple[SendHook, object]]) -> None:
+        self.results = results
+
+
+class HookedSends:
+    """Calls the hooks of a producer. What has ended is noted by whoever holds the producer's lock, and told by `tell`,
+    which must be called without it: so a hook may take its time, and use the producer."""
+
+    def __init__(self, hooks: Sequence[SendHook]) -> None:
+        self._hooks = tuple(hooks)
+        self._ended: deque[tuple[_Begun, SendHandle]] = deque()
+
+    def before(self, sending: Sending) -> _Begun:
+        results = []
+        for hook in self._hooks:
+            try:
+                results.append((hook, hook.before_send(sending)))
+            except Exception as error:
+                _log.error("producer.hook_failed", hook=type(hook).__qualname__, error=repr(error))
+        return _Begun(results)
+
+    def follow(self, begun: _Begun, handle: SendHandle) -> None:
+        """The message is queued."""
+        handle.when_done(lambda: self._ended.append((begun, handle)))
+        self.tell()
+
+    def tell(self) -> None:
+        while self._ended:
+            try:
+                begun, handle = self._ended.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            error = handle.error
+            self.after(begun, handle.result(0) if error is None else None, error)
+
+    def after(self, begun: _Begun, stored: Stored | None, error: BaseException | None) -> None:
+        for hook, result in reversed(begun.results):
+            try:
+                hook.after_send(result, stored, error)
+            except Exception as failed:
+                _log.error("producer.hook_failed", hook=type(hook).__qualname__, error=repr(failed))
