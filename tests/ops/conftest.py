@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from inturn import Flush, LeaseSettings, LogSettings
@@ -65,7 +67,7 @@ def scrape(url: str) -> Figures:
 def service(tmp_path: Path) -> Iterator[Service]:
     """Served in this process, with HTTP."""
     made = Service(
-        tmp_path / "data",
+        tmp_path / "served",
         address=Address("127.0.0.1"),
         log=LogSettings(flush=Flush.OS),
         lease=LEASE,
@@ -73,3 +75,11 @@ def service(tmp_path: Path) -> Iterator[Service]:
     )
     yield made
     made.close(grace_s=0.0)
+
+
+@pytest.fixture
+def _quiet() -> Iterator[None]:
+    """Handlers that fail on purpose are not written about."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()

@@ -26,6 +26,7 @@ class Teller:
 
     def ready(self, service: Service, path: str) -> None:
         address, url, pid = str(service.address), service.http_url, os.getpid()
+        _log.info("server.ready", address=address, folder=path, http=url, pid=pid)
         if self._screen.is_json:
             http = {} if url is None else {"http": url}
             self._screen.json({"address": address, "folder": path, "pid": pid, **http})
@@ -36,7 +37,6 @@ class Teller:
                 soft_wrap=True,
             )
         self._screen.flush()
-        _log.info("server.ready", address=address, folder=path, http=url, pid=pid)
         notify("READY=1", f"STATUS=serving {path} at {address}")
 
     def warn(self, text: str) -> None:
