@@ -18,7 +18,7 @@ LAYERS: dict[str, set[str]] = {
     "state": {"model"},
     "broker": {"log", "state", "model"},
     "meta": {"state", "model"},
-    "node_survey": {"broker", "meta", "state", "model"},
+    "node_survey": {"broker", "meta", "log", "state", "model"},
     "node": {"node_survey", "broker", "meta", "log", "state", "version", "model"},
     "producer": {"model"},
     "consumer": {"model"},

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from inturn.broker.broker import Broker
+from inturn.broker.broker import Broker, log_state
 from inturn.broker.long_polls import LongPolls
+from inturn.log.engine import Log
 from inturn.meta.membership import Membership
 from inturn.model.commands import ReadyPart
 from inturn.model.errors import InturnError
@@ -28,6 +29,8 @@ class LogFigures:
     start_offset: int
     end_offset: int
     size_bytes: int
+    appended_count: int  # messages, since it was opened
+    appended_bytes: int
     state: str  # one of LOG_STATES
 
 
@@ -146,7 +149,20 @@ class Survey:
     def _logs(self, subjects: list[Subject]) -> list[LogFigures]:
         """Without the lock: each figure of a log is one field, and changes by itself."""
         return [
-            LogFigures(subject.name, one.index, one.start_offset, one.end_offset, one.size_bytes, one.state)
+            _figures(subject.name, index, self._broker.log(subject, index))
             for subject in subjects
-            for one in self._broker.describe(subject)
+            for index in range(subject.partition_count)
         ]
+
+
+def _figures(subject: str, index: int, log: Log) -> LogFigures:
+    return LogFigures(
+        subject,
+        index,
+        log.start_offset,
+        log.end_offset,
+        log.size_bytes,
+        log.appended_count,
+        log.appended_bytes,
+        log_state(log),
+    )

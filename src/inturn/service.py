@@ -54,7 +54,8 @@ class Service:
             measures = None if http is None else Measures()
             if measures is not None:
                 node = MeasuredNode(node, clock, measures)
-            self._server = Server(node, lease, clock, SOFTWARE, settings)
+            on_error = None if measures is None else measures.failed
+            self._server = Server(node, lease, clock, SOFTWARE, settings, on_error)
             undo.callback(self._server.close)
             listen_in(self._server, self._opened.folder)
             self.address = self._server.listen(address if address is not None else Address("127.0.0.1", DEFAULT_PORT))

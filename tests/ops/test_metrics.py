@@ -77,15 +77,15 @@ def test_what_is_told_is_what_happened(service: Service) -> None:
         figures = fresh(service)
         described = mq.describe_subject("orders")
         group = mq.describe_group("orders", "billing")
-    assert figures("inturn_appended_messages_total", subject="orders") == 50
-    assert figures("inturn_appended_bytes_total", subject="orders") > 50 * 5
-    assert figures("inturn_append_seconds_count") == figures("inturn_commands_total", command="Append") > 0
+    assert 0 < figures("inturn_append_seconds_count") <= figures("inturn_commands_total", command="Append")
     assert figures("inturn_commit_seconds_count") > 0
     assert figures("inturn_commit_seconds_sum") > 0
     for one in described.partitions:
         where = {"subject": "orders", "partition": str(one.index)}
         assert figures("inturn_log_end_offset", **where) == one.end_offset
         assert figures("inturn_log_size_bytes", **where) == one.size_bytes
+        assert figures("inturn_appended_messages_total", **where) == one.end_offset
+        assert figures("inturn_appended_bytes_total", **where) == one.size_bytes
         lag = figures("inturn_group_lag_messages", group="billing", **where)
         assert lag == group.partitions[one.index].lag
     assert group.lag == 10
@@ -125,7 +125,7 @@ def test_what_runs_is_told_while_it_runs(service: Service) -> None:
     assert 0 <= figures("inturn_loop_delay_seconds") < 5
 
 
-def test_refused_appends_are_told_by_error(service: Service) -> None:
+def test_errors_are_told_by_name_and_what_was_refused_is_not_appended(service: Service) -> None:
     with inturn.connect(str(service.address)) as mq:
         mq.create_subject("orders", 1)
         first = mq.producer("writer")
@@ -134,8 +134,8 @@ def test_refused_appends_are_told_by_error(service: Service) -> None:
             with pytest.raises(inturn.errors.ProducerFenced):
                 first.send_sync("orders", b"2")
             figures = fresh(service)
-    assert figures("inturn_appends_refused_total", subject="orders", error="ProducerFenced") == 1
-    assert figures("inturn_appended_messages_total", subject="orders") == 1
+    assert figures("inturn_errors_total", error="ProducerFenced") == 1
+    assert figures("inturn_appended_messages_total", subject="orders", partition="0") == 1
 
 
 def test_a_damaged_log_is_told_by_name(cli: Cli) -> None:
@@ -210,7 +210,7 @@ def test_series_are_bounded_and_what_is_left_out_is_counted(service: Service, mo
         figures = fresh(service)
     assert figures.count("inturn_log_end_offset") == 5
     assert figures("inturn_log_end_offset", subject="b", partition="0") == 0  # by name: a/0 to a/3, b/0
-    assert figures("inturn_series_left_out") == 3 * 3  # of three metrics by log
+    assert figures("inturn_series_left_out") == 5 * 3  # of five metrics by log
 
 
 def test_a_histogram_counts_up_to_its_bounds() -> None:

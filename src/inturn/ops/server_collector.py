@@ -61,7 +61,14 @@ class ServerCollector:
             figures = None
         yield from self._of_process(page)
         yield from self._of_server(page)
-        yield from self._of_appends(page)
+        yield _histogram(
+            "inturn_append_seconds",
+            "From an append's arrival until it is durable; a thousand per second are timed.",
+            self._measures.append_s,
+        )
+        yield _histogram(
+            "inturn_commit_seconds", "From a commit's arrival until it is durable.", self._measures.commit_s
+        )
         if figures is not None:
             yield from _of_logs(page, figures)
             yield from _of_groups(page, figures)
@@ -129,31 +136,14 @@ class ServerCollector:
             "inturn_commands",
             "Commands from clients, by kind.",
             ["command"],
-            sorted(([kind.__name__], count) for kind, count in list(self._measures.commands.items())),
-        )
-
-    def _of_appends(self, page: _Page) -> Iterator[Metric]:
-        measures = self._measures
-        yield page.counter(
-            "inturn_appended_messages",
-            "Messages whose append was acknowledged.",
-            ["subject"],
-            sorted(([subject], count) for subject, count in list(measures.appended_messages.items())),
+            sorted(([kind.__name__], count) for kind, count in self._measures.commands.items() if count),
         )
         yield page.counter(
-            "inturn_appended_bytes",
-            "Bytes of the batches whose append was acknowledged, as stored.",
-            ["subject"],
-            sorted(([subject], count) for subject, count in list(measures.appended_bytes.items())),
+            "inturn_errors",
+            "Commands that were answered with an error, by its name.",
+            ["error"],
+            sorted(([name], count) for name, count in list(self._measures.errors.items())),
         )
-        yield page.counter(
-            "inturn_appends_refused",
-            "Appends that were answered with an error.",
-            ["subject", "error"],
-            sorted((list(names), count) for names, count in list(measures.refused.items())),
-        )
-        yield _histogram("inturn_append_seconds", "From an append's arrival until it is durable.", measures.append_s)
-        yield _histogram("inturn_commit_seconds", "From a commit's arrival until it is durable.", measures.commit_s)
 
 
 class _Page:
@@ -206,6 +196,13 @@ def _of_logs(page: _Page, figures: NodeFigures) -> Iterator[Metric]:
         ("inturn_log_size_bytes", "What a log takes on disk.", "size_bytes"),
     ):
         yield page.gauge(
+            name, text, labels, (([one.subject, str(one.partition)], getattr(one, attribute)) for one in logs)
+        )
+    for name, text, attribute in (
+        ("inturn_appended_messages", "Messages stored since the server started.", "appended_count"),
+        ("inturn_appended_bytes", "The same in bytes, as stored.", "appended_bytes"),
+    ):
+        yield page.counter(
             name, text, labels, (([one.subject, str(one.partition)], getattr(one, attribute)) for one in logs)
         )
 

@@ -7,12 +7,13 @@ import contextlib
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import cast
 
 from inturn.model.clock import Clock
-from inturn.model.errors import InvalidInput
+from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.event_loop import new_event_loop
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
@@ -47,8 +48,11 @@ class Server:
         clock: Clock,
         software: str,
         settings: ServerSettings | None = None,
+        on_error: Callable[[InturnError], None] | None = None,
     ) -> None:
+        """`on_error` is told of answers that are errors, from any thread."""
         self.node = node
+        self.on_error = on_error
         self.lease = lease
         self.clock = clock
         self.software = software
@@ -176,7 +180,7 @@ class _Peer(asyncio.Protocol):
         self._is_reading = True
         self._heard_at_s = server.clock.monotonic()
         self.session = Session(
-            server.node, server.settings, server.lease, server.software, self._send, self._hang_up_soon
+            server.node, server.settings, server.lease, server.software, self._send, self._hang_up_soon, server.on_error
         )
         self._hangs_up = False
 
