@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,3 +262,11 @@ def test_without_an_sdk_nothing_is_done(mq: Connection) -> None:
     seen = Seen()
     with mq.consumer("line", "g", seen, settings=quick(), hooks=[tracing]):
         seen.wait_for(1)
+
+
+def test_the_example_in_the_how_to_runs(tmp_path: Path) -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert [ran.stdout.count(f'"name": "{name} orders"') for name in ("send", "process")] == [1, 1]
