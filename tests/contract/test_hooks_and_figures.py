@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import inturn
-from inturn import Connection, ProducerStatistics, SendHook, Sending, Stored
-from inturn.aio import AsyncConnection
+from inturn import Connection, ProducerStatistics, SendHook, Sending, Stored, aio
 from tests.contract.bed import Seen, quick
 
 
@@ -126,6 +126,33 @@ def test_a_hook_may_use_its_producer(line: Connection) -> None:
     assert [message.body for message in line.reader("line")] == [b"1", b"echo", b"echo"]
 
 
+def test_hooks_are_told_in_order_and_before_the_producer_is_closed(mq: Connection) -> None:
+    """By many threads, into several partitions; and hooks that take their time."""
+
+    class Slow(Noted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.running = 0
+
+        def after_send(self, begun: object, stored: Stored | None, error: BaseException | None) -> None:
+            self.running += 1
+            assert self.running == 1, "one at a time"
+            super().after_send(begun, stored, error)
+            self.running -= 1
+
+    slow = Slow()
+    with mq.producer(hooks=[slow]) as producer, ThreadPoolExecutor(4) as threads:
+        for number in range(4):
+            threads.submit(lambda key: [producer.send("orders", b"", key=key) for _ in range(100)], f"key-{number}")
+    assert len(slow.after) == 400
+    assert all(error is None for _, _, error in slow.after)
+    by_partition: dict[int, list[int]] = {}
+    for _, stored, _ in slow.after:
+        assert stored is not None
+        by_partition.setdefault(stored.partition, []).append(stored.offset)
+    assert all(offsets == sorted(offsets) for offsets in by_partition.values())
+
+
 def test_what_is_no_hook_is_refused(line: Connection) -> None:
     for hooks in ([inturn.Hook()], [lambda sending: None], 7):
         with pytest.raises(inturn.errors.InvalidInput, match="give a list of SendHook"):
@@ -134,8 +161,7 @@ def test_what_is_no_hook_is_refused(line: Connection) -> None:
 
 async def test_hooks_of_producers_in_asyncio(line: Connection) -> None:
     noted = Noted(added="1")
-    mq = AsyncConnection(line, __import__("inturn.aio").aio._Threads())
-    async with mq.producer(hooks=[noted]) as producer:
+    async with aio.AsyncConnection(line, aio._Threads()).producer(hooks=[noted]) as producer:
         stored = await producer.send("line", b"1")
     assert noted.after == [(1, stored, None)]
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import threading
 from typing import Any
 
 import inturn
 from inturn.service import Service
 from tests.cli.conftest import Cli
-from tests.contract.bed import eventually
+from tests.contract.bed import Seen, eventually, quick, send_all
 from tests.ops.conftest import get
 
 
@@ -118,3 +121,35 @@ def test_http_for_others_is_warned_of(cli: Cli) -> None:
 def test_an_address_that_is_none_is_refused(cli: Cli) -> None:
     assert "give host:port" in cli("serve", "--http", "here", "--json").error["message"]
     assert not cli.data.exists()
+
+
+def test_whoever_bothers_the_http_port_does_not_bother_the_node(service: Service) -> None:
+    """Idle connections, nonsense and many questions at once, while somebody sends and somebody handles."""
+    assert service.http_url is not None
+    host, port = service.http_url.removeprefix("http://").split(":")
+    is_over = threading.Event()
+
+    def bother() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1) as stream:
+                stream.sendall(random.choice((b"GET /metrics HTTP/1.1\r\n\r\n", b"\xff" * 9000, b"GET /me", b"")))
+                stream.settimeout(0.05)
+                stream.recv(100)
+
+    botherers = [threading.Thread(target=bother) for _ in range(12)]
+    for thread in botherers:
+        thread.start()
+    try:
+        with inturn.connect(str(service.address)) as mq:
+            mq.create_subject("orders", 2)
+            seen = Seen()
+            with mq.consumer("orders", "billing", seen, order="key", settings=quick()):
+                send_all(mq, "orders", 500)
+                seen.wait_for(500, 20.0)
+    finally:
+        is_over.set()
+        for thread in botherers:
+            thread.join()
+    for key in range(8):
+        numbers = [int(message.body) for message in seen.messages if message.key == b"key-%d" % key]
+        assert numbers == list(range(key, 500, 8))

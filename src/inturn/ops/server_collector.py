@@ -100,12 +100,15 @@ class ServerCollector:
             (([part.name], part.is_ready) for part in self._readiness()),
         )
         room = self._room()
-        free_bytes, reserve_bytes = ([], []) if room is None else ([room.free_bytes], [room.reserve_bytes])
+        rooms = [] if room is None else [room]
         yield page.gauge(
-            "inturn_disk_free_bytes", "Free on the disk of the logs.", [], (((), one) for one in free_bytes)
+            "inturn_disk_free_bytes", "Free on the disk of the logs.", [], (((), one.free_bytes) for one in rooms)
         )
         yield page.gauge(
-            "inturn_disk_reserve_bytes", "Below this, appends are refused.", [], (((), one) for one in reserve_bytes)
+            "inturn_disk_reserve_bytes",
+            "Below this, appends are refused.",
+            [],
+            (((), one.reserve_bytes) for one in rooms),
         )
 
     def _of_server(self, page: _Page) -> Iterator[Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ class SendHook:
     """Override what you need. Around every message that a producer sends.
 
     `before_send` is called in the sender's thread, before the message is queued; what it returns is given to
-    `after_send`, which is called once the message is stored or has failed, in whatever thread notices: be quick there.
-    An exception in a hook is logged and changes nothing. Properties that would make the message too large are left out.
+    `after_send`, which is called once the message is stored or has failed, in whatever thread notices, for one message
+    after the other: be quick there. All are told before `close` returns. An exception in a hook is logged and changes
+    nothing. Properties of a hook that cannot be sent, or would make the message too large, are left out.
     """
 
     def before_send(self, sending: Sending) -> object:
@@ -56,6 +58,8 @@ class HookedSends:
     def __init__(self, hooks: Sequence[SendHook]) -> None:
         self._hooks = tuple(hooks)
         self._ended: deque[tuple[_Begun, SendHandle]] = deque()
+        self._telling = threading.Lock()
+        self._teller: int | None = None  # the thread that is at it
 
     def before(self, sending: Sending) -> _Begun:
         results = []
@@ -71,14 +75,21 @@ class HookedSends:
         handle.when_done(lambda: self._ended.append((begun, handle)))
         self.tell()
 
-    def tell(self) -> None:
-        while self._ended:
+    def tell(self, *, waits: bool = False) -> None:
+        """One thread at a time; if another is at it, that one tells the rest, and this returns unless it `waits`."""
+        if self._teller == threading.get_ident():
+            return  # a hook that uses its producer: whoever called it goes on
+        while (waits or self._ended) and self._telling.acquire(blocking=waits):
+            waits = False
+            self._teller = threading.get_ident()
             try:
-                begun, handle = self._ended.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            error = handle.error
-            self.after(begun, handle.result(0) if error is None else None, error)
+                while self._ended:
+                    begun, handle = self._ended.popleft()
+                    error = handle.error
+                    self.after(begun, handle.result(0) if error is None else None, error)
+            finally:
+                self._teller = None
+                self._telling.release()
 
     def after(self, begun: _Begun, stored: Stored | None, error: BaseException | None) -> None:
         for hook, result in reversed(begun.results):

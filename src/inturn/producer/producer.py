@@ -176,7 +176,7 @@ class Producer:
             left = self._core.abandon(Closed("producer"))
             self._changed.notify_all()
             self._roomier.notify_all()
-        self._hooked.tell()
+        self._hooked.tell(waits=True)
         if left:
             _log.warning("producer.closed_with_unsent", producer=self.name, messages=left)
         self._thread.join()
