@@ -14,18 +14,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
 
-from opentelemetry import context as contexts
-from opentelemetry import trace
-from opentelemetry.propagators.textmap import TextMapPropagator
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from opentelemetry.util.types import AttributeValue
-
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
+from inturn.model.errors import InvalidInput
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.producer.flight import Stored
 from inturn.producer.hook import SendHook, Sending
+
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import trace
+    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    from opentelemetry.util.types import AttributeValue
+except ModuleNotFoundError as error:
+    raise InvalidInput(
+        f"inturn.tracing needs the extra, {error.name} is missing: pip install 'inturn[otel]'"
+    ) from error
 
 SYSTEM = "inturn"
 _SUCCEEDED = frozenset((ResultKind.SUCCESS, ResultKind.TIMEOUT))

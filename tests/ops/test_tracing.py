@@ -270,3 +270,10 @@ def test_the_example_in_the_how_to_runs(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert [ran.stdout.count(f'"name": "{name} orders"') for name in ("send", "process")] == [1, 1]
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['opentelemetry'] = None; import inturn.tracing"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "inturn.tracing needs the extra, opentelemetry is missing: pip install 'inturn[otel]'" in ran.stderr
