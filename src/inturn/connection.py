@@ -138,6 +138,7 @@ class Connection:
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._handlers: list[Callable[[], Consumer]] = []
+        self._watchers: list[Callable[[Consumer | Producer], None]] = []
         self._stop_asked = threading.Event()
         self._is_signalled = False
         self._is_closed = False
@@ -209,6 +210,7 @@ class Connection:
         producer = Producer(self._node, self._clock, settings, name=name, hooks=hooks)
         with self._lock:
             self._producers = [one for one in self._producers if not one.is_closed] + [producer]
+        self._tell_watchers(producer)
         return producer
 
     def reader(self, subject: str, start: str | int | datetime | Position = "first") -> Reader:
@@ -258,6 +260,7 @@ class Connection:
         )
         with self._lock:
             self._consumers = [one for one in self._consumers if not one.is_over] + [consumer]
+        self._tell_watchers(consumer)
         return consumer
 
     def handler(
@@ -354,6 +357,17 @@ class Connection:
         """Those of this connection that are open."""
         with self._lock:
             return [producer for producer in self._producers if not producer.is_closed]
+
+    def when_made(self, watcher: Callable[[Consumer | Producer], None]) -> None:
+        """Call this with every consumer and producer that is made from now on, in the thread that makes it."""
+        with self._lock:
+            self._watchers.append(watcher)
+
+    def _tell_watchers(self, made: Consumer | Producer) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher(made)
 
     def describe_node(self) -> NodeDescription:
         """How the node itself is: ready or not, its clock, its disk, and leases that do not come to rest."""

@@ -70,13 +70,25 @@ class ClientCollector:
     the producer ("" for those without): there are as many as your program has of these."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
         self._lock = threading.Lock()
         self._consumers: set[Consumer] = set()
         self._producers: set[Producer] = set()
         # Of those that are over: what was counted once must not be taken back.
         self._handled: dict[tuple[str, str], _Handled] = defaultdict(_Handled)
         self._sent: dict[str, _Sent] = defaultdict(_Sent)
+        connection.when_made(self._made)
+        with self._lock:
+            self._consumers.update(connection.consumers())
+            self._producers.update(connection.producers())
+
+    def _made(self, one: Consumer | Producer) -> None:
+        """Whoever makes many, one after the other, has them counted and forgotten, whether somebody looks or not."""
+        with self._lock:
+            self._forget_former()
+            if isinstance(one, Producer):
+                self._producers.add(one)
+            else:
+                self._consumers.add(one)
 
     def describe(self) -> list[Metric]:
         """The names, without figures: registering it asks nobody."""
@@ -88,27 +100,28 @@ class ClientCollector:
         yield from _families(look)
 
     def _look(self) -> _Look:
+        self._forget_former()
         look = _Look()
-        self._consumers.update(self._connection.consumers())
-        for consumer in list(self._consumers):
-            key, is_over, figures = (consumer.subject, consumer.group), consumer.is_over, consumer.statistics()
-            if is_over:
-                self._consumers.discard(consumer)
-                self._handled[key].add(figures)
-            else:
+        for consumer in self._consumers:
+            key, figures = (consumer.subject, consumer.group), consumer.statistics()
+            look.handled[key].add(figures)
+            if consumer.is_running:
                 look.running[key].append(figures)
-                look.handled[key].add(figures)
-        self._producers.update(self._connection.producers())
-        for producer in list(self._producers):
-            name, is_closed, counted = producer.name or "", producer.is_closed, producer.statistics()
-            if is_closed:
-                self._producers.discard(producer)
-                self._sent[name].add(counted)
-            else:
-                look.open[name].append(counted)
-                look.sent[name].add(counted)
+        for producer in self._producers:
+            name, counted = producer.name or "", producer.statistics()
+            look.open[name].append(counted)
+            look.sent[name].add(counted)
         self._add_former(look)
         return look
+
+    def _forget_former(self) -> None:
+        """Of those that are over, only the counts are kept."""
+        for consumer in [one for one in self._consumers if one.is_over]:
+            self._consumers.discard(consumer)
+            self._handled[consumer.subject, consumer.group].add(consumer.statistics())
+        for producer in [one for one in self._producers if one.is_closed]:
+            self._producers.discard(producer)
+            self._sent[producer.name or ""].add(producer.statistics())
 
     def _add_former(self, look: _Look) -> None:
         for key, former in self._handled.items():

@@ -47,6 +47,8 @@ def test_what_consumers_and_producers_did_is_told(tmp_path: Path) -> None:
                 assert figures("inturn_consumer_concurrency", **who) == 4
                 assert 0 <= figures("inturn_consumer_partitions", **who) <= 2
                 assert figures("inturn_producer_messages_total", producer="writer", result="acknowledged") == 1
+                # that one was closed before anybody looked
+                assert figures("inturn_producer_messages_total", producer="", result="acknowledged") == 80
                 assert figures("inturn_producer_waiting_messages", producer="writer") == 0
                 assert told(figures) == documented("Of a program")
         after = look(registry)
@@ -70,6 +72,23 @@ def test_counts_go_on_over_one_consumer_after_the_other(tmp_path: Path) -> None:
                 eventually(lambda: consumer.statistics().ok_count == 5, "counted")
             name = "inturn_consumer_handled_messages_total"
             assert look(registry)(name, subject="orders", group="billing", result="ok") == 5 * round_number
+
+
+def test_what_was_there_before_the_collector_is_counted_and_many_are_not_kept(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    with inturn.connect(tmp_path, flush="os") as mq:
+        mq.create_subject("orders", 1)
+        with mq.producer("early") as early:
+            early.send_sync("orders", b"1")
+            collector = ClientCollector(mq)
+            registry.register(collector)
+            for _ in range(20):
+                with mq.producer() as producer:
+                    producer.send_sync("orders", b"2")
+            assert len(collector._producers) == 2  # the early one, and the last: it is closed, and not looked at yet
+            figures = look(registry)
+    assert figures("inturn_producer_messages_total", producer="early", result="acknowledged") == 1
+    assert figures("inturn_producer_messages_total", producer="", result="acknowledged") == 20
 
 
 def test_registering_asks_nobody_and_a_second_one_is_refused(tmp_path: Path) -> None:
