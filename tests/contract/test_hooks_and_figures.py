@@ -9,7 +9,7 @@ import pytest
 
 import inturn
 from inturn import Connection, ProducerStatistics, SendHook, Sending, Stored, aio
-from tests.contract.bed import Seen, quick
+from tests.contract.bed import Seen, eventually, quick
 
 
 class Noted(SendHook):
@@ -101,12 +101,13 @@ def test_a_failure_that_comes_later_is_told_to_the_hooks(line: Connection) -> No
             handle.result(10)
         with pytest.raises(inturn.errors.ProducerFenced):
             fenced.send("line", b"2")
-    assert [type(error).__name__ for _, _, error in noted.after] == ["ProducerFenced"] * 2
     fenced.close()
+    assert [type(error).__name__ for _, _, error in noted.after] == ["ProducerFenced"] * 2
 
 
-def test_a_hook_may_use_its_producer(line: Connection) -> None:
-    """It is told without the producer's lock."""
+@pytest.mark.parametrize("is_sync", [False, True])
+def test_a_hook_may_use_its_producer(line: Connection, is_sync: bool) -> None:
+    """It is told without any lock of the producer."""
 
     class Echo(SendHook):
         producer: inturn.Producer
@@ -114,15 +115,16 @@ def test_a_hook_may_use_its_producer(line: Connection) -> None:
 
         def after_send(self, begun: object, stored: Stored | None, error: BaseException | None) -> None:
             self.count += 1
-            if self.count < 3:
+            if self.count < 3 and is_sync:
+                self.producer.send_sync("line", b"echo", timeout_s=5.0)
+            elif self.count < 3:
                 self.producer.send("line", b"echo")
 
     echo = Echo()
     with line.producer(hooks=[echo]) as producer:
         echo.producer = producer
         producer.send_sync("line", b"1")
-        while echo.count < 3:
-            producer.flush()
+        eventually(lambda: echo.count == 3, "both echoes are sent")
     assert [message.body for message in line.reader("line")] == [b"1", b"echo", b"echo"]
 
 

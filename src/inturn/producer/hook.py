@@ -30,9 +30,10 @@ class SendHook:
     """Override what you need. Around every message that a producer sends.
 
     `before_send` is called in the sender's thread, before the message is queued; what it returns is given to
-    `after_send`, which is called once the message is stored or has failed, in whatever thread notices, for one message
-    after the other: be quick there. All are told before `close` returns. An exception in a hook is logged and changes
-    nothing. Properties of a hook that cannot be sent, or would make the message too large, are left out.
+    `after_send`, which is called once the message is stored or has failed, for one message after the other, in a thread
+    that sends: it may use the producer, and holds up sending while it runs. All are told before `close` returns. An
+    exception in a hook is logged and changes nothing. Properties of a hook that cannot be sent, or would make the
+    message too large, are left out.
     """
 
     def before_send(self, sending: Sending) -> object:
@@ -60,6 +61,11 @@ class HookedSends:
         self._ended: deque[tuple[_Begun, SendHandle]] = deque()
         self._telling = threading.Lock()
         self._teller: int | None = None  # the thread that is at it
+
+    @property
+    def has_ended(self) -> bool:
+        """There is something to tell."""
+        return bool(self._ended)
 
     def before(self, sending: Sending) -> _Begun:
         results = []

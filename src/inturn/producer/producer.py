@@ -256,9 +256,9 @@ class Producer:
             with self._lock:
                 self._is_dirty = False
                 attempts = self._core.poll(self._clock.monotonic())
-            self._hooked.tell()
             for attempt in attempts:
                 self._node.submit(attempt.command, partial(self._answered, attempt))
+        self._hooked.tell()
         return bool(attempts)
 
     def _answered(self, attempt: SendAttempt, answer: Answer | InturnError) -> None:
@@ -274,9 +274,9 @@ class Producer:
         with self._lock:
             self._core.answered(attempt, answer, self._clock.monotonic())
             self._roomier.notify_all()
-            if not self._core.is_idle:  # else there is nothing for the thread to do
+            # Hooks are told by our own thread: this one is of the log, or the one that reads all answers.
+            if not self._core.is_idle or self._hooked.has_ended:  # else there is nothing for the thread to do
                 self._wake()
-        self._hooked.tell()
 
     def _wake(self) -> None:
         self._is_dirty = True
