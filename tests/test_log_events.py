@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ def _call(node: ast.Call, method: str, where: str) -> Call:
     return Call(where, arguments[0].value, levels, fields)
 
 
+@functools.cache
 def logged() -> dict[str, Event]:
     found: dict[str, Event] = {}
     for path in sorted(SOURCE.rglob("*.py")):

@@ -112,12 +112,6 @@ def test_an_http_port_in_use_is_told_and_everything_is_closed_again(cli: Cli, se
         assert mq.subjects() == []
 
 
-def test_http_for_others_is_warned_of(cli: Cli) -> None:
-    with cli.serve("--http", "0.0.0.0:0") as served:
-        ended = served.end()
-    assert "names all subjects and groups" in json.loads(ended.err)["warning"]
-
-
 def test_an_address_that_is_none_is_refused(cli: Cli) -> None:
     assert "give host:port" in cli("serve", "--http", "here", "--json").error["message"]
     assert not cli.data.exists()
