@@ -42,6 +42,7 @@ PUBLIC = [
     "Position",
     "Producer",
     "ProducerSettings",
+    "ProducerStatistics",
     "Reader",
     "RefusedRow",
     "RequestState",
@@ -52,6 +53,8 @@ PUBLIC = [
     "Scanner",
     "ScannerStatistics",
     "SendHandle",
+    "SendHook",
+    "Sending",
     "Stored",
     "Strategy",
     "Subject",
@@ -97,7 +100,7 @@ def test_every_public_method_that_takes_arguments_says_what_it_does(name: str) -
         and len(inspect.signature(function).parameters) > 1
         and not inspect.getdoc(function)
     ]
-    if name == "Hook":
+    if name in ("Hook", "SendHook"):
         undocumented = []  # the class says it for its two methods
     assert undocumented == []
 

@@ -18,7 +18,8 @@ LAYERS: dict[str, set[str]] = {
     "state": {"model"},
     "broker": {"log", "state", "model"},
     "meta": {"state", "model"},
-    "node": {"broker", "meta", "log", "state", "model"},
+    "node_survey": {"broker", "meta", "log", "state", "model"},
+    "node": {"node_survey", "broker", "meta", "log", "state", "version", "model"},
     "producer": {"model"},
     "consumer": {"model"},
     "outbox": {"producer", "model"},
@@ -28,7 +29,8 @@ LAYERS: dict[str, set[str]] = {
     "wire": {"model"},
     "opened_folder": {"folder", "timer_thread", "node", "log", "state", "model"},
     "shared_folder": {"opened_folder", "folder", "wire", "version", "model"},
-    "service": {"shared_folder", "opened_folder", "wire", "version", "model"},
+    "ops": {"node_survey", "wire", "version", "model"},
+    "service": {"ops", "shared_folder", "opened_folder", "wire", "version", "model"},
     "reader": {"model"},
     "dead_letters": {"reader", "consumer", "model"},
     "connection": {
@@ -45,7 +47,11 @@ LAYERS: dict[str, set[str]] = {
     "aio": {"connection", "reader", "outbox", "producer", "consumer", "wire", "version", "model"},
     "errors": {"model"},
     "inturn": {"version", "connection", "dead_letters", "reader", "outbox", "producer", "consumer", "errors", "model"},
-    "doctor": {"folder", "log", "state", "model"},
+    "metrics": {"connection", "producer", "consumer", "model"},
+    "tracing": {"producer", "consumer", "model"},
+    "finding": set(),
+    "doctor": {"finding", "folder", "log", "state", "model"},
+    "server_doctor": {"finding", "version", "model"},
 }
 LAYERS["spark"] = set(LAYERS)
 LAYERS["bench"] = set(LAYERS)

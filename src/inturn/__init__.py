@@ -33,7 +33,8 @@ from inturn.outbox.outbox import Outbox, OutboxStatus, RefusedRow
 from inturn.outbox.scanner import Scanner, ScannerStatistics
 from inturn.outbox.settings import OutboxSettings
 from inturn.producer.flight import Kept, SendHandle, Stored
-from inturn.producer.producer import Producer
+from inturn.producer.hook import SendHook, Sending
+from inturn.producer.producer import Producer, ProducerStatistics
 from inturn.reader import Reader
 from inturn.version import VERSION
 
@@ -71,6 +72,7 @@ __all__ = [
     "Position",
     "Producer",
     "ProducerSettings",
+    "ProducerStatistics",
     "Reader",
     "RefusedRow",
     "RequestState",
@@ -81,6 +83,8 @@ __all__ = [
     "Scanner",
     "ScannerStatistics",
     "SendHandle",
+    "SendHook",
+    "Sending",
     "Stored",
     "Strategy",
     "Subject",

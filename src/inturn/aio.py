@@ -35,6 +35,7 @@ from inturn.model.settings import ConsumerSettings, Flush, LeaseSettings, LogSet
 from inturn.outbox.outbox import Outbox
 from inturn.producer.core import Selector
 from inturn.producer.flight import SendHandle, Stored
+from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
 from inturn.version import SOFTWARE
@@ -136,6 +137,7 @@ class AsyncConnection:
     subject = _in_thread(Connection.subject)
     subjects = _in_thread(Connection.subjects)
     describe_subject = _in_thread(Connection.describe_subject)
+    describe_node = _in_thread(Connection.describe_node)
     groups = _in_thread(Connection.groups)
     describe_group = _in_thread(Connection.describe_group)
     reset_group = _in_thread(Connection.reset_group)
@@ -154,13 +156,18 @@ class AsyncConnection:
             self.threads.close()
 
     def producer(
-        self, name: str | None = None, settings: ProducerSettings | None = None, *, outbox: Outbox | None = None
+        self,
+        name: str | None = None,
+        settings: ProducerSettings | None = None,
+        *,
+        hooks: Sequence[SendHook] = (),
+        outbox: Outbox | None = None,
     ) -> Opening[AsyncProducer]:
         """A producer. With a name it is the only one of that name: it fences the one before. `outbox` as in
         `Connection.producer`."""
 
         async def make() -> AsyncProducer:
-            made = functools.partial(self.blocking.producer, name, settings, outbox=outbox)
+            made = functools.partial(self.blocking.producer, name, settings, hooks=hooks, outbox=outbox)
             return AsyncProducer(await self.threads.make(made, Producer.close), self.threads)
 
         return Opening(make)

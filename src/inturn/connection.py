@@ -32,6 +32,7 @@ from inturn.model.commands import (
     CreateSubject,
     DescribeGroup,
     DescribeKey,
+    DescribeNode,
     DescribeSubject,
     Done,
     FindRequest,
@@ -48,6 +49,7 @@ from inturn.model.commands import (
     ListKeys,
     ListSubjects,
     Node,
+    NodeDescription,
     RequestState,
     ResetGroup,
     SteerKey,
@@ -79,6 +81,7 @@ from inturn.model.settings import (
 )
 from inturn.model.subject import Subject
 from inturn.outbox.outbox import Outbox
+from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
 from inturn.shared_folder import SharedFolder
@@ -137,6 +140,7 @@ class Connection:
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._handlers: list[Callable[[], Consumer]] = []
+        self._watchers: list[Callable[[Consumer | Producer], None]] = []
         self._stop_asked = threading.Event()
         self._is_signalled = False
         self._is_closed = False
@@ -210,7 +214,12 @@ class Connection:
     # Producing and reading
 
     def producer(
-        self, name: str | None = None, settings: ProducerSettings | None = None, *, outbox: Outbox | None = None
+        self,
+        name: str | None = None,
+        settings: ProducerSettings | None = None,
+        *,
+        hooks: Sequence[SendHook] = (),
+        outbox: Outbox | None = None,
     ) -> Producer:
         """A producer. With a name it is the only one of that name: it fences the one before.
 
@@ -221,13 +230,14 @@ class Connection:
         outbox = checked(outbox, Outbox, "outbox")
         keeper = None if outbox is None else outbox.keeper(self._node, self._clock)
         try:
-            producer = Producer(self._node, self._clock, settings, name=name, keeper=keeper)
+            producer = Producer(self._node, self._clock, settings, name=name, hooks=hooks, keeper=keeper)
         except BaseException:
             if keeper is not None:
                 keeper.close()
             raise
         with self._lock:
             self._producers = [one for one in self._producers if not one.is_closed] + [producer]
+        self._tell_watchers(producer)
         return producer
 
     def reader(self, subject: str, start: str | int | datetime | Position = "first") -> Reader:
@@ -277,6 +287,7 @@ class Connection:
         )
         with self._lock:
             self._consumers = [one for one in self._consumers if not one.is_over] + [consumer]
+        self._tell_watchers(consumer)
         return consumer
 
     def handler(
@@ -362,9 +373,32 @@ class Connection:
 
     def statistics(self) -> list[ConsumerStatistics]:
         """Of every consumer of this connection that runs, those of `run` among them."""
+        return [consumer.statistics() for consumer in self.consumers()]
+
+    def consumers(self) -> list[Consumer]:
+        """Those of this connection that run."""
         with self._lock:
-            consumers = [consumer for consumer in self._consumers if consumer.is_running]
-        return [consumer.statistics() for consumer in consumers]
+            return [consumer for consumer in self._consumers if consumer.is_running]
+
+    def producers(self) -> list[Producer]:
+        """Those of this connection that are open."""
+        with self._lock:
+            return [producer for producer in self._producers if not producer.is_closed]
+
+    def when_made(self, watcher: Callable[[Consumer | Producer], None]) -> None:
+        """Call this with every consumer and producer that is made from now on, in the thread that makes it."""
+        with self._lock:
+            self._watchers.append(watcher)
+
+    def _tell_watchers(self, made: Consumer | Producer) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher(made)
+
+    def describe_node(self) -> NodeDescription:
+        """How the node itself is: ready or not, its clock, its disk, and leases that do not come to rest."""
+        return self._ask(DescribeNode(), NodeDescription)
 
     # Groups
 

@@ -12,7 +12,6 @@ Longer than most files: one section per check, each a few small functions that s
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import fcntl
 import os
@@ -27,6 +26,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import StaticPool
 
+from inturn.finding import NOTHING_TO_DO as NOTHING_TO_DO
+from inturn.finding import Finding as Finding
+from inturn.finding import Level as Level
+from inturn.finding import disk_finding
 from inturn.folder import DATABASE_NAME, LOCK_NAME, LOG_NAME
 from inturn.log.disk import Buffer, RealDisk
 from inturn.log.recovery import recover
@@ -43,29 +46,9 @@ from inturn.state.leases import LeaseRow, LeaseRows
 from inturn.state.offsets import Offsets
 from inturn.state.subjects import Subjects
 
-LOW_FACTOR = 4  # warn below so many times the reserve
 REHEARSALS_MAX = 3  # of a log that is written meanwhile
-NOTHING_TO_DO = "nothing to do"
 
 Advance = Callable[[int], None]
-
-
-class Level(enum.StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was checked. `partition` is "subject/index" where it is about one."""
-
-    check: str
-    level: Level
-    what: str
-    next_step: str = ""
-    partition: str | None = None
-    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,12 +501,4 @@ def _check_orphans(folder: Path, state: _State) -> list[Finding]:
 
 
 def _check_disk(folder: Path, settings: LogSettings) -> Finding:
-    free_bytes, reserve_bytes = RealDisk().free_bytes(str(folder)), settings.reserve_bytes
-    what = f"{free_bytes:,} bytes are free, {reserve_bytes:,} are kept in reserve"
-    if free_bytes < reserve_bytes:
-        return Finding(
-            "disk", Level.ERROR, f"{what}: appends are refused", "free some room; appends resume by themselves"
-        )
-    if free_bytes < LOW_FACTOR * reserve_bytes:
-        return Finding("disk", Level.WARNING, what, "free some room before appends are refused")
-    return Finding("disk", Level.OK, what)
+    return disk_finding(RealDisk().free_bytes(str(folder)), settings.reserve_bytes)

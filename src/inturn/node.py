@@ -35,7 +35,9 @@ from inturn.model.commands import (
     CreateSubject,
     DescribeGroup,
     DescribeKey,
+    DescribeNode,
     DescribeSubject,
+    DiskRoom,
     Done,
     FindRequest,
     FindSubject,
@@ -49,6 +51,7 @@ from inturn.model.commands import (
     ListKeys,
     ListSubjects,
     Move,
+    NodeDescription,
     Offsets,
     OpenDeadLetters,
     OpenProducer,
@@ -58,6 +61,7 @@ from inturn.model.commands import (
     Pulled,
     Read,
     ReadLot,
+    ReadyPart,
     Release,
     Renew,
     Reply,
@@ -74,6 +78,7 @@ from inturn.model.position import parse_position
 from inturn.model.settings import KeyAction, Keyless, LeaseSettings, Limits, Order, Routing, Strategy, one_of
 from inturn.model.subject import Subject
 from inturn.model.timers import Timer, Timers
+from inturn.node_survey import Survey
 from inturn.state.database import Database
 from inturn.state.failures import Failures
 from inturn.state.gates import GateRows
@@ -86,6 +91,8 @@ from inturn.state.offsets import Offsets as OffsetRows
 from inturn.state.producers import Producers
 from inturn.state.progress import ProgressRows
 from inturn.state.subjects import Subjects
+from inturn.state.survey import SurveyRows
+from inturn.version import SOFTWARE
 
 _NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Claim | Pull | Read
 LOOK_ON_S = 0.01  # a gate that was not looked at to the end is looked at again after this
@@ -93,7 +100,8 @@ COME_BACK_S = 1.0  # a member whose stream was lost has so long to be heard agai
 
 
 class InProcessNode:
-    """`local` says that its consumers live in this very process: when it is opened again, they are gone."""
+    """`local` says that its consumers live in this very process: when it is opened again, they are gone. `room` tells
+    how full the disk is."""
 
     def __init__(
         self,
@@ -105,6 +113,7 @@ class InProcessNode:
         observer: Observer | None = None,
         *,
         local: bool = True,
+        room: Callable[[], DiskRoom | None] = lambda: None,
     ) -> None:
         lease = lease if lease is not None else LeaseSettings()
         self._database = database
@@ -112,6 +121,8 @@ class InProcessNode:
         self._engine = engine
         self._clock = clock
         self._timers = timers
+        self._room = room
+        self._started_at_s = clock.monotonic()
         self._lock = threading.RLock()
         self._closed = False
         self._is_stopping = False
@@ -140,6 +151,9 @@ class InProcessNode:
             lambda log: gates(log, clock),
             clock,
             observer,
+        )
+        self.survey = Survey(
+            self._known_subjects, self._known_groups, self.broker, self.membership, self._held, SurveyRows(database)
         )
         members.all_offline(clock.time_ms())
         for group in self._groups.all():
@@ -174,6 +188,7 @@ class InProcessNode:
             FindRequest: self._find_request,
             ListKeys: lambda command, _: self.keys.list_keys(self._group(command.subject, command.group)),
             DescribeKey: self._describe_key,
+            DescribeNode: self._describe_node,
         }
 
     def submit(self, command: Command, reply: Reply) -> None:
@@ -249,6 +264,11 @@ class InProcessNode:
             waiting = self._held.keys(_NEW_WORK)
         for key in waiting:
             self.wake(key)
+
+    def readiness(self) -> tuple[ReadyPart, ...]:
+        """Which of its parts can do their work. Waits while the node is busy."""
+        refusal = "it is closed" if self._closed else "it is stopping" if self._is_stopping else ""
+        return ReadyPart("work", not refusal, refusal), *self.survey.ready_parts()
 
     @property
     def held_count(self) -> int:
@@ -569,6 +589,11 @@ class InProcessNode:
     def _describe_subject(self, command: DescribeSubject, _: Try) -> Answer:
         subject = self._subject(command.name)
         return SubjectDescription(subject, self.broker.describe(subject))
+
+    def _describe_node(self, _: DescribeNode, __: Try) -> Answer:
+        up_s = self._clock.monotonic() - self._started_at_s
+        restless = self.broker.leases.changes.restless()
+        return NodeDescription(SOFTWARE, self._clock.time_ms(), up_s, self.readiness(), self._room(), restless)
 
     def _resolve_position(self, command: ResolvePosition, _: Try) -> Answer:
         return Offsets(self.broker.resolve(self._subject(command.subject), parse_position(command.position)))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 
 from inturn.folder import Folder
+from inturn.log.disk import RealDisk
 from inturn.log.embedded import EmbeddedEngine
 from inturn.model.clock import Clock
+from inturn.model.commands import DiskRoom
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
 from inturn.model.settings import LeaseSettings, LogSettings
@@ -43,7 +46,9 @@ class OpenedFolder:
             timers = self._timer_thread.timers
             self._engine = EmbeddedEngine(self.folder.log_path, log, timers, clock=clock)
             undo.callback(self._engine.close)
-            self.node = InProcessNode(self._database, self._engine, clock, timers, lease, observer)
+            self.node = InProcessNode(
+                self._database, self._engine, clock, timers, lease, observer, room=partial(self.room, log)
+            )
             undo.pop_all()
         if log.retention_s is not None or log.retention_bytes is not None:
             self._apply_retention()
@@ -53,6 +58,13 @@ class OpenedFolder:
         with contextlib.ExitStack() as closing:  # backwards, and each of them whatever another one raises
             for close in (self.folder.close, self._database.close, self._timer_thread.close, self.node.close):
                 closing.callback(close)
+
+    def room(self, log: LogSettings) -> DiskRoom | None:
+        """How full the disk of the logs is; None if it cannot be asked."""
+        for path in (self.folder.log_path, self.folder.path):  # before the first subject there are no logs
+            with contextlib.suppress(OSError):
+                return DiskRoom(RealDisk().free_bytes(str(path)), log.reserve_bytes)
+        return None
 
     def disown(self) -> None:
         """In a forked child: everything here is the parent's. The folder has seen to its lock itself."""

@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 from inturn.model.clock import Clock, SystemClock
 from inturn.model.observer import Observer
 from inturn.model.settings import LeaseSettings, LogSettings
 from inturn.opened_folder import OpenedFolder
+from inturn.ops.measured_node import MeasuredNode, Measures
 from inturn.shared_folder import listen_in
 from inturn.version import SOFTWARE
 from inturn.wire.address import DEFAULT_PORT, Address
 from inturn.wire.server import Server
-from inturn.wire.session import ServerSettings
+from inturn.wire.session import ServedNode, ServerSettings
+
+if TYPE_CHECKING:
+    from inturn.ops.endpoint import Endpoint
 
 GRACE_S = 5.0
 _LOOK_S = 0.01
@@ -33,7 +39,9 @@ class Service:
         settings: ServerSettings | None = None,
         clock: Clock | None = None,
         observer: Observer | None = None,
+        http: tuple[str, int] | None = None,
     ) -> None:
+        """`http` is where to tell operators how it is: host and port, 0 for any. Measuring is on only then."""
         lease = lease if lease is not None else LeaseSettings()
         clock = clock if clock is not None else SystemClock()
         log = log if log is not None else LogSettings()
@@ -42,11 +50,32 @@ class Service:
         with contextlib.ExitStack() as undo:
             self._opened = OpenedFolder(path, log, lease, clock, observer, create=True)
             undo.callback(self._opened.close)
-            self._server = Server(self._opened.node, lease, clock, SOFTWARE, settings)
+            node: ServedNode = self._opened.node
+            measures = None if http is None else Measures()
+            if measures is not None:
+                node = MeasuredNode(node, clock, measures)
+            on_error = None if measures is None else measures.failed
+            self._server = Server(node, lease, clock, SOFTWARE, settings, on_error)
             undo.callback(self._server.close)
             listen_in(self._server, self._opened.folder)
             self.address = self._server.listen(address if address is not None else Address("127.0.0.1", DEFAULT_PORT))
+            self._endpoint: Endpoint | None = None
+            if http is not None and measures is not None:
+                self._endpoint = self._told_over_http(*http, measures, log)
             undo.pop_all()
+
+    def _told_over_http(self, host: str, port: int, measures: Measures, log: LogSettings) -> Endpoint:
+        # Only who wants it pays for it: most of the time to start would be for this.
+        from inturn.ops.endpoint import Endpoint
+        from inturn.ops.server_collector import ServerCollector
+
+        node, room = self._opened.node, partial(self._opened.room, log)
+        collector = ServerCollector(node.survey, self._server, measures, node.readiness, room, self._clock)
+        return Endpoint(host, port, collector, node.readiness, self._clock)
+
+    @property
+    def http_url(self) -> str | None:
+        return None if self._endpoint is None else self._endpoint.url
 
     @property
     def connection_count(self) -> int:
@@ -70,5 +99,7 @@ class Service:
             time.sleep(_LOOK_S)
         is_clean = not node.held_count
         self._server.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
         self._opened.close()
         return is_clean

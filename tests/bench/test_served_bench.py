@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from inturn.bench import end_to_end, hand_over, produce
+from inturn.bench import end_to_end, hand_over, metrics_overhead, produce
 from inturn.bench.bare_client import FRAME, PipelinedClient, dial, round_trip
 from inturn.bench.child import Child
 from inturn.bench.hand_over import _worst_pause_ms
@@ -77,6 +77,16 @@ def test_wire_measures_one_client_many_and_one_that_pipelines(mark: str) -> None
     assert [row["unit"] for row in report["rows"]] == ["ms"] * 2 + ["round trips/s"] * 4
     assert all(row["is_met"] == (row["ratio"] <= 2) for row in report["rows"][:2])
     assert all(row["is_met"] == (row["ratio"] >= 0.5) for row in report["rows"][2:])
+
+
+def test_metrics_overhead_compares_servers_that_are_measured_and_not(mark: str) -> None:
+    report = report_of("metrics-overhead", mark)
+    pipelined, synchronous, scrape = report["rows"]
+    for row in (pipelined, synchronous):
+        assert row["is_met"] == (row["ratio"] < 1 + metrics_overhead.AIM_SHARE)
+        assert row["more"]["per_s"] > 0
+    assert report["ratio"] == max(pipelined["ratio"], synchronous["ratio"])
+    assert scrape["more"]["size_bytes"] > 200 * metrics_overhead.QUICK_GROUP_COUNT
 
 
 def test_produce_measures_pipelining_and_producers_that_wait(mark: str) -> None:

@@ -253,9 +253,3 @@ def test_progress_counts_every_byte(orders: Cli) -> None:
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(inturn.errors.InvalidInput, match="no folder of inturn"):
         examine(tmp_path)
-
-
-def test_a_server_is_refused(cli: Cli) -> None:
-    error = cli("doctor", "--data", "inturn://127.0.0.1:7420", "--json").error
-    assert error["type"] == "InvalidInput"
-    assert "run it where the server's folder is" in error["message"]

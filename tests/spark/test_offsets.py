@@ -110,7 +110,7 @@ def test_losses_that_are_allowed_are_logged(caplog: pytest.LogCaptureFixture) ->
     assert kept_within("s", EXTENTS, {0: 2, 1: 6}, False) == {0: 3, 1: 5}
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert "spark.data_lost" in caplog.text
-    assert "first_offset" in caplog.text
+    assert "start_offset" in caplog.text
 
 
 def test_offsets_in_a_checkpoint_are_always_the_same_text() -> None:

@@ -189,6 +189,6 @@ def test_a_finished_set_that_cannot_be_read_does_not_keep_a_log_closed(
     offsets = Offsets(database)
     offsets.commit(group_id, Progress(0, 1, 5, number=1, finished=b"no bitmap"), 1)
     assert offsets.highest("p1") == 5
-    assert "finished_set_unreadable" in caplog.text
+    assert "state.finished_set_unreadable" in caplog.text
     offsets.reset(group_id, {0: 0, 1: 0, 2: 0}, 1)
     assert offsets.highest("p1") == 5

@@ -135,7 +135,7 @@ class Broker:
                 log.start_offset,
                 log.end_offset,
                 log.size_bytes,
-                _state(log),
+                log_state(log),
                 self._appended.per_s(log.partition),
             )
             for index, log in enumerate(logs)
@@ -417,7 +417,8 @@ class Broker:
         return Pulled(batches, next_offset, log.end_offset, self._clock.time_ms())
 
 
-def _state(log: Log) -> str:
+def log_state(log: Log) -> str:
+    """One of "ok", "stopped" or "damaged"."""
     match log.trouble:
         case None:
             return "ok"

@@ -8,9 +8,11 @@ the data is the epoch, which every pull and commit has to bring.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from inturn.broker.lease_changes import LeaseChanges
 from inturn.model.clock import Clock
 from inturn.model.commands import Acquire, Progress
 from inturn.model.errors import LeaseHeld, StaleEpoch
@@ -53,10 +55,13 @@ class LeaseTable:
         self.remote: set[str] = set()  # members that live in other processes
         self._leases: dict[tuple[int, int], Lease] = {}
         self.life_s = settings.life_s
+        self.changes = LeaseChanges(clock)
 
     def load(self, groups: dict[int, GroupRecord]) -> None:
         """After a restart: consumers of a dead process are gone; every other lease counts as just renewed."""
         for row in self._rows.release_local(self._clock.time_ms()):
+            if row.owner is not None:
+                self.changes.ended("gone")
             if self._observer is not None and row.owner is not None:
                 group = groups[row.group_id]
                 self._observer.lease_ended(group.subject, group.name, row.partition, row.owner, row.epoch, "gone")
@@ -104,6 +109,7 @@ class LeaseTable:
             self._end(key, lease, ends)
         granted = Lease(command.member, epoch, command.ask, now_s + self.life_s, self.life_s, is_local=is_local)
         self._leases[key.group.id, key.partition] = granted
+        self.changes.granted(key.group, key.partition)
         if self._observer is not None:
             self._observer.lease_granted(key.group.subject, key.group.name, key.partition, command.member, epoch)
         return granted
@@ -166,6 +172,11 @@ class LeaseTable:
         now_s = self._clock.monotonic()
         return sum(lease.is_live(now_s) for lease in self._leases.values())
 
+    def live_counts(self) -> dict[int, int]:
+        """How many leases are live, by the id of their group, where any are."""
+        now_s = self._clock.monotonic()
+        return Counter(group_id for (group_id, _), lease in self._leases.items() if lease.is_live(now_s))
+
     def forget(self, group: GroupRecord) -> None:
         """Load a group's leases anew, after their epochs were raised in the database."""
         for row in self._rows.all():
@@ -183,5 +194,8 @@ class LeaseTable:
     def _end(self, key: LeaseKey, lease: Lease, why: str) -> None:
         owner, lease.owner = lease.owner, None
         lease.last_owner = owner
-        if self._observer is not None and owner is not None:
+        if owner is None:
+            return
+        self.changes.ended(why)
+        if self._observer is not None:
             self._observer.lease_ended(key.group.subject, key.group.name, key.partition, owner, lease.epoch, why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,6 +84,10 @@ class LongPolls:
     def keys(self, kinds: type[Command] | UnionType) -> list[Hashable]:
         """What commands of these kinds wait for."""
         return [key for key, waiting in self._held.items() if any(isinstance(one.command, kinds) for one in waiting)]
+
+    def counts(self) -> dict[str, int]:
+        """How many commands are held back, by the name of their kind."""
+        return Counter(type(one.command).__name__ for waiting in self._held.values() for one in waiting)
 
     def dismiss(self, is_gone: Callable[[Command], bool], error: Callable[[Command], InturnError]) -> None:
         """Hold back nothing of these any more; each is answered with its error."""

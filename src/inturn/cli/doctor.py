@@ -1,38 +1,41 @@
-"""`inturn doctor`: check a folder without changing it."""
+"""`inturn doctor`: check a folder without changing it, or a server that runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
-from inturn.cli.options import DEFAULT_DATA, Folder, Json, examples
-from inturn.cli.progress import Meter
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
 from inturn.cli.screen import Screen, counted, plain
 from inturn.cli.session import check_folder, command
 from inturn.cli.target import is_address
-from inturn.model.errors import InvalidInput
+from inturn.model.errors import ConnectionLost, VersionMismatch
 
-EXAMPLES = examples("inturn doctor --data ./data", "inturn doctor --json | jq '.findings[] | select(.level != \"ok\")'")
+if TYPE_CHECKING:
+    from inturn.finding import Finding
+
+EXAMPLES = examples(
+    "inturn doctor --data ./data",
+    "inturn doctor --server inturn://queue.example:7420",
+    "inturn doctor --json | jq '.findings[] | select(.level != \"ok\")'",
+)
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _SIGNS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
-def doctor(data: Folder = DEFAULT_DATA, json_output: Json = False) -> None:
-    """Check a folder in full, and change nothing.
+def doctor(data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False) -> None:
+    """Check a folder in full, or a server that runs, and change nothing.
 
-    Every checksum and offset of every log is read, and the state beside them; each finding says what to do.
-    Exit code 1 if there are errors; warnings say what the next opening will mend by itself.
+    Of a folder every checksum and offset of every log is read, and the state beside them. A server is asked whether it
+    is ready, for its clock, disk and logs, and for groups, keys, leases and members that do not get along. Each finding
+    says what to do. Exit code 1 if there are errors; warnings say what will mend by itself, or needs somebody.
     """
     with command(json_output) as screen:
-        from inturn.doctor import Level, examine, log_bytes
-
-        if is_address(data):
-            raise InvalidInput(f"doctor reads files, and {data!r} is a server: run it where the server's folder is")
-        check_folder(data)
-        with Meter(screen, "reading logs", log_bytes(data), counts_messages=False) as meter:
-            findings = examine(data, advance=meter.advance)
-        counts = {level.value: sum(one.level is level for one in findings) for level in Level}
+        findings = _of_server(data) if is_address(data) else _of_folder(screen, data)
+        counts = {level: sum(one.level == level for one in findings) for level in _STYLES}
         if screen.is_json:
             screen.json({"ok": counts["error"] == 0, "counts": counts, "findings": [asdict(one) for one in findings]})
         else:
@@ -42,6 +45,33 @@ def doctor(data: Folder = DEFAULT_DATA, json_output: Json = False) -> None:
         screen.flush()
     if counts["error"]:
         raise typer.Exit(1)
+
+
+def _of_folder(screen: Screen, data: str) -> Sequence[Finding]:
+    from inturn.cli.progress import Meter
+    from inturn.doctor import examine, log_bytes
+
+    check_folder(data)
+    with Meter(screen, "reading logs", log_bytes(data), counts_messages=False) as meter:
+        return examine(data, advance=meter.advance)
+
+
+def _of_server(address: str) -> Sequence[Finding]:
+    """That it cannot be reached is a finding, too: it is what one runs this for."""
+    from inturn.connection import Connection
+    from inturn.finding import Finding, Level
+    from inturn.server_doctor import examine_server
+
+    try:
+        with Connection(address) as connection:
+            reached = Finding("connect", Level.OK, f"the server at {address} answers")
+            return [reached, *examine_server(connection.node)]
+    except ConnectionLost as error:
+        what = f"the server at {address} cannot be reached: {error.why}"
+        next_step = "see whether it runs (systemctl status inturn, or its log), and whether the address is right"
+        return [Finding("connect", Level.ERROR, what, next_step)]
+    except VersionMismatch as error:
+        return [Finding("connect", Level.ERROR, str(error), "use an inturn of the server's version")]
 
 
 def _print_finding(screen: Screen, level: str, check: str, what: str, next_step: str) -> None:

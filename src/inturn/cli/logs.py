@@ -5,6 +5,7 @@ The library itself never configures logging; a command is an application and doe
 
 from __future__ import annotations
 
+import enum
 import logging
 import sys
 import time
@@ -19,16 +20,32 @@ REPEAT_S = 5.0  # the same warning again within this time is left out
 _muted: list[dict[str, object]] = []
 
 
-def configure(is_json: bool, level: int = logging.WARNING) -> None:
-    """Once per command. Replaces whatever was configured."""
+class LogFormat(enum.StrEnum):
+    """How a server writes its log: for people, or one flat JSON object per line for whoever collects it."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+def configure(is_json: bool, level: int = logging.WARNING, log_format: LogFormat | None = None) -> None:
+    """Once per command. Replaces whatever was configured. Without a format, lines are {"log": …} if `is_json`, so that
+    they can be told from {"error": …}."""
     _muted.clear()
+    stamps: list[structlog.typing.Processor] = []
+    render = _as_json if is_json else _as_text
+    if log_format is LogFormat.JSON:
+        stamps = [structlog.processors.TimeStamper(fmt="iso", utc=True), structlog.stdlib.add_logger_name]
+        render = _as_line
+    elif log_format is LogFormat.CONSOLE:
+        render = _as_text
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             _drop_muted,
             _drop_repeats(),
+            *stamps,
             structlog.processors.format_exc_info,
-            _as_json if is_json else _as_text,
+            render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=False,
@@ -79,6 +96,11 @@ def _drop_repeats() -> Callable[[WrappedLogger, str, MutableMapping[str, Any]], 
 
 def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
     return msgspec.json.encode({"log": dict(event)}, enc_hook=repr).decode()
+
+
+def _as_line(_: WrappedLogger, __: str, event: EventDict) -> str:
+    first = {name: event.pop(name, None) for name in ("timestamp", "level", "event", "logger")}
+    return msgspec.json.encode({**first, **event}, enc_hook=repr).decode()
 
 
 def _as_text(_: WrappedLogger, __: str, event: EventDict) -> str:

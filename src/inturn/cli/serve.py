@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inturn.cli import logs
+from inturn.cli.logs import LogFormat
 from inturn.cli.options import DEFAULT_DATA, Folder, Json, examples
-from inturn.cli.screen import Screen, age_text, counted, plain
+from inturn.cli.screen import Screen, age_text, counted
+from inturn.cli.serve_teller import Teller
 from inturn.cli.session import command
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import Flush, LeaseSettings, LogSettings
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "inturn serve ./data",
     "inturn serve ./data --port 0 --json",
+    "inturn serve ./data --http 7421 --log-format json",
     "inturn serve /var/lib/queue --host 0.0.0.0 --retention-s 604800",
 )
 LOOK_S = 0.1  # how soon a signal is acted upon
@@ -57,6 +60,18 @@ def serve(
     grace_s: Annotated[
         float, typer.Option(help="When stopped: how long consumers have to commit and give back.", min=0)
     ] = 5.0,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Answer /metrics, /healthz and /readyz there: host:port, or a port of this machine. Off unless given.",
+            show_default=False,
+        ),
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(help="How the log on stderr is written; json is one object per line.", show_default="console"),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more than warnings.")] = False,
     data: Folder = DEFAULT_DATA,
     json_output: Json = False,
@@ -68,17 +83,22 @@ def serve(
     """
     path = _folder(context, folder, data)
     with command(json_output) as screen:
-        if verbose:
-            logs.configure(json_output, logging.INFO)
+        if verbose or log_format is not None:
+            is_wordy = verbose or log_format is LogFormat.JSON
+            logs.configure(json_output, logging.INFO if is_wordy else logging.WARNING, log_format)
+        teller = Teller(screen, is_logged=log_format is LogFormat.JSON)
+        http_at = None if http is None else _http(http)
         log = LogSettings(flush=flush, retention_s=retention_s, retention_bytes=retention_bytes)
         with _signals() as signals:
-            service = _opened(path, host, port, log, _lease(lease_s))
-            _tell_ready(screen, service, path)
-            _warn_if_open(screen, host)
+            service = _opened(path, host, port, log, _lease(lease_s), http_at)
+            teller.ready(service, path)
+            _warn_if_open(teller, host, None if http_at is None else http_at[0])
             try:
                 _wait(screen, service, signals)
             finally:
-                _stop(screen, service, signals, grace_s, lease_s)
+                signals.is_stopping = True
+                teller.stopping(service.held_count, grace_s)
+                teller.stopped(service.close(grace_s), lease_s)
 
 
 def _folder(context: typer.Context, folder: str | None, data: str) -> str:
@@ -91,18 +111,26 @@ def _folder(context: typer.Context, folder: str | None, data: str) -> str:
     return path
 
 
+def _http(text: str) -> tuple[str, int]:
+    from inturn.ops.http_server import parse_http
+
+    return parse_http(text)
+
+
 def _lease(life_s: float) -> LeaseSettings:
     """Renewing and the margin in the proportions of the defaults."""
     share = life_s / _LEASE.life_s
     return LeaseSettings(life_s, _LEASE.renew_s * share, _LEASE.margin_s * share)
 
 
-def _opened(path: str, host: str, port: int, log: LogSettings, lease: LeaseSettings) -> Service:
+def _opened(
+    path: str, host: str, port: int, log: LogSettings, lease: LeaseSettings, http: tuple[str, int] | None
+) -> Service:
     from inturn.service import Service
     from inturn.wire.address import Address
 
     try:
-        return Service(path, address=Address(host, port), log=log, lease=lease)
+        return Service(path, address=Address(host, port), log=log, lease=lease, http=http)
     except InvalidInput as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
@@ -112,27 +140,26 @@ def _opened(path: str, host: str, port: int, log: LogSettings, lease: LeaseSetti
         raise
 
 
-def _tell_ready(screen: Screen, service: Service, path: str) -> None:
-    address, pid = str(service.address), os.getpid()
-    if screen.is_json:
-        screen.json({"address": address, "folder": path, "pid": pid})
-    else:
-        screen.out.print(
-            f"serving [bold]{plain(path)}[/bold] at [bold]{plain(address)}[/bold], pid {pid}", soft_wrap=True
+def _warn_if_open(teller: Teller, host: str, http_host: str | None) -> None:
+    if _is_reached_by_others(host):
+        teller.warn(
+            f"{host} can be reached from other machines, and there is no authentication yet: whoever reaches the port "
+            "can read and write everything; let only a network that you trust reach it"
         )
-    screen.flush()
+    if http_host is not None and _is_reached_by_others(http_host):
+        teller.warn(
+            f"HTTP on {http_host} can be reached from other machines: /metrics names all subjects and groups; let only "
+            "a network that you trust reach it"
+        )
 
 
-def _warn_if_open(screen: Screen, host: str) -> None:
+def _is_reached_by_others(host: str) -> bool:
     if host == "localhost":
-        return
-    with contextlib.suppress(ValueError):  # a name: who knows where it leads
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    screen.warn(
-        f"{host} can be reached from other machines, and there is no authentication yet: whoever reaches the port can "
-        "read and write everything; let only a network that you trust reach it"
-    )
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: who knows where it leads
+        return True
 
 
 class _Signals:
@@ -173,20 +200,10 @@ def _wait(screen: Screen, service: Service, signals: _Signals) -> None:
             now_s = time.monotonic()
             if now_s >= draw_at_s:
                 draw_at_s = now_s + DRAW_S
-                connections, leases = counted(service.connection_count, "connection"), _leases_text(service)
+                connections, leases = (
+                    counted(service.connection_count, "connection"),
+                    counted(service.held_count, "lease"),
+                )
                 up = age_text(now_s - started_at_s)
                 live.update(f"[dim]{connections}, {leases} held, up {up}; Ctrl-C stops[/dim]", refresh=True)
             time.sleep(LOOK_S)
-
-
-def _stop(screen: Screen, service: Service, signals: _Signals, grace_s: float, lease_s: float) -> None:
-    signals.is_stopping = True
-    if service.held_count:
-        wait = f"waiting for {_leases_text(service)}, {grace_s:g} s at the most; once more ends it at once"
-        screen.note(f"stopping: {wait}")
-    is_clean = service.close(grace_s)
-    screen.note("stopped" if is_clean else f"stopped; leases that are still held live on for {lease_s:g} s")
-
-
-def _leases_text(service: Service) -> str:
-    return counted(service.held_count, "lease")

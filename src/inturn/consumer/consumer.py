@@ -74,6 +74,7 @@ class ConsumerStatistics:
     failing_count: int = 0  # messages that failed and will be repeated, or wait for somebody to decide
     parked: tuple[str, ...] = ()  # keys
     blocking: tuple[Blocking, ...] = ()
+    handling_s: float = 0.0  # in handlers, all together
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +327,7 @@ class Consumer:
                 failing_count=sum(len(one.recorded) for one in held),
                 parked=tuple(sorted(key.decode(errors="backslashreplace") for one in held for key in one.lots)),
                 blocking=self._find_blocking(),
+                handling_s=core.statistics.handling_s,
             )
 
     def leases(self) -> dict[int, HeldLease]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -99,8 +100,8 @@ class Worker:
         is_raised = outcome.kind is ResultKind.EXCEPTION
         # At attempts 1, 2, 4, 8 …: a message that fails for ever is not to fill the log.
         if failed and context.attempt & (context.attempt - 1) == 0:
-            note = _log.info if outcome.kind is ResultKind.FAILED else _log.warning  # it asked for the repeat
-            note(
+            _log.log(
+                logging.INFO if outcome.kind is ResultKind.FAILED else logging.WARNING,  # it asked for the repeat
                 "consumer.handler_failed",
                 handler=self._name,
                 kind=outcome.kind.value,

@@ -35,6 +35,16 @@ class Log(Protocol):
         ...
 
     @property
+    def appended_count(self) -> int:
+        """Messages that were stored since it was opened."""
+        ...
+
+    @property
+    def appended_bytes(self) -> int:
+        """The same in bytes, as stored."""
+        ...
+
+    @property
     def trouble(self) -> LogDamaged | LogStopped | None:
         """Why appends are refused until the log is reopened or repaired, or None."""
         ...

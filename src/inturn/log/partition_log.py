@@ -115,6 +115,7 @@ class PartitionLog:
         self._since_free_check_bytes = 0
         self._free_bytes: int | None = None  # set while the disk is low
         self._hints: dict[int, tuple[Segment, int]] = {}
+        self.appended_count = self.appended_bytes = 0
 
         self._reserved = 0  # offsets below this are noted as given out; not used under Flush.ALWAYS
         if self._damage is None:
@@ -238,6 +239,8 @@ class PartitionLog:
         active.size = position + total_bytes
         self._since_free_check_bytes += total_bytes
         self._since_checkpoint_bytes += total_bytes
+        self.appended_count += batch.count
+        self.appended_bytes += total_bytes
         if not self._always:
             self._grown = True
         return base_offset

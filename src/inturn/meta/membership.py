@@ -187,6 +187,10 @@ class Membership:
         roster = self._rosters.get(group.id)
         return () if roster is None else tuple(roster.heard)
 
+    def counts(self) -> dict[int, int]:
+        """How many members are heard, by the id of their group."""
+        return {group_id: len(roster.heard) for group_id, roster in self._rosters.items()}
+
     def describe(self, group: GroupRecord) -> tuple[MemberDescription, ...]:
         """The members with what is assigned to them, and what they hold, by name."""
         roster = self._rosters.get(group.id)

@@ -45,6 +45,9 @@ class ProducerCore:
         self.producer_id = producer_id
         self.epoch = epoch
         self.waiting_bytes = 0
+        self.acknowledged_count = 0
+        self.failed_count = 0
+        self.resent_count = 0  # batches that were sent again
         self.failed: list[Flight] = []  # since it was last cleared; not more than a few
         self.keeping: Keeping | None = None  # set: what best effort gives up goes to an outbox
         self._settings = settings
@@ -183,12 +186,17 @@ class ProducerCore:
         every = [queue for queues in self._queues.values() for queue in queues]
         for queue in every:
             self._give_up(queue, queue.expire(now_s), InturnError("no answer came"))
-        return [SendAttempt(queue, flight, command) for queue in every for flight, command in queue.poll(now_s)]
+        attempts = [SendAttempt(queue, flight, command) for queue in every for flight, command in queue.poll(now_s)]
+        self.resent_count += sum(attempt.tries > 1 for attempt in attempts)
+        return attempts
 
     def answered(self, attempt: SendAttempt, answer: object, now_s: float) -> None:
         queue, flight = attempt.queue, attempt.flight
         if isinstance(answer, Appended):
-            self.waiting_bytes -= queue.succeeded(flight, answer.base_offset)
+            size_bytes = queue.succeeded(flight, answer.base_offset)
+            if size_bytes:  # no message weighs nothing
+                self.waiting_bytes -= size_bytes
+                self.acknowledged_count += len(flight.messages)
             self._follow(queue.subject)
             return
         error = answer if isinstance(answer, InturnError) else InturnError(f"unexpected answer {answer!r}")
@@ -203,6 +211,11 @@ class ProducerCore:
     def next_due_s(self) -> float | None:
         due = [queue.next_due_s() for queues in self._queues.values() for queue in queues if not queue.is_idle]
         return min((at_s for at_s in due if at_s is not None), default=None)
+
+    @property
+    def waiting_count(self) -> int:
+        """Messages that are not acknowledged."""
+        return sum(queue.waiting_count for queues in self._queues.values() for queue in queues)
 
     @property
     def is_idle(self) -> bool:
@@ -299,6 +312,7 @@ class ProducerCore:
 
     def _fail(self, flight: Flight, error: InturnError) -> None:
         self.waiting_bytes -= flight.size_bytes
+        self.failed_count += len(flight.messages)
         if len(self.failed) < _FAILED_COUNT:
             self.failed.append(flight)
         flight.finish(-1, error)

@@ -173,6 +173,11 @@ class SendHandle(msgspec.Struct, frozen=True, eq=False, gc=False, repr_omit_defa
         """Acknowledged or failed."""
         return self._flight.done
 
+    @property
+    def error(self) -> InturnError | None:
+        """What made it fail; None while it is on its way, and if it is stored."""
+        return self._flight.error
+
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call this once it is acknowledged or has failed, in whatever thread that is noticed; at once if it is."""
         self._flight.when_done(callback)

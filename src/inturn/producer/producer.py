@@ -7,13 +7,15 @@ import dataclasses
 import random
 import threading
 import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 from inturn.model.clock import Clock
 from inturn.model.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
-from inturn.model.errors import BufferFull, Closed, InturnError, SendTimeout
+from inturn.model.errors import BufferFull, Closed, InturnError, InvalidInput, SendTimeout
 from inturn.model.logs import get_logger
 from inturn.model.message import Outgoing
 from inturn.model.names import check_name
@@ -22,10 +24,22 @@ from inturn.model.settings import ProducerSettings, Strategy, checked
 from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore, Selector, SendAttempt
 from inturn.producer.flight import SendHandle, Stored
+from inturn.producer.hook import HookedSends, SendHook, Sending
 from inturn.producer.keeper_thread import KeeperThread
 from inturn.producer.keeping import Keeper, Keeping
 
 _log = get_logger("inturn.producer")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStatistics:
+    """A look at a producer. Counts are since it was opened."""
+
+    waiting_count: int  # messages that are not acknowledged yet
+    waiting_bytes: int
+    acknowledged_count: int
+    failed_count: int
+    resent_count: int  # batches that were sent again
 
 
 class Producer:
@@ -43,12 +57,15 @@ class Producer:
         *,
         name: str | None = None,
         strategy: Strategy | None = None,
+        hooks: Sequence[SendHook] = (),
         keeper: Keeper | None = None,
     ) -> None:
         """`strategy` is for all subjects, whatever theirs is. `keeper` is the outbox for what best effort gives up; it
         is closed with the producer."""
         if name is not None:
             check_name("producer", name)
+        if not isinstance(hooks, Sequence) or not all(isinstance(hook, SendHook) for hook in hooks):
+            raise InvalidInput(f"hooks={hooks!r}: give a list of SendHook")
         self.name = name
         self._node = node
         self._clock = clock
@@ -68,6 +85,9 @@ class Producer:
         if keeper is not None:
             self._core.keeping = Keeping(keeper.waiting(), self._settings)
             self._keeper = KeeperThread(keeper, self._core, self._lock, self._roomier, self._wake)
+        self._hooked = HookedSends(hooks)
+        # Chosen once: without hooks, a message has nothing more to go through.
+        self._accept: Callable[..., SendHandle] = self._queue_hooked if hooks else self._queue
         self._thread = threading.Thread(target=self._run, name=f"inturn-producer-{opened.producer_id}", daemon=True)
         self._thread.start()
 
@@ -151,6 +171,13 @@ class Producer:
         """Whether `send` would have to wait now: for room in the buffer, or to learn the subject's route."""
         return not self._core.knows(subject) or self._core.waiting_bytes >= self._settings.buffer_bytes
 
+    def statistics(self) -> ProducerStatistics:
+        with self._lock:
+            core = self._core
+            return ProducerStatistics(
+                core.waiting_count, core.waiting_bytes, core.acknowledged_count, core.failed_count, core.resent_count
+            )
+
     @property
     def is_closed(self) -> bool:
         return self._closed
@@ -188,13 +215,14 @@ class Producer:
             left = self._core.abandon(Closed("producer"))
             self._changed.notify_all()
             self._roomier.notify_all()
+        self._hooked.tell(waits=True)
         if left:
             _log.warning("producer.closed_with_unsent", producer=self.name, messages=left)
         self._thread.join()
         if self._keeper is not None:
             self._keeper.close()
 
-    def _accept(
+    def _queue(
         self,
         wakes: bool,
         subject: str,
@@ -226,6 +254,36 @@ class Producer:
                 self._wake_keeper()
         return handle
 
+    def _queue_hooked(
+        self,
+        wakes: bool,
+        subject: str,
+        body: bytes,
+        key: str | bytes | None,
+        tags: tuple[str, ...],
+        properties: dict[str, str] | None,
+        message_id: str | None,
+        selector: Selector | None,
+        arg: object,
+    ) -> SendHandle:
+        given = properties if isinstance(properties, dict) else {}
+        sending = Sending(subject, body, key, tags, dict(given), message_id, self.name)
+        begun = self._hooked.before(sending)
+        added = properties if sending.properties == given else sending.properties
+        try:
+            try:
+                handle = self._queue(wakes, subject, body, key, tags, added, message_id, selector, arg)
+            except InvalidInput:
+                if added is properties:
+                    raise
+                # It may be what the hooks added that cannot be sent: the message does not depend on that.
+                handle = self._queue(wakes, subject, body, key, tags, properties, message_id, selector, arg)
+        except BaseException as error:
+            self._hooked.after(begun, None, error)
+            raise
+        self._hooked.follow(begun, handle)
+        return handle
+
     def _learn(self, subject: str) -> None:
         found = ask(self._node, FindSubject(check_name("subject", subject, reserved=True)), Subject)
         if self._strategy is not None:
@@ -250,6 +308,7 @@ class Producer:
                     self._wake_keeper()
             for attempt in attempts:
                 self._node.submit(attempt.command, partial(self._answered, attempt))
+        self._hooked.tell()
         return bool(attempts)
 
     def _answered(self, attempt: SendAttempt, answer: Answer | InturnError) -> None:
@@ -268,7 +327,8 @@ class Producer:
             self._roomier.notify_all()
             if self._keeper is not None:
                 self._wake_keeper()
-            if not self._core.is_idle:  # else there is nothing for the thread to do
+            # Hooks are told by our own thread: this one is of the log, or the one that reads all answers.
+            if not self._core.is_idle or self._hooked.has_ended:  # else there is nothing for the thread to do
                 self._wake()
         for subject in outdated:
             self._node.submit(FindSubject(subject), self._found)
@@ -276,6 +336,8 @@ class Producer:
     def _found(self, answer: Answer | InturnError) -> None:
         """The route of a subject that has grown. If it cannot be had now, the next refusal asks again."""
         if isinstance(answer, Subject):
+            if self._strategy is not None:
+                answer = dataclasses.replace(answer, strategy=self._strategy)
             with self._lock:
                 self._core.learn(answer)
                 self._wake()
@@ -305,6 +367,7 @@ class Producer:
             self._core.abandon(InturnError(f"the producer failed: {error!r}"))
             self._changed.notify_all()
             self._roomier.notify_all()
+        self._hooked.tell()
 
     def _run_until_closed(self) -> None:
         while True:

@@ -59,6 +59,12 @@ class PartitionQueue:
     def is_idle(self) -> bool:
         return not (self._sent or self._closed or self._open.messages)
 
+    @property
+    def waiting_count(self) -> int:
+        """Messages that are not acknowledged."""
+        sent = sum(len(flight.messages) for flight in self._sent if not flight.done)
+        return sent + sum(len(flight.messages) for flight in self._closed) + len(self._open.messages)
+
     def add(self, message: Outgoing, slot: int, size_bytes: int) -> Flight:
         """Queue a message; its index in the flight is the last one."""
         flight = self._open

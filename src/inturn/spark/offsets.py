@@ -174,13 +174,13 @@ def kept_within(
 def lose(subject: str, partition: int, offset: int, extent: Extent, fail_on_data_loss: bool) -> None:
     """An offset that is asked for is not there. Raises NotFound, or says so in the log."""
     if not fail_on_data_loss:
-        place = "first" if offset < extent.start else "end"
         _log.warning(
             "spark.data_lost",
             subject=subject,
             partition=partition,
             offset=offset,
-            **{f"{place}_offset": extent.start if offset < extent.start else extent.end},
+            start_offset=extent.start,
+            end_offset=extent.end,
         )
         return
     why = (

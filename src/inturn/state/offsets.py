@@ -296,5 +296,5 @@ def _finished_set(group_id: int, partition_id: int, finished: bytes) -> BitMap64
         return BitMap64.deserialize(finished)
     except ValueError as error:
         # The group cannot go on there and needs a reset, for which the folder must open.
-        _log.error("finished_set_unreadable", group_id=group_id, partition_id=partition_id, error=str(error))
+        _log.error("state.finished_set_unreadable", group_id=group_id, partition_id=partition_id, error=str(error))
         return None

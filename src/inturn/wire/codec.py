@@ -71,6 +71,8 @@ KINDS: dict[int, type] = {
     75: commands.KeyList,
     76: commands.DescribeKey,
     77: commands.KeyDetails,
+    78: commands.DescribeNode,
+    79: commands.NodeDescription,
 }
 CODES = {kind: code for code, kind in KINDS.items()}
 

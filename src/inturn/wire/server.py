@@ -7,11 +7,13 @@ import contextlib
 import os
 import threading
 from collections import deque
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from typing import cast
 
 from inturn.model.clock import Clock
-from inturn.model.errors import InvalidInput
+from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.event_loop import new_event_loop
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
@@ -23,6 +25,17 @@ OUT_BYTES_MAX = 256 << 20  # of answers that a client does not take
 OUT_BYTES_HIGH = 4 << 20
 WATCH_S = 5.0
 CLOSING_TURNS = 5
+LOAD_S = 1.0  # how long somebody who looks waits for an answer
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """What a server has to do."""
+
+    connection_count: int
+    unanswered_count: int  # commands, those that are held back included
+    untaken_bytes: int  # of answers
+    delay_s: float  # until its thread came to tell this
 
 
 class Server:
@@ -35,8 +48,11 @@ class Server:
         clock: Clock,
         software: str,
         settings: ServerSettings | None = None,
+        on_error: Callable[[InturnError], None] | None = None,
     ) -> None:
+        """`on_error` is told of answers that are errors, from any thread."""
         self.node = node
+        self.on_error = on_error
         self.lease = lease
         self.clock = clock
         self.software = software
@@ -59,6 +75,16 @@ class Server:
             return listening.result()
         except OSError as error:
             raise InvalidInput(f"cannot listen at {address}: {error.strerror or error}; choose another") from error
+
+    def load(self, patience_s: float = LOAD_S) -> ServerLoad | None:
+        """What it has to do just now; None if it does not come to this question in time. From any other thread."""
+        if self.is_closed:
+            return None
+        asked_at_s = self.clock.monotonic()
+        try:
+            return asyncio.run_coroutine_threadsafe(self._load(asked_at_s), self._loop).result(patience_s)
+        except (TimeoutError, RuntimeError, CancelledError):  # it is busy, or was closed just now
+            return None
 
     def close(self) -> None:
         """Hang up on everybody. What is not answered will not be."""
@@ -106,6 +132,14 @@ class Server:
             for peer in list(self.peers):
                 peer.hang_up_if_silent(now_s)
 
+    async def _load(self, asked_at_s: float) -> ServerLoad:
+        return ServerLoad(
+            len(self.peers),
+            sum(peer.session.unanswered_count for peer in self.peers),
+            sum(peer.untaken_bytes for peer in self.peers),
+            self.clock.monotonic() - asked_at_s,
+        )
+
     async def _listen(self, address: Address) -> Address:
         if address.path is not None:
             unix_server = await self._loop.create_unix_server(lambda: _Peer(self), address.path)
@@ -146,7 +180,7 @@ class _Peer(asyncio.Protocol):
         self._is_reading = True
         self._heard_at_s = server.clock.monotonic()
         self.session = Session(
-            server.node, server.settings, server.lease, server.software, self._send, self._hang_up_soon
+            server.node, server.settings, server.lease, server.software, self._send, self._hang_up_soon, server.on_error
         )
         self._hangs_up = False
 
@@ -189,6 +223,10 @@ class _Peer(asyncio.Protocol):
         """Without another word: what comes from the node from now on is not to be heard."""
         self.session.is_closed = True
         self._transport.abort()
+
+    @property
+    def untaken_bytes(self) -> int:
+        return self.session.unwritten_bytes + self._transport.get_write_buffer_size()
 
     def disown(self) -> None:
         with contextlib.suppress(OSError):

@@ -89,7 +89,7 @@ class Session:
     """Called by one thread at a time, but for `answer`, which any thread may call, as `send` may be then.
 
     `send` gets the frames, `hang_up` is called when the stream is to be ended after what was sent; `full` says whether
-    reading is to stop, and is to be looked at after each call.
+    reading is to stop, and is to be looked at after each call. `on_error` is told of answers that are errors.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class Session:
         software: str,
         send: Callable[[bytes], None],
         hang_up: Callable[[], None],
+        on_error: Callable[[InturnError], None] | None = None,
     ) -> None:
         self.is_closed = False
         self._node = node
@@ -108,6 +109,7 @@ class Session:
         self._software = software
         self._send = send
         self._hang_up = hang_up
+        self._on_error = on_error
         self._reader = FrameReader(HELLO_BYTES_MAX)
         self._is_greeted = False
         self._next_number = 0  # the lowest number that was not seen yet
@@ -135,6 +137,16 @@ class Session:
             or self._unanswered_bytes > self._settings.unanswered_bytes
             or self._unanswered_count > self._settings.unanswered_count
         )
+
+    @property
+    def unanswered_count(self) -> int:
+        """Commands of this client that wait for their answers."""
+        return self._unanswered_count - len(self._answered)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Of answers that are not with the socket yet."""
+        return self._unwritten_bytes + sum(self._given)
 
     @property
     def has_waiting(self) -> bool:
@@ -178,6 +190,8 @@ class Session:
         self._answered.append(size_bytes)
         if self.is_closed:
             return
+        if self._on_error is not None and isinstance(answer, InturnError):
+            self._on_error(answer)
         try:
             frame = pack(number, answer)
         except (TypeError, ValueError, OverflowError) as error:  # nobody else may suffer: logs answer in a row

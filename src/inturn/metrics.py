@@ -1,0 +1,209 @@
+"""Figures of the consumers and producers in your own process, for Prometheus.
+
+from prometheus_client import REGISTRY, start_http_server
+REGISTRY.register(inturn.metrics.ClientCollector(mq))
+start_http_server(8000, "127.0.0.1")
+
+They are gathered when somebody asks for them; handling and sending pay nothing. Lag and leases as the server sees them
+are told by the server itself: `inturn serve --http`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from inturn.connection import Connection
+from inturn.consumer.consumer import Consumer, ConsumerStatistics
+from inturn.producer.producer import Producer, ProducerStatistics
+
+_CONSUMER = ["subject", "group"]
+_PRODUCER = ["producer"]
+
+
+@dataclass(slots=True)
+class _Handled:
+    """What consumers of one subject and group counted, those that have stopped included."""
+
+    ok: int = 0
+    failed: int = 0
+    slow: int = 0
+    handling_s: float = 0.0
+
+    def add(self, one: ConsumerStatistics) -> None:
+        self.ok += one.ok_count
+        self.failed += one.failed_count
+        self.slow += one.slow_count
+        self.handling_s += one.handling_s
+
+
+@dataclass(slots=True)
+class _Sent:
+    """The same of producers of one name."""
+
+    acknowledged: int = 0
+    failed: int = 0
+    resent: int = 0
+
+    def add(self, one: ProducerStatistics) -> None:
+        self.acknowledged += one.acknowledged_count
+        self.failed += one.failed_count
+        self.resent += one.resent_count
+
+
+@dataclass(slots=True)
+class _Look:
+    """All there is at one moment."""
+
+    handled: dict[tuple[str, str], _Handled] = field(default_factory=lambda: defaultdict(_Handled))
+    running: dict[tuple[str, str], list[ConsumerStatistics]] = field(default_factory=lambda: defaultdict(list))
+    sent: dict[str, _Sent] = field(default_factory=lambda: defaultdict(_Sent))
+    open: dict[str, list[ProducerStatistics]] = field(default_factory=lambda: defaultdict(list))
+
+
+class ClientCollector:
+    """Of one connection; register it where your own metrics are. Its series are by subject and group, or by the name of
+    the producer ("" for those without): there are as many as your program has of these."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._lock = threading.Lock()
+        self._consumers: set[Consumer] = set()
+        self._producers: set[Producer] = set()
+        # Of those that are over: what was counted once must not be taken back.
+        self._handled: dict[tuple[str, str], _Handled] = defaultdict(_Handled)
+        self._sent: dict[str, _Sent] = defaultdict(_Sent)
+        connection.when_made(self._made)
+        with self._lock:
+            self._consumers.update(connection.consumers())
+            self._producers.update(connection.producers())
+
+    def _made(self, one: Consumer | Producer) -> None:
+        """Whoever makes many, one after the other, has them counted and forgotten, whether somebody looks or not."""
+        with self._lock:
+            self._forget_former()
+            if isinstance(one, Producer):
+                self._producers.add(one)
+            else:
+                self._consumers.add(one)
+
+    def describe(self) -> list[Metric]:
+        """The names, without figures: registering it asks nobody."""
+        return list(_families(_Look()))
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            look = self._look()
+        yield from _families(look)
+
+    def _look(self) -> _Look:
+        self._forget_former()
+        look = _Look()
+        for consumer in self._consumers:
+            key, figures = (consumer.subject, consumer.group), consumer.statistics()
+            look.handled[key].add(figures)
+            if consumer.is_running:
+                look.running[key].append(figures)
+        for producer in self._producers:
+            name, counted = producer.name or "", producer.statistics()
+            look.open[name].append(counted)
+            look.sent[name].add(counted)
+        self._add_former(look)
+        return look
+
+    def _forget_former(self) -> None:
+        """Of those that are over, only the counts are kept."""
+        for consumer in [one for one in self._consumers if one.is_over]:
+            self._consumers.discard(consumer)
+            self._handled[consumer.subject, consumer.group].add(consumer.statistics())
+        for producer in [one for one in self._producers if one.is_closed]:
+            self._producers.discard(producer)
+            self._sent[producer.name or ""].add(producer.statistics())
+
+    def _add_former(self, look: _Look) -> None:
+        for key, former in self._handled.items():
+            handled = look.handled[key]
+            handled.ok += former.ok
+            handled.failed += former.failed
+            handled.slow += former.slow
+            handled.handling_s += former.handling_s
+        for name, before in self._sent.items():
+            sent = look.sent[name]
+            sent.acknowledged += before.acknowledged
+            sent.failed += before.failed
+            sent.resent += before.resent
+
+
+def _families(look: _Look) -> Iterator[Metric]:
+    yield from _of_handling(look)
+    yield from _of_consumers(look)
+    yield from _of_producers(look)
+
+
+def _of_handling(look: _Look) -> Iterator[Metric]:
+    handled = CounterMetricFamily(
+        "inturn_consumer_handled_messages",
+        "Messages that handlers were called with, by what became of them: ok or failed.",
+        labels=[*_CONSUMER, "result"],
+    )
+    slow = CounterMetricFamily(
+        "inturn_consumer_slow_calls", "Calls that took longer than handler_timeout_s.", labels=_CONSUMER
+    )
+    spent = CounterMetricFamily(
+        "inturn_consumer_handling_seconds", "Time in handlers, all of them together.", labels=_CONSUMER
+    )
+    for key, one in sorted(look.handled.items()):
+        handled.add_metric([*key, "ok"], one.ok)
+        handled.add_metric([*key, "failed"], one.failed)
+        slow.add_metric(key, one.slow)
+        spent.add_metric(key, one.handling_s)
+    yield from (handled, slow, spent)
+
+
+_GAUGES: tuple[tuple[str, str, Callable[[ConsumerStatistics], float]], ...] = (
+    ("inturn_consumer_partitions", "Partitions that are held.", lambda one: len(one.partitions)),
+    ("inturn_consumer_lag_messages", "Messages of those partitions that are not done.", lambda one: one.lag),
+    ("inturn_consumer_waiting_messages", "Messages pulled, and not handled yet.", lambda one: one.waiting_count),
+    ("inturn_consumer_failing_messages", "Messages that failed and will be repeated.", lambda one: one.failing_count),
+    ("inturn_consumer_parked_keys", "Keys whose messages are parked.", lambda one: len(one.parked)),
+    ("inturn_consumer_paused_partitions", "Partitions that flow control has paused.", lambda one: len(one.paused)),
+    (
+        "inturn_consumer_blocked_partitions",
+        "Partitions that are paused because of one key.",
+        lambda one: len(one.blocking),
+    ),
+    ("inturn_consumer_missing_messages", "Offsets gone before they could be read.", lambda one: one.missing),
+    ("inturn_consumer_concurrency", "How many handlers may run at once.", lambda one: one.concurrency),
+)
+
+
+def _of_consumers(look: _Look) -> Iterator[Metric]:
+    for name, text, figure in _GAUGES:
+        family = GaugeMetricFamily(name, text, labels=_CONSUMER)
+        for key, found in sorted(look.running.items()):
+            family.add_metric(key, sum(figure(one) for one in found))
+        yield family
+
+
+def _of_producers(look: _Look) -> Iterator[Metric]:
+    messages = CounterMetricFamily(
+        "inturn_producer_messages",
+        "Messages sent, by what became of them: acknowledged or failed.",
+        labels=[*_PRODUCER, "result"],
+    )
+    resent = CounterMetricFamily("inturn_producer_resent_batches", "Batches that were sent again.", labels=_PRODUCER)
+    for name, one in sorted(look.sent.items()):
+        messages.add_metric([name, "acknowledged"], one.acknowledged)
+        messages.add_metric([name, "failed"], one.failed)
+        resent.add_metric([name], one.resent)
+    waiting = GaugeMetricFamily(
+        "inturn_producer_waiting_messages", "Messages that are not acknowledged yet.", labels=_PRODUCER
+    )
+    waiting_bytes = GaugeMetricFamily("inturn_producer_waiting_bytes", "The same in bytes.", labels=_PRODUCER)
+    for name, found in sorted(look.open.items()):
+        waiting.add_metric([name], sum(one.waiting_count for one in found))
+        waiting_bytes.add_metric([name], sum(one.waiting_bytes for one in found))
+    yield from (messages, resent, waiting, waiting_bytes)
