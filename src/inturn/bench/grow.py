@@ -1,8 +1,8 @@
 """grow: for how long sends wait while a subject grows from 2 to 8 partitions under 10 000 messages a second.
 
-A server process; one process sends at that rate, pipelined, over all slots; and here one synchronous send after the other,
-to a slot that moves in every growth. The figure is the longest of them in the second around the growth, the worst of
-all repetitions; beside it the longest in the second before, which is what the load and this machine make of it.
+A server process; one process sends at that rate, pipelined; and here one synchronous send after the other, to a slot
+that moves. The figure is the longest of them around the growth, the worst of all repetitions; beside it the longest in
+the second before, which is what the load and this machine make of it.
 """
 
 from __future__ import annotations
