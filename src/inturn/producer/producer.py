@@ -198,8 +198,8 @@ class Producer:
         return bool(attempts)
 
     def _answered(self, attempt: SendAttempt, answer: Answer | InturnError) -> None:
-        # At tries 1, 2, 4, 8 …: a disk that stays full is not to fill the log, too. That a subject has grown is nothing to
-        # worry about, nor what was behind the first that was refused for that.
+        # At tries 1, 2, 4, 8 …: a disk that stays full is not to fill the log, too. That a subject has grown is nothing
+        # to worry about, nor what was behind the first that was refused for that.
         is_usual = isinstance(answer, RouteChanged | OutOfSequence) and attempt.tries == 1
         if isinstance(answer, InturnError) and attempt.tries & (attempt.tries - 1) == 0 and not is_usual:
             _log.warning(
