@@ -114,6 +114,14 @@ def test_hand_over_measures_stopping_and_killing(mark: str) -> None:
     assert killed["figure"] > life_ms / 2, "nobody takes over what is leased"
 
 
+def test_grow_measures_sends_around_the_switch(mark: str) -> None:
+    report = report_of("grow", mark)
+    (row,) = report["rows"]
+    assert row["more"]["growths"] == 1
+    assert 0 < row["more"]["grow_ms"] < 10_000
+    assert row["figure"] > 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_children_end_when_the_benchmark_is_ended(mark: str, number: signal.Signals) -> None:
     command = [sys.executable, "-c", APP, "bench", "end-to-end", "--json"]

@@ -31,6 +31,7 @@ BENCHES = {
     "produce": ("produce", "run"),
     "end-to-end": ("end_to_end", "run"),
     "hand-over": ("hand_over", "run"),
+    "grow": ("grow", "run"),
     "spark-read": ("spark_read", "run"),
     "spark-drain": ("spark_drain", "run"),
     "spark-drain --handler-ms 5": ("spark_drain", "run_slow"),

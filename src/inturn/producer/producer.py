@@ -15,7 +15,15 @@ from typing import Self
 
 from inturn.model.clock import Clock
 from inturn.model.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
-from inturn.model.errors import BufferFull, Closed, InturnError, InvalidInput, SendTimeout
+from inturn.model.errors import (
+    BufferFull,
+    Closed,
+    InturnError,
+    InvalidInput,
+    OutOfSequence,
+    RouteChanged,
+    SendTimeout,
+)
 from inturn.model.logs import get_logger
 from inturn.model.message import Outgoing
 from inturn.model.names import check_name
@@ -312,8 +320,10 @@ class Producer:
         return bool(attempts)
 
     def _answered(self, attempt: SendAttempt, answer: Answer | InturnError) -> None:
-        # At tries 1, 2, 4, 8 …: a disk that stays full is not to fill the log, too.
-        if isinstance(answer, InturnError) and attempt.tries & (attempt.tries - 1) == 0:
+        # At tries 1, 2, 4, 8 …: a disk that stays full is not to fill the log, too. That a subject has grown is nothing
+        # to worry about, nor what was behind the first that was refused for that.
+        is_usual = isinstance(answer, RouteChanged | OutOfSequence) and attempt.tries == 1
+        if isinstance(answer, InturnError) and attempt.tries & (attempt.tries - 1) == 0 and not is_usual:
             _log.warning(
                 "producer.send_failed",
                 subject=attempt.command.subject,
