@@ -14,6 +14,7 @@ from inturn.broker.claims import ClaimTable, HeldClaim
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.rates import Rates
+from inturn.broker.sharing import Sharing
 from inturn.log.engine import Log, LogEngine
 from inturn.model.batch import chosen
 from inturn.model.clock import Clock
@@ -26,6 +27,8 @@ from inturn.model.commands import (
     Commit,
     Committed,
     Done,
+    Fetch,
+    Fetched,
     Granted,
     GroupPartition,
     LotContent,
@@ -90,6 +93,7 @@ class Broker:
         self._done = Rates[tuple[int, int]](clock)  # by group id and partition index
         self.leases = leases
         self.claims = ClaimTable(leases, clock, observer)
+        self.sharing = Sharing(progress, leases, clock, self._count_shared)
         self.keys = keys
 
     # Logs
@@ -331,12 +335,24 @@ class Broker:
             done = progress.offset + finished_count(progress.finished)
             self._done.reached((group.id, progress.partition), done)
 
+    def _count_shared(self, group: GroupRecord, partition: int, done: int, is_start: bool) -> None:
+        if is_start:
+            self._done.start((group.id, partition), done)
+        else:
+            self._done.reached((group.id, partition), done)
+
+    def fetch(self, subject: Subject, group: GroupRecord, command: Fetch, *, is_first: bool) -> Fetched:
+        """Messages of a shared group, as many as there are; see `Sharing`."""
+        return self.sharing.fetch(group, self.log(subject, command.partition), command, is_first=is_first)
+
     def read_lot(self, group: GroupRecord, command: ReadLot) -> LotContent:
         self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
         return self.keys.read_lot(group, command.partition, command.key, command.after, command.max_bytes)
 
     def move(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
-        self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
+        """The receipts of a shared group are the caller's to check, since that needs the node's lock."""
+        if group.is_exclusive:
+            self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
         log = self.log(target, command.to_partition)
         log.append(command.batch, lambda answer: reply(Done() if isinstance(answer, Appended) else answer))
 
@@ -354,9 +370,21 @@ class Broker:
             epoch = 0 if lease is None else lease.epoch
             end_offset, done = self.log(subject, index).end_offset, finished.get(index, 0)
             done_per_s = self._done.per_s((group.id, index))
+            shared = self.sharing.find(group, index)
             rows.append(
                 GroupPartition(
-                    index, committed, end_offset, owner, epoch, remaining_s, done, done_per_s, blocking.get(index)
+                    index,
+                    committed,
+                    end_offset,
+                    owner,
+                    epoch,
+                    remaining_s,
+                    done,
+                    done_per_s,
+                    blocking.get(index),
+                    0 if shared is None else len(shared.given),
+                    0 if shared is None else shared.waiting_count,
+                    0 if shared is None else shared.redeliveries,
                 )
             )
         return tuple(rows)
@@ -380,6 +408,7 @@ class Broker:
         offsets = dict(enumerate(self.resolve(subject, position)))
         self._offsets.reset(group.id, offsets, self._clock.time_ms())
         self.leases.forget(group)
+        self.sharing.forget(group)
         return self.keys.forget(group)
 
     def _read(self, log: Log, offset: int, max_bytes: int, slots: SlotSet) -> Pulled:

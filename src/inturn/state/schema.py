@@ -36,7 +36,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from inturn.model.errors import SchemaMismatch
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _UNKNOWN_VERSION = 0
 
 Migration: TypeAlias = Callable[[Connection], None]
@@ -47,8 +47,13 @@ def _remember_lives_and_nonces(connection: Connection) -> None:
     connection.exec_driver_sql("ALTER TABLE producers ADD COLUMN nonce VARCHAR")
 
 
+def _tell_modes_of_groups(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE groups ADD COLUMN mode VARCHAR NOT NULL DEFAULT 'exclusive'")
+    connection.exec_driver_sql("ALTER TABLE groups ADD COLUMN set_order VARCHAR")
+
+
 # The first leads from version 1 to 2, and so on: always SCHEMA_VERSION - 1 of them.
-MIGRATIONS: Sequence[Migration] = (_remember_lives_and_nonces,)
+MIGRATIONS: Sequence[Migration] = (_remember_lives_and_nonces, _tell_modes_of_groups)
 
 metadata = MetaData()
 
@@ -107,6 +112,8 @@ groups = Table(
     Column("name", String, nullable=False),
     Column("start", String, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
+    Column("mode", String, nullable=False),  # one of GroupMode, for good
+    Column("set_order", String),  # null: what its members ask for
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,
 )

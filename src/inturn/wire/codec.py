@@ -70,6 +70,11 @@ KINDS: dict[int, type] = {
     75: commands.KeyList,
     76: commands.DescribeKey,
     77: commands.KeyDetails,
+    155: commands.Fetch,
+    156: commands.Fetched,
+    157: commands.Acknowledge,
+    158: commands.Acknowledged,
+    159: commands.SetOrder,
 }
 CODES = {kind: code for code, kind in KINDS.items()}
 
