@@ -12,16 +12,15 @@ the receipt of a message is all that counts, and it is valid for `visibility_s`.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from inturn.consumer.handling import ERROR_LENGTH_MAX, back_off_s
 from inturn.consumer.held import NEVER, HeldPartition, Pending, Stage
 from inturn.consumer.lane import Lane
-from inturn.consumer.moving import moved_batch
 from inturn.consumer.opening import OpenedFetch
 from inturn.consumer.outcome import Next, Outcome, text_of
+from inturn.consumer.receipt_moves import ReceiptMoves
+from inturn.consumer.receipts import Delivered, Receipts
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import Scheduler
 from inturn.consumer.statistics import Statistics
@@ -30,15 +29,11 @@ from inturn.model.commands import (
     Acknowledged,
     Assignment,
     Command,
-    Delivery,
     Done,
     Fetch,
     Heartbeat,
     Leave,
     Move,
-    PartitionReceipts,
-    Receipt,
-    Returned,
 )
 from inturn.model.errors import (
     Closed,
@@ -58,31 +53,9 @@ from inturn.model.settings import ConsumerSettings, GroupMode, LeaseSettings, Or
 
 RETRY_S = 0.2  # after an error that says nothing about when to try again
 DAMAGE_RETRY_S = 5.0
-MOVED_AT_ONCE = 1000
 BACKLOG_S = 0.5  # what is fetched should last so long: others may want the rest
 BACKLOG_COUNT_MAX = 4096
 _MEMBERSHIP = Heartbeat | Leave
-
-
-@dataclass(slots=True, eq=False)
-class Delivered(HeldPartition):
-    """What came with one Fetch: as far as lanes and runs know, a partition that is held until `deadline_s`."""
-
-    receipts: dict[int, int] = field(default_factory=dict)  # numbers, by offset
-
-
-@dataclass(frozen=True, slots=True)
-class _Moving:
-    """Messages of one call that go to another subject."""
-
-    delivered: Delivered
-    messages: Sequence[Message]
-    to_subject: str
-    to_partition: int
-
-    @property
-    def place(self) -> tuple[int, int, str, int]:
-        return self.delivered.index, self.delivered.epoch, self.to_subject, self.to_partition
 
 
 class SharedCore:
@@ -117,14 +90,9 @@ class SharedCore:
         self._wanted = settings.concurrency  # how many messages to have at hand
         self._answered: dict[int, int] = {}  # the last ask that was answered, by partition
         self._each_s: float | None = None  # how long a message takes, smoothed
-        self._moving: deque[_Moving] = deque()
-        self._moving_now: list[_Moving] = []
-        self._done: dict[tuple[int, int], list[Receipt]] = {}  # by partition and epoch
-        self._returned: dict[tuple[int, int], list[Returned]] = {}
-        self._number = 0  # of the last Acknowledge
-        self._acknowledging: Acknowledge | None = None  # said until it is answered
+        self._moves = ReceiptMoves(subject, group, member)
+        self._receipts = Receipts(subject, group, member)
         self._acknowledged_at_s = NEVER
-        self._receipts_end_s = NEVER  # of the last of those that are to be acknowledged
         self._pending: dict[type[Command], Pending] = {}  # commands that are not about one partition
         self._retry_at_s: dict[type[Command], float] = {}
 
@@ -167,8 +135,8 @@ class SharedCore:
 
     @property
     def _is_drained(self) -> bool:
-        has_work = self._lanes or self._moving or self._moving_now
-        return not (has_work or self._done or self._returned or self._acknowledging is not None)
+        has_news = self._receipts.has_news or self._receipts.is_unanswered
+        return not (self._lanes or self._moves or has_news)
 
     def _poll_fetch(self, commands: list[Command], now_s: float) -> None:
         for index in self.assigned - self.held.keys():
@@ -222,53 +190,18 @@ class SharedCore:
         return sum(held.waiting_count for held in self.held.values())
 
     def _poll_move(self, commands: list[Command], now_s: float) -> None:
-        if not (self._moving or self._moving_now) or not self._may_send(Move, now_s):
-            return
-        if not self._moving_now:
-            place = self._moving[0].place
-            rest: deque[_Moving] = deque()
-            for one in self._moving:
-                is_next = one.place == place and len(self._moving_now) < MOVED_AT_ONCE
-                (self._moving_now if is_next else rest).append(one)
-            self._moving = rest
-        to = self._moving_now[0]
-        moved = [(one.delivered, message) for one in self._moving_now for message in one.messages]
-        attempts = {message.offset: delivered.attempts.get(message.offset, 1) for delivered, message in moved}
-        receipts = [Receipt(message.offset, delivered.receipts[message.offset]) for delivered, message in moved]
-        batch = moved_batch([message for _, message in moved], attempts)
-        index, epoch, *_ = to.place
-        move = Move(
-            self.subject,
-            self.group,
-            index,
-            self.member,
-            epoch,
-            to.to_subject,
-            to.to_partition,
-            batch,
-            tuple(receipts),
-        )
-        self._send(commands, move, now_s)
+        if self._moves and self._may_send(Move, now_s):
+            self._send(commands, self._moves.move(), now_s)
 
     def _poll_acknowledge(self, commands: list[Command], now_s: float) -> None:
-        if not self._may_send(Acknowledge, now_s):
-            return
-        if self._acknowledging is None and (self._done or self._returned) and now_s >= self._acknowledge_due_s():
-            places = sorted(self._done.keys() | self._returned.keys())
-            receipts = tuple(
-                PartitionReceipts(*place, tuple(self._done.get(place, ())), tuple(self._returned.get(place, ())))
-                for place in places
-            )
-            self._done, self._returned = {}, {}
-            self._number += 1
-            self._acknowledging = Acknowledge(self.subject, self.group, self.member, self._number, receipts)
-        if self._acknowledging is not None:
+        is_due = self._receipts.has_news and now_s >= self._acknowledge_due_s()
+        if (is_due or self._receipts.is_unanswered) and self._may_send(Acknowledge, now_s):
             self._acknowledged_at_s = now_s
-            self._send(commands, self._acknowledging, now_s)
+            self._send(commands, self._receipts.say(), now_s)
 
     def _acknowledge_due_s(self) -> float:
         """At once where something waits for it."""
-        if self._returned or self._is_stopping:
+        if self._receipts.is_urgent or self._is_stopping:
             return NEVER
         return self._acknowledged_at_s + self._settings.commit_interval_s
 
@@ -289,7 +222,7 @@ class SharedCore:
         for held in self.held.values():
             due += [pending.until_s for pending in held.pending.values()]
             due += [held.retry_at_s] if held.retry_at_s > now_s else []
-        if (self._done or self._returned) and Acknowledge not in self._pending:
+        if self._receipts.has_news and Acknowledge not in self._pending:
             due.append(max(self._acknowledge_due_s(), self._retry_at_s.get(Acknowledge, NEVER)))
         elif self._lanes and Acknowledge not in self._pending:
             due.append(now_s + self._settings.commit_interval_s)  # something may be done by then
@@ -339,11 +272,10 @@ class SharedCore:
             case OpenedFetch() if held is not None and isinstance(command, Fetch):
                 self._fetched(held, command, answer, waited.sent_at_s)
             case Acknowledged():
-                self._acknowledging = None
+                self._receipts.answered()
                 self.refused += answer.refused
             case Done() if isinstance(command, Move):
-                done, self._moving_now = self._moving_now, []
-                for one in done:
+                for one in self._moves.moved():
                     self._finish(one.delivered, one.messages)
             case Done() if isinstance(command, Leave):
                 self.is_stopped = True
@@ -362,15 +294,17 @@ class SharedCore:
         elif isinstance(command, Leave) and isinstance(error, NotFound | Closed | ConnectionLost):
             self.is_stopped = True  # whoever cannot hear it will count us out for our silence
         elif isinstance(command, Move) and isinstance(error, ReceiptExpired):
-            self._drop_expired(error.offsets)
+            for one in self._moves.drop(error.offsets):
+                self.refused += [(one.delivered.index, message.offset) for message in one.messages]
+                self._count_off(one.delivered, one.messages)
         elif isinstance(command, _MEMBERSHIP) and isinstance(
             error, NotFound | GroupConflict | InvalidInput | VersionMismatch | Closed
         ):
             self.error = error
         else:
             self._retry_at_s[type(command)] = now_s + RETRY_S
-            if isinstance(command, Acknowledge) and now_s > self._receipts_end_s:
-                self._acknowledging = None  # all of it is over by now, and comes again
+            if isinstance(command, Acknowledge):
+                self._receipts.failed(now_s)
 
     def _fetched(self, held: HeldPartition, command: Fetch, answer: OpenedFetch, sent_at_s: float) -> None:
         fetched, opened = answer.fetched, answer.opened
@@ -387,26 +321,22 @@ class SharedCore:
         delivered.deadline_s = delivered.lease_ends_s = ends_s - self._margin_s
         delivered.receipts = {one.offset: one.number for one in fetched.deliveries}
         delivered.attempts = {one.offset: one.deliveries - 1 for one in fetched.deliveries if one.deliveries > 1}
-        self._receipts_end_s = max(self._receipts_end_s, ends_s)
         messages = [one for some in opened.messages for one in some if deliveries.pop(one.offset, None) is not None]
         if opened.damage is not None:
             self.damage.append(opened.damage)
-        self._return_unread(delivered, deliveries.values())
+        for offset in deliveries:  # damaged, or not to be decoded here: it may be read elsewhere, or later
+            self._receipts.give_back(delivered, offset, DAMAGE_RETRY_S)
         held.waiting_count += len(messages)
         held.waiting_bytes += sum([len(message.body) for message in messages])
         self._offer(delivered, messages)
-
-    def _return_unread(self, delivered: Delivered, unread: Iterable[Delivery]) -> None:
-        """What is damaged, or could not be decoded here: it may be read elsewhere, or later."""
-        for one in unread:
-            self._add_returned(delivered, one.offset, DAMAGE_RETRY_S)
 
     def _offer(self, delivered: Delivered, messages: list[Message]) -> None:
         limit = self._settings.max_attempts
         if limit is not None and delivered.attempts:
             # Given out so often and never acknowledged: whoever had them did not come to an end with them.
             over = [one for one in messages if delivered.attempts.get(one.offset, 0) >= limit]
-            self._moving += [_Moving(delivered, [one], self._dead_letter_subject, 0) for one in over]
+            for one in over:
+                self._moves.add(delivered, [one], self._dead_letter_subject, 0)
             messages = [one for one in messages if delivered.attempts.get(one.offset, 0) < limit]
         size = self._settings.batch
         for first in range(0, len(messages), size):
@@ -440,7 +370,9 @@ class SharedCore:
 
     def _look_for_urgent(self) -> None:
         is_hungry = 2 * self.scheduler.ready_count <= self._wanted and not self._is_stopping and self._may_be_fed()
-        self.wants_poll = self.wants_poll or bool(self._moving or self._returned or self._is_stopping) or is_hungry
+        self.wants_poll = (
+            self.wants_poll or bool(self._moves or self._receipts.is_urgent or self._is_stopping) or is_hungry
+        )
 
     def _may_be_fed(self) -> bool:
         return any(Fetch not in held.pending for held in self.held.values())
@@ -469,49 +401,36 @@ class SharedCore:
                 self._forget(lane)
 
     def _finish(self, delivered: Delivered, messages: Sequence[Message]) -> None:
-        receipts = self._done.setdefault((delivered.index, delivered.epoch), [])
-        for message in messages:
-            receipts.append(Receipt(message.offset, delivered.receipts[message.offset]))
+        self._receipts.done(delivered, messages)
         self._count_off(delivered, messages)
 
     def _failed(self, delivered: Delivered, failed: Sequence[Message], outcome: Outcome) -> None:
         settings = self._settings
         if isinstance(outcome.error, asyncio.CancelledError):  # the loop ends: no fault of the message
             for message in failed:
-                self._add_returned(delivered, message.offset)
+                self._receipts.give_back(delivered, message.offset)
             self._count_off(delivered, failed)
             return
         for message in failed:
             attempts = delivered.attempts[message.offset] = delivered.attempts.get(message.offset, 0) + 1
         is_fault = outcome.kind in (ResultKind.EXCEPTION, ResultKind.INVALID)
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
-            self._moving.append(_Moving(delivered, failed, self._dead_letter_subject, 0))
+            self._moves.add(delivered, failed, self._dead_letter_subject, 0)
         elif is_fault and settings.strategy is Strategy.BEST_EFFORT:
-            self._moving.append(_Moving(delivered, failed, self._retry_subject, settings.retry.level(attempts)))
+            self._moves.add(delivered, failed, self._retry_subject, settings.retry.level(attempts))
         else:
             delay_s = outcome.wait_s or back_off_s(settings, attempts)
             error = outcome.kind.value if outcome.error is None else text_of(outcome.error)
             for message in failed:
-                self._add_returned(delivered, message.offset, delay_s, error[:ERROR_LENGTH_MAX], message.key)
+                self._receipts.give_back(delivered, message.offset, delay_s, error[:ERROR_LENGTH_MAX], message.key)
             self._count_off(delivered, failed)
-
-    def _add_returned(
-        self,
-        delivered: Delivered,
-        offset: int,
-        delay_s: float = 0.0,
-        error: str | None = None,
-        key: bytes | None = None,
-    ) -> None:
-        returned = Returned(offset, delivered.receipts[offset], delay_s, error, key)
-        self._returned.setdefault((delivered.index, delivered.epoch), []).append(returned)
 
     def _give_back(self, lane: Lane) -> None:
         """What was not begun is somebody else's at once."""
         delivered = lane.held
         assert isinstance(delivered, Delivered)
         for message in lane.messages[lane.at :]:
-            self._add_returned(delivered, message.offset)
+            self._receipts.give_back(delivered, message.offset)
         self._forget(lane)
 
     def _forget(self, lane: Lane) -> None:
@@ -523,18 +442,6 @@ class SharedCore:
         held = self.held[delivered.index]
         held.waiting_count -= len(messages)
         held.waiting_bytes -= sum([len(message.body) for message in messages])
-
-    def _drop_expired(self, offsets: Sequence[int]) -> None:
-        """They come again; the others of the same move are tried without them."""
-        over = set(offsets)
-        moving, self._moving_now = self._moving_now, []
-        for one in moving:
-            gone = [message for message in one.messages if message.offset in over or not over]
-            kept = [message for message in one.messages if message not in gone]
-            self._count_off(one.delivered, gone)
-            self.refused += [(one.delivered.index, message.offset) for message in gone]
-            if kept:
-                self._moving_now.append(_Moving(one.delivered, kept, one.to_subject, one.to_partition))
 
     # Views
 
