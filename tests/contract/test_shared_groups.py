@@ -5,13 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 
-import inturn
-from inturn import Connection, ConsumerSettings, Context, GroupMode, Message, Result, RetryDelays, aio, suspend
+from inturn import (
+    Connection,
+    ConsumerSettings,
+    Context,
+    GroupMode,
+    Message,
+    OnExhausted,
+    Result,
+    RetryDelays,
+    aio,
+    suspend,
+)
+from inturn.consumer.duty import Duty
 from inturn.errors import GroupConflict, InvalidInput
 from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, Witness, eventually, quick, send, send_all
 
@@ -104,10 +116,9 @@ def test_what_fails_comes_again_to_anybody_and_nothing_waits_for_it(line: Connec
 def test_a_suspended_message_comes_again_after_the_time_it_asked_for(line: Connection) -> None:
     send(line, "line", "only")
     at_s: list[float] = []
-    clock = inturn.connection.SystemClock()
 
     def handle(message: Message, context: Context) -> object:
-        at_s.append(clock.monotonic())
+        at_s.append(time.monotonic())
         return suspend(0.3) if context.attempt == 1 else None
 
     seen = Seen(handle)
@@ -405,8 +416,8 @@ def test_members_of_another_mode_are_refused(line: Connection) -> None:
         ({"mode": "sharded"}, "mode='sharded': use 'exclusive', 'shared', 'broadcast'"),
         ({"mode": "shared", "offsets": "x"}, "leave offsets out"),
         ({"mode": "shared", "settings": ConsumerSettings(trace="x")}, "audit"),
-        ({"mode": "shared", "settings": ConsumerSettings(max_attempts=1, on_exhausted="park")}, "park"),
-        ({"mode": "shared", "duty": inturn.consumer.duty.Duty(keeps_only=True)}, "duty"),
+        ({"mode": "shared", "settings": ConsumerSettings(max_attempts=1, on_exhausted=OnExhausted.PARK)}, "park"),
+        ({"mode": "shared", "duty": Duty(keeps_only=True)}, "duty"),
     ],
 )
 def test_what_a_shared_group_cannot_do_is_said_at_once(
