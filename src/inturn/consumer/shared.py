@@ -86,7 +86,7 @@ class SharedCore:
         self._dead_letter_subject = dead_letter_subject(group, subject)
         self._generation = 0
         self._is_stopping = False
-        self._lanes: set[Lane] = set()  # one message may be in two, if it came again before the first was over
+        self._lanes: dict[Lane, None] = {}  # a message may be in two: it came again before the first one was over
         self._wanted = settings.concurrency  # how many messages to have at hand
         self._answered: dict[int, int] = {}  # the last ask that was answered, by partition
         self._each_s: float | None = None  # how long a message takes, smoothed
@@ -342,7 +342,7 @@ class SharedCore:
         for first in range(0, len(messages), size):
             some = messages[first : first + size]
             lane = Lane(delivered, some[0].offset, some, delivered.inbox)
-            self._lanes.add(lane)
+            self._lanes[lane] = None
             if self._is_stopping or not self.assigned:
                 self._give_back(lane)
             else:
@@ -435,7 +435,7 @@ class SharedCore:
 
     def _forget(self, lane: Lane) -> None:
         """Whatever of it is not over yet comes again when its receipt is over: begun too late, or not acknowledged."""
-        self._lanes.discard(lane)
+        self._lanes.pop(lane, None)
         self._count_off(lane.held, [*lane.kept, *lane.messages[lane.at :]])
 
     def _count_off(self, delivered: HeldPartition, messages: Sequence[Message]) -> None:
