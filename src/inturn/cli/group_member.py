@@ -113,6 +113,7 @@ def handle(
     look = _own_lag if how.mode is GroupMode.BROADCAST else _lag
     stalled: InturnError | None = None
     logs.mute("consumer.stopped")  # its error is told below
+    logs.mute("consumer.refused", command="Heartbeat")  # and so is this
     with contextlib.suppress(KeyboardInterrupt), _terminated_like_interrupted():
         consumer.start()
         stalled = _wait(connection, consumer, handler, follow, look)
