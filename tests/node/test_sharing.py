@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -330,6 +331,18 @@ def test_what_makes_no_sense_in_a_shared_group_is_refused_with_a_reason(machine:
         machine.ask(Fetch("orders", "crew", 7, "ann", 9, 0, 1, 100, 1.0))
     with pytest.raises(NotFound):
         machine.ask(Acknowledge("orders", "crew", "ann", 1, (PartitionReceipts(7, 1),)))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"delay_s": -1.0}, {"delay_s": float("nan")}, {"delay_s": 1e9}, {"key": b"k" * (2 << 20)}]
+)
+def test_nonsense_in_an_acknowledgement_changes_nothing(machine: Machine, ann: Member, bad: dict[str, Any]) -> None:
+    machine.append(2)
+    fetched = ann.fetch()
+    first, second = fetched.deliveries
+    with pytest.raises(InvalidInput):
+        ann.acknowledge(fetched, [first.offset], [Returned(second.offset, second.number, error="no", **bad)])
+    assert ann.acknowledge(fetched, [0, 1]) == Acknowledged()
 
 
 def test_a_reset_needs_that_nobody_consumes_and_ends_all_receipts(machine: Machine, ann: Member) -> None:

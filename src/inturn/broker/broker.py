@@ -362,7 +362,7 @@ class Broker:
         now_s = self._clock.monotonic()
         rows = []
         finished = self._offsets.finished_counts(group.id)
-        blocking = self.keys.blocking(group)
+        blocking = self.keys.blocking(group) if group.is_exclusive else {}  # elsewhere nothing waits for a key
         for index, committed in sorted(self._offsets.committed(group.id).items()):
             lease = self.leases.get(LeaseKey(group, index))
             owner = None if lease is None else lease.owner

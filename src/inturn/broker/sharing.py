@@ -27,6 +27,7 @@ from inturn.model.commands import (
 )
 from inturn.model.errors import InvalidInput, ReceiptExpired, StorageError
 from inturn.model.settings import PULL_BYTES_MAX, SPAN_MAX, VISIBILITY_S_MAX, VISIBILITY_S_MIN
+from inturn.state.bounds import KEY_BYTES_MAX, check_bytes
 from inturn.state.groups import GroupRecord
 from inturn.state.progress import ProgressRows
 
@@ -82,6 +83,8 @@ class Sharing:
         answered = self._answers.get((group.id, command.member))
         if answered is not None and command.number <= answered[0]:
             return answered[1]
+        for receipts in command.receipts:
+            _check_returned(receipts.returned)  # before anything is changed
         refused: list[tuple[int, int]] = []
         changed: list[tuple[int, SharedPartition]] = []
         now_s = self._clock.monotonic()
@@ -256,14 +259,18 @@ def _take(part: SharedPartition, receipts: PartitionReceipts, member: str, now_s
             over.append(done.offset)
     for one in receipts.returned:
         if is_current and part.holds(Receipt(one.offset, one.number), member, now_s):
-            part.give_back(one.offset, now_s + _delay_s(one), one.error, one.key)
+            part.give_back(one.offset, now_s + one.delay_s, one.error, one.key)
         else:
             over.append(one.offset)
     return over
 
 
-def _delay_s(returned: Returned) -> float:
-    return min(max(returned.delay_s, 0.0), DELAY_S_MAX)
+def _check_returned(returned: Sequence[Returned]) -> None:
+    for one in returned:
+        if not 0.0 <= one.delay_s <= DELAY_S_MAX:
+            raise InvalidInput(f"a delay of {one.delay_s!r} s for offset {one.offset}: use 0 to {DELAY_S_MAX:g}")
+        if one.key is not None:
+            check_bytes("key", one.key, KEY_BYTES_MAX)
 
 
 def _check(command: Fetch) -> None:

@@ -313,6 +313,8 @@ class Consumer:
         self._is_started = False
         self._is_killed = True
         self._trace = None
+        if self._broadcast is not None:
+            self._broadcast.close()  # the lock stays with the parent
         self._is_over.set()
 
     def _kill_own(self) -> None:
