@@ -126,13 +126,13 @@ def test_what_failed_is_settled_when_it_is_done() -> None:
 class Sharing(RuleBasedStateMachine):
     """Members fetch, acknowledge, return, lose answers, leave; time passes; the node restarts."""
 
-    members = ("a", "b", "c")
+    members = ("a", "b")
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
         self.epoch = 0
-        self.end = 0
+        self.end = 3
         self.acknowledged: set[int] = set()
         self.stored: tuple[int, bytes, dict[int, Failure]] = (0, b"", {})
         self.asks = dict.fromkeys(self.members, 0)
@@ -141,8 +141,10 @@ class Sharing(RuleBasedStateMachine):
         self.believed: dict[str, dict[Receipt, tuple[int, float]]] = {member: {} for member in self.members}
         self.restart()
 
-    @rule()
-    def restart(self) -> None:
+    @rule(luck=st.integers(0, 5))
+    def restart(self, luck: int = 0) -> None:
+        if luck:  # not too often, or nothing gets old
+            return
         self.epoch += 1
         low, finished, failures = self.stored
         self.part = SharedPartition(self.epoch, low, finished, failures.values())
@@ -155,16 +157,18 @@ class Sharing(RuleBasedStateMachine):
         self.part.settled.clear()
         self.stored = (*self.part.tracker.snapshot(), failures)
 
-    @rule(count=st.integers(1, 5))
-    def append(self, count: int) -> None:
-        self.end += count
+    @rule()
+    def append(self) -> None:
+        self.end += 1
 
-    @rule(seconds=st.sampled_from([0.5, 3.0, VISIBILITY_S]))
-    def wait(self, seconds: float) -> None:
-        self.now_s += seconds
-
-    @rule(member=st.sampled_from(members), count=st.integers(1, 4), arrives=st.booleans())
-    def fetch(self, member: str, count: int, arrives: bool) -> None:
+    @rule(
+        member=st.sampled_from(members),
+        count=st.integers(1, 3),
+        arrives=st.booleans(),
+        after_s=st.sampled_from([0.0, 3.0, 7.0, VISIBILITY_S]),
+    )
+    def fetch(self, member: str, count: int, arrives: bool, after_s: float) -> None:
+        self.now_s += after_s
         self.asks[member] += 1
         ask, part = self.asks[member], self.part
         part.expire(self.now_s)
@@ -200,8 +204,10 @@ class Sharing(RuleBasedStateMachine):
             self.part.give_back(receipt.offset, self.now_s + delay_s, error)
             self.store()
 
-    @rule(member=st.sampled_from(members))
-    def leave(self, member: str) -> None:
+    @rule(member=st.sampled_from(members), luck=st.integers(0, 3))
+    def leave(self, member: str, luck: int) -> None:
+        if luck:
+            return
         self.part.free(member, self.now_s)
         self.believed[member].clear()
 
@@ -232,4 +238,4 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSharing.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
