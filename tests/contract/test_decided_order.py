@@ -129,6 +129,25 @@ def test_a_group_with_parked_keys_stays_at_order_by_key(line: Connection, quiet:
     line.set_order("line", "g", "key")
 
 
+def test_whoever_asks_for_what_was_decided_may_join_others_that_follow_it(mq: Connection) -> None:
+    """As a drain does, which asks for the order that the group keeps."""
+    send_all(mq, "orders", 40)
+    seen = Seen()
+    with mq.consumer("orders", "g", seen, order="key", settings=quick()):
+        seen.wait_for(40)
+        with (
+            pytest.raises(GroupConflict, match="its members use order='key'"),
+            mq.consumer("orders", "g", seen, order="partition", settings=quick()) as early,
+        ):
+            early.wait(WAIT_S)
+        mq.set_order("orders", "g", "partition")
+        with mq.consumer("orders", "g", seen, order="partition", settings=quick()) as late:
+            eventually(lambda: len(late.leases()) == 2, "it has its share")
+            mq.set_order("orders", "g", None)
+            with pytest.raises(GroupConflict, match="'partition'"):
+                late.wait(WAIT_S)
+
+
 def test_the_decision_survives_a_restart(bed: Bed, line: Connection) -> None:
     made(line)
     line.set_order("line", "g", "partition")

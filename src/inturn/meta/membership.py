@@ -96,7 +96,8 @@ class Membership:
             roster = self._rosters[group.id] = self._new_roster(group, command.order, strategy)
         if not roster.heard:
             roster.order, roster.strategy = command.order, strategy
-        _check_same(group, "order", roster.order, command.order)
+        if command.order != self._orders.get(group.id):  # whoever asks for what was decided is right in any case
+            _check_same(group, "order", roster.order, command.order)
         _check_same(group, "assignment", roster.strategy.value, strategy.value)
         if command.takes_over and not group.is_exclusive:
             raise GroupConflict(group.name, f"it is a {group.mode.value} group: there are no partitions to take over")
