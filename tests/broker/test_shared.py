@@ -123,6 +123,18 @@ def test_what_failed_is_settled_when_it_is_done() -> None:
     assert (part.settled, part.failed) == ({0}, {})
 
 
+def test_what_is_acknowledged_leaves_nothing_behind_however_long_the_visibility() -> None:
+    part = SharedPartition(1, 0)
+    for ask in range(100):
+        part.hear("a", ask + 1, ask, float(ask))
+        for offset in range(10 * ask, 10 * ask + 10):
+            part.give(offset, "a", ask + 1, ask + 40_000.0)
+        for offset in range(10 * ask, 10 * ask + 10):
+            part.acknowledge(offset)
+        assert part.next_due_s() == float("inf")
+    assert (part.given, part._terms, part._due, part._waiting) == ({}, [], [], {})
+
+
 class Sharing(RuleBasedStateMachine):
     """Members fetch, acknowledge, return, lose answers, leave; time passes; the node restarts."""
 
@@ -175,7 +187,7 @@ class Sharing(RuleBasedStateMachine):
         assert part.hear(member, ask, self.answered[member], self.now_s)
         offsets = part.due(self.now_s, count)
         offsets += part.new_ones(0, self.end, count - len(offsets))
-        live = {offset for offset, one in part.given.items() if one.ends_at_s > self.now_s}
+        live = {offset for offset, one in part.given.items() if one.term.ends_at_s > self.now_s}
         assert not live & set(offsets), "somebody has it"
         assert not self.acknowledged & set(offsets), "it was acknowledged"
         given = [part.give(offset, member, ask, self.now_s + VISIBILITY_S) for offset in offsets]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inturn.model.commands import Delivery, Failure, Receipt
 from inturn.model.tracker import CommitTracker
@@ -23,13 +23,21 @@ NEVER = float("inf")
 EXPIRED = "not acknowledged in time"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Term:
+    """What was given out at the same time, as far as somebody has it still, and when that is over."""
+
+    ends_at_s: float
+    offsets: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """A message that somebody has."""
 
     number: int  # of the receipt
     member: str
-    ends_at_s: float
+    term: Term
 
 
 class SharedPartition:
@@ -52,7 +60,9 @@ class SharedPartition:
             self._recorded.add(one.offset)
         self._waiting: dict[int, float] = {}  # when it may be given out again, by offset
         self._due: list[tuple[float, int]] = []  # a heap of the same; entries that say something else are void
-        self._ends: list[tuple[float, int, int]] = []  # a heap: when which receipt of which offset is over
+        # A heap by time. Not one entry for each message: most are acknowledged long before, and would pile up here.
+        self._terms: list[tuple[float, int, Term]] = []
+        self._term: Term | None = None  # the last one
         self._asks: dict[str, tuple[int, float]] = {}  # the newest of each member, and when it was heard
         # What was given out to each member for asks whose answers may not have arrived: ask and receipt.
         self._unsure: dict[str, list[tuple[int, Receipt]]] = {}
@@ -67,8 +77,9 @@ class SharedPartition:
             return False
         self._asks[member] = ask, now_s
         for given_for, receipt in self._unsure.pop(member, ()):
-            if given_for > answered and self._is_given(receipt.number, receipt.offset):
-                del self.given[receipt.offset]
+            given = self.given.get(receipt.offset)
+            if given_for > answered and given is not None and given.number == receipt.number:
+                self._end(receipt.offset)
                 self.put_off(receipt.offset, now_s)
         return True
 
@@ -88,7 +99,7 @@ class SharedPartition:
         """The member is gone, by its own word: whatever it has is to be given out again, and did not fail."""
         self.forget(member)
         for offset in [offset for offset, one in self.given.items() if one.member == member]:
-            del self.given[offset]
+            self._end(offset)
             self.put_off(offset, now_s)
 
     def due(self, now_s: float, count: int) -> list[int]:
@@ -110,9 +121,13 @@ class SharedPartition:
         if offset in self.given or offset in self._waiting or offset in self.tracker:
             raise ValueError(f"offset {offset} is not to be given out")
         number = next(self._numbers)
-        self.given[offset] = Given(number, member, ends_at_s)
+        term = self._term
+        if term is None or term.ends_at_s != ends_at_s:
+            term = self._term = Term(ends_at_s)
+            heapq.heappush(self._terms, (ends_at_s, number, term))
+        term.offsets.add(offset)
+        self.given[offset] = Given(number, member, term)
         self._unsure.setdefault(member, []).append((ask, Receipt(offset, number)))
-        heapq.heappush(self._ends, (ends_at_s, number, offset))
         attempts = self.attempts.get(offset, 0)
         if offset < self.cursor:
             self.redeliveries += 1
@@ -144,17 +159,21 @@ class SharedPartition:
         given = self.given.get(receipt.offset)
         if given is None or (given.number, given.member) != (receipt.number, member):
             return False
-        return now_s < given.ends_at_s
+        return now_s < given.term.ends_at_s
+
+    def _end(self, offset: int) -> None:
+        """Nobody has it any more."""
+        self.given.pop(offset).term.offsets.discard(offset)
 
     def acknowledge(self, offset: int) -> None:
         """It is done. Its receipt must hold."""
-        del self.given[offset]
+        self._end(offset)
         self.tracker.add([offset])
         self._settle(offset)
 
     def give_back(self, offset: int, at_s: float, error: str | None, key: bytes | None = None) -> None:
         """It is to be given out again, not before this; with an error it has failed. Its receipt must hold."""
-        del self.given[offset]
+        self._end(offset)
         if error is not None:
             self._fail(offset, error, key)
         self.put_off(offset, at_s)
@@ -162,15 +181,19 @@ class SharedPartition:
     def expire(self, now_s: float) -> int:
         """What was not acknowledged in time waits to be given out again, and has failed. Returns how many."""
         count = 0
-        while self._ends and self._ends[0][0] <= now_s:
-            _, number, offset = heapq.heappop(self._ends)
-            given = self.given.get(offset)
-            if given is not None and given.number == number:
+        while self._terms and self._terms[0][0] <= now_s:
+            for offset in sorted(self._pop_term().offsets):
                 del self.given[offset]
                 self._fail(offset, EXPIRED, None)
                 self.put_off(offset, now_s)
                 count += 1
         return count
+
+    def _pop_term(self) -> Term:
+        term = heapq.heappop(self._terms)[2]
+        if term is self._term:
+            self._term = None
+        return term
 
     def _fail(self, offset: int, error: str, key: bytes | None) -> None:
         attempts = self.attempts[offset] = self.attempts.get(offset, 0) + 1
@@ -192,18 +215,14 @@ class SharedPartition:
 
     def next_due_s(self) -> float:
         """When something may be given out again: it was put off until then, or its receipt is over."""
-        while self._ends and not self._is_given(*self._ends[0][1:]):
-            heapq.heappop(self._ends)
-        return min(self.next_waiting_s(), self._ends[0][0] if self._ends else NEVER)
+        while self._terms and not self._terms[0][2].offsets:
+            self._pop_term()
+        return min(self.next_waiting_s(), self._terms[0][0] if self._terms else NEVER)
 
     def next_waiting_s(self) -> float:
         while self._due and self._waiting.get(self._due[0][1]) != self._due[0][0]:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else NEVER
-
-    def _is_given(self, number: int, offset: int) -> bool:
-        given = self.given.get(offset)
-        return given is not None and given.number == number
 
     def shares(self) -> Mapping[str, int]:
         """How many each member has."""
