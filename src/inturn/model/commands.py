@@ -379,7 +379,8 @@ class PartitionReceipts(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Acknowledge(Command, frozen=True, gc=False):
     """Messages of a shared group are done, or are to be given out again. Stored together, or nothing.
 
-    `number` counts up per member: the same again is answered as it was. Receipts that are over are refused, each alone.
+    `number` counts up per member: the same again is answered as it was; older ones, to whose answers nobody listens any
+    more, change nothing. Receipts that are over are refused, each alone.
     """
 
     subject: str
