@@ -56,6 +56,11 @@ PRINTS = {
         r"both had something to do: True",
         r"50 orders, each in its order: True",
     ],
+    "shared_and_broadcast.py": [
+        r"60 mails, each sent once: True",
+        r"both had something to do on one partition: True\ncame again: 1",
+        r"every cache heard everything, in order: True",
+    ],
     "spark_audit.py": [r"order kept: 500 started, 500 finished"],
     "spark_etl.py": [r"^200 rows of 100 orders\n300 rows of 100 orders\norder-7: created, paid, shipped\n$"],
     "spark_balances.py": [r"^1000 moves of 50 accounts in \d+ round\(s\): every balance is right\n$"],
@@ -143,6 +148,13 @@ def check_printed(name: str, rest: str) -> None:
 def test_what_how_tos_show_is_python(path: Path) -> None:
     for block in python_blocks(path.read_text(encoding="utf-8")):
         compile(block.code, f"{path.name}:{block.line}", "exec")
+
+
+def test_the_how_to_on_modes_runs(tmp_path: Path) -> None:
+    how_to = ROOT / "docs" / "how-to" / "shared-and-broadcast.md"
+    program = tmp_path / "modes.py"
+    program.write_text(script(python_blocks(how_to.read_text(encoding="utf-8")), str(how_to)), encoding="utf-8")
+    assert run(program, folder=tmp_path) == "1\n{'one': {'tea': b'11'}, 'two': {'tea': b'11'}}\n"
 
 
 @pytest.mark.timeout(2 * SPARK_TIME_S_MAX + 20)

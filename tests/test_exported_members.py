@@ -23,6 +23,7 @@ PUBLIC = [
     "DeadLetters",
     "FlowControl",
     "Flush",
+    "GroupMode",
     "Hook",
     "InturnError",
     "KeyDescription",

@@ -31,7 +31,15 @@ from inturn.model.errors import Closed, InturnError
 from inturn.model.message import Message
 from inturn.model.observer import Observer
 from inturn.model.position import Position
-from inturn.model.settings import ConsumerSettings, Flush, LeaseSettings, LogSettings, Order, ProducerSettings
+from inturn.model.settings import (
+    ConsumerSettings,
+    Flush,
+    GroupMode,
+    LeaseSettings,
+    LogSettings,
+    Order,
+    ProducerSettings,
+)
 from inturn.outbox.outbox import Outbox
 from inturn.producer.core import Selector
 from inturn.producer.flight import SendHandle, Stored
@@ -141,6 +149,7 @@ class AsyncConnection:
     groups = _in_thread(Connection.groups)
     describe_group = _in_thread(Connection.describe_group)
     reset_group = _in_thread(Connection.reset_group)
+    set_order = _in_thread(Connection.set_order)
     keys = _in_thread(Connection.keys)
     describe_key = _in_thread(Connection.describe_key)
     key_head = _in_thread(Connection.key_head)
@@ -186,7 +195,9 @@ class AsyncConnection:
         group: str,
         handler: Handler,
         *,
-        order: Order | str = Order.PARTITION,
+        order: Order | str | None = None,
+        mode: GroupMode | str = GroupMode.EXCLUSIVE,
+        offsets: str | os.PathLike[str] | None = None,
         start: str | int | datetime | Position = "first",
         settings: ConsumerSettings | None = None,
         hooks: Sequence[Hook] = (),
@@ -202,6 +213,8 @@ class AsyncConnection:
                 group,
                 handler,
                 order=order,
+                mode=mode,
+                offsets=offsets,
                 start=start,
                 settings=settings,
                 hooks=hooks,

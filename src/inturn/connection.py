@@ -52,6 +52,7 @@ from inturn.model.commands import (
     NodeDescription,
     RequestState,
     ResetGroup,
+    SetOrder,
     SteerKey,
     SubjectDescription,
     SubjectList,
@@ -67,6 +68,7 @@ from inturn.model.route import check_partition_count
 from inturn.model.settings import (
     ConsumerSettings,
     Flush,
+    GroupMode,
     KeyAction,
     Keyless,
     LeaseSettings,
@@ -253,7 +255,9 @@ class Connection:
         group: str,
         handler: Handler,
         *,
-        order: Order | str = Order.PARTITION,
+        order: Order | str | None = None,
+        mode: GroupMode | str = GroupMode.EXCLUSIVE,
+        offsets: str | os.PathLike[str] | None = None,
         start: str | int | datetime | Position = "first",
         settings: ConsumerSettings | None = None,
         hooks: Sequence[Hook] = (),
@@ -263,10 +267,14 @@ class Connection:
     ) -> Consumer:
         """A member of the group, not started yet: use it in a `with` block, or call `start` and `stop`.
 
-        `order` says what runs one after the other: "partition", "key" (messages of one key; different keys run at the
-        same time, whatever partition they are in), or "none". The handler may be `async def`; it then runs in `loop`,
-        or in an event loop of the consumer's own. `start` says where a group that is new begins; one that exists goes
-        on where it was. `duty` is for programs that divide the work of a group themselves.
+        `order` says what runs one after the other: "partition" (unless it is said), "key" (messages of one key;
+        different keys run at the same time, whatever partition they are in), or "none". `mode` is that of the group,
+        from its first member on: "exclusive" (a partition belongs to one member; needed for order), "shared" (all
+        members take messages of all partitions; no order, each message comes again unless it is acknowledged in time),
+        or "broadcast" (every member gets everything, and keeps its place in the folder `offsets`, under its `name`).
+        The handler may be `async def`; it then runs in `loop`, or in an event loop of the consumer's own. `start` says
+        where a group that is new begins; one that exists goes on where it was. `duty` is for programs that divide the
+        work of a group themselves.
         """
         self._check_open()
         self.subject(subject)
@@ -277,6 +285,8 @@ class Connection:
             group,
             handler,
             order=order,
+            mode=mode,
+            offsets=offsets,
             start=start,
             settings=settings,
             lease=self._node.lease,
@@ -295,23 +305,37 @@ class Connection:
         subject: str,
         group: str,
         *,
-        order: Order | str = Order.PARTITION,
+        order: Order | str | None = None,
+        mode: GroupMode | str = GroupMode.EXCLUSIVE,
+        offsets: str | os.PathLike[str] | None = None,
         start: str | int | datetime | Position = "first",
         settings: ConsumerSettings | None = None,
         hooks: Sequence[Hook] = (),
+        name: str | None = None,
     ) -> Callable[[_HandlerT], _HandlerT]:
         """Decorate a function `(message, context)` to be run by `run`."""
 
         check_name("subject", subject, reserved=True)
         check_name("group", group)
-        one_of(Order, "order", order)
+        if order is not None:
+            one_of(Order, "order", order)
+        one_of(GroupMode, "mode", mode)
         checked(settings, ConsumerSettings, "settings")
 
         def register(function: _HandlerT) -> _HandlerT:
             check_handler(function)
             self._handlers.append(
                 lambda: self.consumer(
-                    subject, group, function, order=order, start=start, settings=settings, hooks=hooks
+                    subject,
+                    group,
+                    function,
+                    order=order,
+                    mode=mode,
+                    offsets=offsets,
+                    start=start,
+                    settings=settings,
+                    hooks=hooks,
+                    name=name,
                 )
             )
             return function
@@ -412,6 +436,17 @@ class Connection:
     def reset_group(self, subject: str, group: str, position: str | int | datetime | Position) -> None:
         """Move the group to a position in all partitions. GroupConflict while one of its consumers runs."""
         self._ask(ResetGroup(subject, group, position_text(parse_position(position))), Done)
+
+    def set_order(self, subject: str, group: str, order: Order | str | None) -> None:
+        """Decide which order the members of a group keep to, whatever they ask for; None leaves it to them again.
+
+        Members follow a stricter order than they asked for ("partition" is stricter than "key", "key" than "none"):
+        they finish what runs, and go on with it. At a weaker one they stop with GroupConflict, since their handlers may
+        rely on what they asked for. GroupConflict for a shared group, which keeps no order, and while keys are parked
+        unless it is "key". Retries (the group's retry subject) keep what was asked for.
+        """
+        text = "" if order is None else one_of(Order, "order", order).value
+        self._ask(SetOrder(subject, group, text), Done)
 
     # Keys
 

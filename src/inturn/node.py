@@ -26,6 +26,7 @@ from inturn.meta.growth import check_growth
 from inturn.meta.membership import Membership
 from inturn.model.clock import Clock
 from inturn.model.commands import (
+    Acknowledge,
     Acquire,
     Answer,
     Append,
@@ -39,6 +40,7 @@ from inturn.model.commands import (
     DescribeSubject,
     DiskRoom,
     Done,
+    Fetch,
     FindRequest,
     FindSubject,
     GroupDescription,
@@ -67,6 +69,7 @@ from inturn.model.commands import (
     Reply,
     ResetGroup,
     ResolvePosition,
+    SetOrder,
     SteerKey,
     SubjectDescription,
     SubjectList,
@@ -75,7 +78,18 @@ from inturn.model.errors import Closed, GateClosed, GroupConflict, InturnError, 
 from inturn.model.names import check_name, dead_letter_subject, retry_subject
 from inturn.model.observer import Observer
 from inturn.model.position import parse_position
-from inturn.model.settings import KeyAction, Keyless, LeaseSettings, Limits, Order, Routing, Strategy, one_of
+from inturn.model.settings import (
+    GroupMode,
+    KeyAction,
+    Keyless,
+    LeaseSettings,
+    Limits,
+    LotState,
+    Order,
+    Routing,
+    Strategy,
+    one_of,
+)
 from inturn.model.subject import Subject
 from inturn.model.timers import Timer, Timers
 from inturn.node_survey import Survey
@@ -94,7 +108,8 @@ from inturn.state.subjects import Subjects
 from inturn.state.survey import SurveyRows
 from inturn.version import SOFTWARE
 
-_NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Claim | Pull | Read
+_NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Claim | Pull | Read | Fetch
+_OF_MEMBER = Acquire | Claim | Pull | Heartbeat | Fetch
 LOOK_ON_S = 0.01  # a gate that was not looked at to the end is looked at again after this
 COME_BACK_S = 1.0  # a member whose stream was lost has so long to be heard again before others are asked
 
@@ -136,7 +151,7 @@ class InProcessNode:
         self._spoke_through: dict[Leave, object] = {}  # the stream that a member in another process was last heard on
         members = Members(database)
         leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
-        self.membership = Membership(members, clock, lease, leases.holders)
+        self.membership = Membership(members, clock, lease, leases.holders, self._groups.orders())
         lots = Lots(database)
         self.keys = Keys(Failures(database), lots, KeyRequests(database), clock)
         offsets = OffsetRows(database)
@@ -173,6 +188,8 @@ class InProcessNode:
             Pull: self._pull,
             Commit: self._commit,
             Release: self._release,
+            Fetch: self._fetch,
+            Acknowledge: self._acknowledge,
             ReadLot: lambda command, _: self.broker.read_lot(self._group(command.subject, command.group), command),
             Read: self._read,
             CreateSubject: self._create_subject,
@@ -184,6 +201,7 @@ class InProcessNode:
             ListGroups: lambda _, __: GroupList(tuple(GroupName(*name) for name in sorted(self._known_groups))),
             DescribeGroup: self._describe_group,
             ResetGroup: self._reset_group,
+            SetOrder: self._set_order,
             SteerKey: self._steer_key,
             FindRequest: self._find_request,
             ListKeys: lambda command, _: self.keys.list_keys(self._group(command.subject, command.group)),
@@ -312,7 +330,7 @@ class InProcessNode:
 
     def _wake_key(self, command: Command) -> Hashable:
         match command:
-            case Pull() | Read():
+            case Pull() | Read() | Fetch():
                 return "log", command.subject, command.partition
             case Acquire() | Claim():
                 return "lease", command.subject, command.group, command.partition
@@ -323,10 +341,13 @@ class InProcessNode:
         raise TypeError(f"{type(command).__name__} is never held back")
 
     def _wake_at_expiry(self, command: Command, key: Hashable) -> None:
-        if not isinstance(command, Acquire | Claim):
+        if not isinstance(command, Acquire | Claim | Fetch):
             return
         lease_key = LeaseKey(self._group(command.subject, command.group), command.partition)
-        if isinstance(command, Claim):
+        at_s: float | None
+        if isinstance(command, Fetch):
+            at_s = self.broker.sharing.next_due_s(lease_key.group, command.partition)
+        elif isinstance(command, Claim):
             at_s = self.broker.claims.expires_at_s(lease_key, command)
         else:
             at_s = self.broker.leases.expires_at_s(lease_key)
@@ -365,7 +386,9 @@ class InProcessNode:
         group = self._group(command.subject, command.group)
         if self.membership.leave(group, self._subject(command.subject), command.member):
             self._held.wake_later(("group", command.subject, command.group))
-        self._forget_member(command, Acquire | Claim | Pull | Heartbeat)
+        self._forget_member(command, _OF_MEMBER)
+        for partition in self.broker.sharing.leave(group, command.member):
+            self._held.wake_later(("log", command.subject, partition))
         claims = self.broker.claims
         released = claims.release_all(group, command.member)
         released += self.broker.leases.release_all(
@@ -404,6 +427,7 @@ class InProcessNode:
                 self.membership.leave(group, self._subject(group.subject), member)
                 # If it lives on, it asks again. If not, nothing is to be granted to it.
                 self._forget_member(Leave(group.subject, group.name, member), Acquire)
+                self.broker.sharing.forget_member(group, member)
                 self._held.wake_later(("group", group.subject, group.name))
             for group in self.membership.groups():
                 if self.membership.reassign(group, self._subject(group.subject)):
@@ -416,6 +440,7 @@ class InProcessNode:
         subject = self._subject(command.subject)
         self.broker.log(subject, command.partition)
         group = self._group(command.subject, command.group)
+        _check_mode(group, GroupMode.EXCLUSIVE)
         try:
             self._check_gate(subject, group, command.partition)
             granted = self.broker.acquire(group, command)
@@ -478,6 +503,26 @@ class InProcessNode:
         self._wake_children(command, [command.partition])
         return Done()
 
+    def _fetch(self, command: Fetch, attempt: Try) -> Answer | None:
+        group = self._group(command.subject, command.group)
+        _check_mode(group, GroupMode.SHARED)
+        fetched = self.broker.fetch(self._subject(command.subject), group, command, is_first=attempt is Try.FIRST)
+        part = self.broker.sharing.find(group, command.partition)
+        is_waited_for = part is not None and part.is_newest(command.member, command.ask)
+        waits = attempt is not Try.LAST and command.wait_s > 0 and is_waited_for
+        return None if waits and not fetched.deliveries else fetched
+
+    def _acknowledge(self, command: Acknowledge, _: Try) -> Answer:
+        group = self._group(command.subject, command.group)
+        _check_mode(group, GroupMode.SHARED)
+        for receipts in command.receipts:
+            self.broker.log(self._subject(command.subject), receipts.partition)
+        acknowledged = self.broker.sharing.acknowledge(group, command)
+        for receipts in command.receipts:
+            if receipts.returned:
+                self._held.wake_later(("log", command.subject, receipts.partition))
+        return acknowledged
+
     def _wake_askers(self, command: Commit | Release | ResetGroup, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:
             self._held.wake_later(("request", command.subject, command.group, request_id))
@@ -509,6 +554,10 @@ class InProcessNode:
             group = self._group(command.subject, command.group)
             check_target(group, command.to_subject)
             target = self._subject(command.to_subject)
+            if not group.is_exclusive:
+                _check_mode(group, GroupMode.SHARED)
+                self.broker.log(self._subject(command.subject), command.partition)
+                self.broker.sharing.check(group, command.partition, command.epoch, command.member, command.receipts)
         self.broker.move(group, target, command, reply)
 
     # Producing
@@ -601,7 +650,9 @@ class InProcessNode:
     def _describe_group(self, command: DescribeGroup, _: Try) -> Answer:
         subject = self._subject(command.subject)
         group = self._group(command.subject, command.group)
-        partitions = self.broker.group_partitions(subject, group)
+        # What a broadcast group has done is known to its members only.
+        is_known = group.mode is not GroupMode.BROADCAST
+        partitions = self.broker.group_partitions(subject, group) if is_known else ()
         return GroupDescription(
             subject.name,
             group.name,
@@ -612,22 +663,55 @@ class InProcessNode:
             self.membership.strategy(group),
             self.broker.group_claims(subject, group),
             self.membership.taken_over_by(group),
+            group.mode.value,
+            self.membership.decided_order(group),
         )
 
     def _reset_group(self, command: ResetGroup, _: Try) -> Answer:
         subject = self._subject(command.subject)
         position = parse_position(command.position)
         group = self._group(command.subject, command.group)
+        if group.mode is GroupMode.BROADCAST:
+            raise GroupConflict(
+                group.name, "its members keep their own offsets; stop one, remove its offset file, and start it anew"
+            )
+        members = self.membership.members(group)
+        if members and not group.is_exclusive:
+            raise GroupConflict(group.name, f"{members[0]} consumes it; stop the group's consumers before a reset")
         taken_back = self.broker.reset(subject, group, position)
         if taken_back:
             self._announce(group)
             self._wake_askers(command, taken_back)
         return Done()
 
+    def _set_order(self, command: SetOrder, _: Try) -> Answer:
+        group = self._group(command.subject, command.group)
+        order = one_of(Order, "order", command.order) if command.order else None
+        if group.mode is GroupMode.SHARED:
+            raise GroupConflict(group.name, "it is a shared group, which keeps no order; use another group for that")
+        if order not in (None, Order.KEY):
+            keys = self.keys.list_keys(group).keys
+            parked = [one for one in keys if one.state in (LotState.PARKED, LotState.RESUMING)]
+            if parked:
+                raise GroupConflict(
+                    group.name,
+                    f"{len(parked)} of its keys are parked, which order={order!r} knows nothing of; resume them first: "
+                    "`inturn key list`",
+                )
+        self._groups.set_order(group.id, order)
+        self.membership.decide_order(group, order)
+        self._held.wake_later(("group", group.subject, group.name))
+        return Done()
+
     # Keys
 
     def _steer_key(self, command: SteerKey, _: Try) -> Answer:
         group = self._group(command.subject, command.group)
+        if not group.is_exclusive:
+            raise GroupConflict(
+                group.name,
+                f"it is a {group.mode.value} group, in which no key waits for anything; there is nothing to do",
+            )
         order = self.membership.order(group)
         if command.action == KeyAction.PARK and order not in (None, Order.KEY):
             raise GroupConflict(
@@ -676,14 +760,24 @@ class InProcessNode:
 
     def _group_or_new(self, subject: Subject, command: Heartbeat) -> GroupRecord:
         known = self._known_groups.get((subject.name, command.group))
+        mode = one_of(GroupMode, "mode", command.mode)
         if known is not None:
+            _check_mode(known, mode)
             return known
         check_name("group", command.group)
         starts = self.broker.resolve(subject, parse_position(command.start))
-        group_id = self._groups.create(subject.name, command.group, command.start, starts, self._clock.time_ms())
-        group = GroupRecord(subject.name, command.group, group_id, command.start)
+        group_id = self._groups.create(subject.name, command.group, command.start, starts, self._clock.time_ms(), mode)
+        group = GroupRecord(subject.name, command.group, group_id, command.start, mode)
         self._known_groups[subject.name, command.group] = group
         return group
+
+
+def _check_mode(group: GroupRecord, mode: GroupMode) -> None:
+    if group.mode is not mode:
+        raise GroupConflict(
+            group.name,
+            f"it was made with mode={group.mode.value!r}, this asks for {mode.value!r}; use the same, or another group",
+        )
 
 
 def _if_any(pulled: Pulled, command: Pull | Read, attempt: Try) -> Pulled | None:
@@ -693,6 +787,6 @@ def _if_any(pulled: Pulled, command: Pull | Read, attempt: Try) -> Pulled | None
 
 def _is_of(command: Command, leave: Leave) -> bool:
     """Whether the command came from the member that leaves."""
-    if not isinstance(command, Acquire | Claim | Pull | Heartbeat):
+    if not isinstance(command, _OF_MEMBER):
         return False
     return (command.subject, command.group, command.member) == (leave.subject, leave.group, leave.member)

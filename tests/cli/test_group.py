@@ -65,6 +65,9 @@ def test_a_group_is_described_on_all_its_subjects(billing: Cli) -> None:
         "finished_count",
         "done_per_s",
         "blocking",
+        "outstanding",
+        "waiting",
+        "redeliveries",
     }
     assert partition["committed"] == partition["end_offset"]
     assert partition["epoch"] == 1

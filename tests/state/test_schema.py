@@ -12,9 +12,12 @@ from sqlalchemy.schema import CreateTable
 
 import inturn.state
 from inturn.model.errors import SchemaMismatch, StorageError
+from inturn.model.settings import GroupMode, Limits, Routing, Strategy
 from inturn.state import schema
 from inturn.state.database import Database
+from inturn.state.groups import Groups
 from inturn.state.producers import Producers
+from inturn.state.subjects import Subjects
 
 
 def _file_with(path: Path, *statements: str) -> None:
@@ -85,10 +88,32 @@ def test_an_older_version_is_migrated_step_by_step(database: Database) -> None:
     assert steps == [newest]
 
 
+def _without_modes_of_groups(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE groups DROP COLUMN mode"))
+    connection.execute(text("ALTER TABLE groups DROP COLUMN set_order"))
+
+
+def test_groups_of_version_3_are_exclusive_and_keep_the_order_they_ask_for(tmp_path: Path) -> None:
+    """C12: there were no other modes then."""
+    database = Database.open(tmp_path / "state.db")
+    Subjects(database).create("orders", 1, Routing.SLOTS, Strategy.STRICT, Limits(), 0)
+    Groups(database).create("orders", "billing", "first", [0], 0)
+    with database.transaction() as connection:
+        _without_modes_of_groups(connection)
+        connection.execute(text("UPDATE schema_version SET version = 3"))
+    database.close()
+    database = Database.open(tmp_path / "state.db")
+    groups = Groups(database)
+    assert [(one.name, one.mode) for one in groups.all()] == [("billing", GroupMode.EXCLUSIVE)]
+    assert groups.orders() == {}
+    database.close()
+
+
 def test_a_folder_of_version_1_goes_on_with_its_leases_and_producers(tmp_path: Path) -> None:
     """As it was before leases had a life and producers a nonce of their own."""
     database = Database.open(tmp_path / "state.db")
     with database.transaction() as connection:
+        _without_modes_of_groups(connection)
         for table in ("descents", "gates"):
             connection.execute(text(f"DROP TABLE {table}"))
         connection.execute(text("ALTER TABLE key_requests DROP COLUMN origin"))

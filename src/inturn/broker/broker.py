@@ -15,6 +15,7 @@ from inturn.broker.gates import Gates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.rates import Rates
+from inturn.broker.sharing import Sharing
 from inturn.log.engine import Log, LogEngine
 from inturn.model.batch import chosen
 from inturn.model.clock import Clock
@@ -27,6 +28,8 @@ from inturn.model.commands import (
     Commit,
     Committed,
     Done,
+    Fetch,
+    Fetched,
     Granted,
     GroupPartition,
     LotContent,
@@ -94,6 +97,7 @@ class Broker:
         self.leases = leases
         self.gates = gates(self.log)
         self.claims = ClaimTable(leases, clock, observer)
+        self.sharing = Sharing(progress, leases, clock, self._count_shared)
         self.keys = keys
 
     # Logs
@@ -338,12 +342,24 @@ class Broker:
             done = progress.offset + finished_count(progress.finished)
             self._done.reached((group.id, progress.partition), done)
 
+    def _count_shared(self, group: GroupRecord, partition: int, done: int, is_start: bool) -> None:
+        if is_start:
+            self._done.start((group.id, partition), done)
+        else:
+            self._done.reached((group.id, partition), done)
+
+    def fetch(self, subject: Subject, group: GroupRecord, command: Fetch, *, is_first: bool) -> Fetched:
+        """Messages of a shared group, as many as there are; see `Sharing`."""
+        return self.sharing.fetch(group, self.log(subject, command.partition), command, is_first=is_first)
+
     def read_lot(self, group: GroupRecord, command: ReadLot) -> LotContent:
         self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
         return self.keys.read_lot(group, command.partition, command.key, command.after, command.max_bytes)
 
     def move(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
-        self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
+        """The receipts of a shared group are the caller's to check, since that needs the node's lock."""
+        if group.is_exclusive:
+            self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
         log = self.log(target, command.to_partition)
         log.append(command.batch, lambda answer: reply(Done() if isinstance(answer, Appended) else answer))
 
@@ -353,7 +369,7 @@ class Broker:
         now_s = self._clock.monotonic()
         rows = []
         finished = self._offsets.finished_counts(group.id)
-        blocking = self.keys.blocking(group)
+        blocking = self.keys.blocking(group) if group.is_exclusive else {}  # elsewhere nothing waits for a key
         for index, committed in sorted(self._offsets.committed(group.id).items()):
             lease = self.leases.get(LeaseKey(group, index))
             owner = None if lease is None else lease.owner
@@ -362,6 +378,7 @@ class Broker:
             end_offset, done = self.log(subject, index).end_offset, finished.get(index, 0)
             done_per_s = self._done.per_s((group.id, index))
             closed = self.gates.closed(subject, group, index)
+            shared = self.sharing.find(group, index)
             rows.append(
                 GroupPartition(
                     index,
@@ -374,6 +391,9 @@ class Broker:
                     done_per_s,
                     blocking.get(index),
                     None if closed is None else ShutGate(closed.parent, closed.offset),
+                    0 if shared is None else len(shared.given),
+                    0 if shared is None else shared.waiting_count,
+                    0 if shared is None else shared.redeliveries,
                 )
             )
         return tuple(rows)
@@ -398,6 +418,7 @@ class Broker:
         self._offsets.reset(group.id, offsets, self._clock.time_ms())
         self.leases.forget(group)
         self.gates.forget(group)
+        self.sharing.forget(group)
         return self.keys.forget(group)
 
     def _read(self, log: Log, offset: int, max_bytes: int, slots: SlotSet) -> Pulled:

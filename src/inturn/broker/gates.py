@@ -71,8 +71,8 @@ class Gates:
     def closed(self, subject: Subject, group: GroupRecord, partition: int) -> Closed | None:
         """What keeps the partition shut for the group; None: it is open, from now on for good."""
         descents = subject.route.descents_of(partition)
-        if not descents or (group.id, partition) in self._open:
-            return None
+        if not descents or not group.is_exclusive or (group.id, partition) in self._open:
+            return None  # without order nothing has to come first
         for descent in descents:
             found = self._closed_by(subject, group, descent)
             if found is not None:

@@ -128,6 +128,12 @@ class LeaseTable:
             self._rows.outlive_owner(key.group.id, key.partition, epoch, self._clock.time_ms())
             lease.is_local = False
 
+    def raise_epoch(self, key: LeaseKey) -> int:
+        """A new epoch that nobody holds: for shared groups, whose receipts are valid within one."""
+        epoch = self._rows.raise_epoch(key.group.id, key.partition, self._clock.time_ms())
+        self._leases[key.group.id, key.partition] = Lease(None, epoch, 0, self._clock.monotonic(), self.life_s)
+        return epoch
+
     def renew(self, key: LeaseKey, owner: str, epoch: int) -> None:
         self._renew(self.check(key, owner, epoch), self._clock.monotonic())
 

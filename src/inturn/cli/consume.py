@@ -16,7 +16,7 @@ from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, Subject, exampl
 from inturn.cli.screen import Screen, counted
 from inturn.cli.session import command, opened, position
 from inturn.model.errors import NotFound, StorageError
-from inturn.model.settings import OnExhausted, Order, Routing
+from inturn.model.settings import GroupMode, OnExhausted, Order, Routing
 
 if TYPE_CHECKING:
     from inturn.connection import Connection
@@ -30,6 +30,8 @@ EXAMPLES = examples(
     "inturn consume orders --group billing",
     "inturn consume orders --group billing --order key --follow",
     "inturn consume orders --group billing --order key --trace ./traces",
+    "inturn consume orders --group mailing --mode shared --visibility-s 60 --follow",
+    "inturn consume orders --group caches --mode broadcast --offsets ./offsets --name cache-1",
     "inturn consume orders --json | jq .body",
 )
 FOLLOW_S = 0.2  # between two looks for something new
@@ -63,6 +65,30 @@ def consume(
         Order | None,
         typer.Option(help="With --group: what stays in order, as all its members say; partition unless given."),
     ] = None,
+    mode: Annotated[
+        GroupMode | None,
+        typer.Option(help="With --group: how its members divide the messages, for good; exclusive unless given."),
+    ] = None,
+    visibility_s: Annotated[
+        float | None,
+        typer.Option(
+            help="With --mode shared: what was not printed so long after it was given out is given out again.",
+            show_default=False,
+        ),
+    ] = None,
+    offsets: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="With --mode broadcast: where it remembers how far it is.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="With --group: what its name begins with; with --mode broadcast also which offsets are its own.",
+            show_default=False,
+        ),
+    ] = None,
     max_attempts: Annotated[
         int | None, typer.Option(help="With --group: give a message up after so many.", min=1, show_default=False)
     ] = None,
@@ -88,8 +114,12 @@ def consume(
     Printing does not fail: --max-attempts matters for what others failed at. With --on-exhausted dead-letter or park,
     and with --order none, messages that wait for a retry are printed, too, when their time comes; use --follow then.
     """
-    if group is None and (order, max_attempts, on_exhausted, trace) != (None, None, None, None):
-        raise typer.BadParameter("--order, --max-attempts, --on-exhausted and --trace are for the members of a --group")
+    if group is None and any(one is not None for one in (order, max_attempts, on_exhausted, trace, mode, name)):
+        raise typer.BadParameter(
+            "--order, --max-attempts, --on-exhausted, --trace, --mode and --name are for the members of a --group"
+        )
+    if visibility_s is not None and mode is not GroupMode.SHARED:
+        raise typer.BadParameter("--visibility-s needs --mode shared")
     if on_exhausted is not None and max_attempts is None:
         raise typer.BadParameter("--on-exhausted needs --max-attempts")
     if group is not None and (partition is not None or key is not None):
@@ -101,8 +131,17 @@ def consume(
             if group is None:
                 _read(connection, screen, printer, subject, target, follow, partition, key)
             else:
-                order, on_exhausted = order or Order.PARTITION, on_exhausted or OnExhausted.BLOCK
-                how = Membership(group, order, max_attempts, on_exhausted, trace)
+                how = Membership(
+                    group,
+                    order,
+                    max_attempts,
+                    on_exhausted or OnExhausted.BLOCK,
+                    trace,
+                    mode or GroupMode.EXCLUSIVE,
+                    visibility_s,
+                    offsets,
+                    name,
+                )
                 handle(connection, screen, printer, subject, how, target, follow)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
@@ -16,12 +17,24 @@ from inturn.cli.screen import Screen, age_text, fields_text, plain, rate_text
 from inturn.cli.session import command, opened, position
 from inturn.model.errors import NotFound
 from inturn.model.names import RESERVED
+from inturn.model.settings import GroupMode, Order
 
 if TYPE_CHECKING:
     from inturn.connection import Connection
     from inturn.model.commands import GroupDescription, GroupPartition, KeyDescription, MemberDescription
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Where groups are, and moving them.")
+
+
+class DecidedOrder(enum.StrEnum):
+    """What an operator may decide: one of Order, or to leave it to the members."""
+
+    PARTITION = Order.PARTITION.value
+    KEY = Order.KEY.value
+    NONE = Order.NONE.value
+    ASKED = "asked"
+
+
 Group = Annotated[
     str,
     typer.Argument(metavar="GROUP", help="The name of a group.", show_default=False, autocompletion=complete_group),
@@ -41,9 +54,16 @@ def list_groups(data: Data = DEFAULT_DATA, server: Server = None, json_output: J
             screen.note("no groups yet; a group is made when its first consumer starts")
             return
         screen.table(
-            ["group", "subject", ">members", ">partitions", ">lag"],
+            ["group", "subject", "mode", ">members", ">partitions", ">lag"],
             (
-                [plain(one.group), plain(one.subject), str(len(one.members)), str(len(one.partitions)), _lag_text(one)]
+                [
+                    plain(one.group),
+                    plain(one.subject),
+                    plain(one.mode),
+                    str(len(one.members)),
+                    str(len(one.partitions)),
+                    _lag_text(one),
+                ]
                 for one in found
             ),
         )
@@ -120,6 +140,43 @@ def reset(
             screen.note("nothing was changed (--dry-run)" if dry_run else "[green]done[/green]")
 
 
+@app.command(
+    "set",
+    epilog=examples(
+        "inturn group set billing --subject orders --order partition",
+        "inturn group set billing --subject orders --order asked",
+    ),
+)
+def set_group(
+    group: Group,
+    subject: Annotated[str, typer.Option("--subject", "-s", help="The subject to set it on.", show_default=False)],
+    order: Annotated[
+        DecidedOrder,
+        typer.Option(
+            help="What its members keep to, whatever they ask for; asked: what they ask for.", show_default=False
+        ),
+    ],
+    data: Data = DEFAULT_DATA,
+    server: Server = None,
+    json_output: Json = False,
+) -> None:
+    """Decide which order the members of a group keep to.
+
+    They follow a stricter one than they ask for, once what runs is finished. At a weaker one they stop with an error:
+    their handlers may rely on what they asked for.
+    """
+    with command(json_output) as screen:
+        with opened(data) as connection:
+            connection.set_order(subject, group, None if order is DecidedOrder.ASKED else Order(order.value))
+            found = connection.describe_group(subject, group)
+        if screen.is_json:
+            screen.json({"group": group, "subject": subject, "order": found.order, "set_order": found.set_order})
+        elif found.set_order is None:
+            screen.note("[green]done[/green]; its members keep to the order they ask for")
+        else:
+            screen.note(f"[green]done[/green]; its members keep to order {plain(found.set_order)}")
+
+
 def _descriptions(connection: Connection, group: str, subject: str | None) -> list[GroupDescription]:
     if subject is not None:
         return [connection.describe_group(subject, group)]
@@ -138,11 +195,17 @@ def _troubles(connection: Connection, found: GroupDescription) -> dict[str, int]
 
 def _lag_text(found: GroupDescription) -> str:
     lag = found.lag
+    if found.mode == GroupMode.BROADCAST:
+        return "[dim]–[/dim]"  # its members alone know it
     return f"[yellow]{lag:,}[/yellow]" if lag else "[green]0[/green]"
 
 
 def _print_description(screen: Screen, found: GroupDescription, troubles: dict[str, int]) -> None:
-    agreed = {"order": found.order, "assignment": found.assignment} if found.members else {}
+    agreed: dict[str, object] = {"mode": found.mode}
+    if found.members:
+        agreed |= {"order": found.order, "assignment": found.assignment}
+    if found.set_order is not None:
+        agreed |= {"order": f"{found.set_order}, as was set"}
     screen.out.print(
         f"group [bold]{plain(found.group)}[/bold] on [bold]{plain(found.subject)}[/bold]  "
         f"[dim]lag[/dim] {_lag_text(found)}  "
@@ -150,11 +213,21 @@ def _print_description(screen: Screen, found: GroupDescription, troubles: dict[s
         soft_wrap=True,
     )
     if found.member_details:
-        screen.table(["member", "online since", ">partitions"], map(_member_row, found.member_details))
-    screen.table(
-        [">partition", ">committed", ">end offset", ">lag", ">done/s", "owner", ">epoch", ">lease left"],
-        map(_partition_row, found.partitions),
-    )
+        is_divided = found.mode == GroupMode.EXCLUSIVE
+        columns = ["member", "online since", ">partitions"][: 3 if is_divided else 2]
+        screen.table(columns, (_member_row(one)[: len(columns)] for one in found.member_details))
+    if found.mode == GroupMode.SHARED:
+        screen.table(
+            [">partition", ">committed", ">end offset", ">lag", ">done/s", ">outstanding", ">waiting", ">redeliveries"],
+            map(_shared_row, found.partitions),
+        )
+    elif found.mode == GroupMode.BROADCAST:
+        screen.out.print("[dim]every member gets everything, and alone knows how far it is[/dim]")
+    else:
+        screen.table(
+            [">partition", ">committed", ">end offset", ">lag", ">done/s", "owner", ">epoch", ">lease left"],
+            map(_partition_row, found.partitions),
+        )
     blocking = [one.blocking for one in found.partitions if one.blocking is not None]
     if blocking:
         screen.table(
@@ -193,6 +266,9 @@ def _owner_text(one: GroupPartition) -> str:
         where = "" if one.gate.offset is None else f", offset {one.gate.offset:,}"
         return f"[yellow]waits for partition {one.gate.parent}{where}[/yellow]"
     return "[dim]–[/dim]" if one.owner is None else plain(one.owner)
+def _shared_row(one: GroupPartition) -> list[str]:
+    """Given out and not acknowledged, come back and waiting, and how often something was given out again."""
+    return [*_partition_row(one)[:5], f"{one.outstanding:,}", f"{one.waiting:,}", f"{one.redeliveries:,}"]
 
 
 def _blocking_row(one: KeyDescription) -> list[str]:
@@ -233,6 +309,7 @@ def _summary(found: GroupDescription) -> dict[str, object]:
     return {
         "group": found.group,
         "subject": found.subject,
+        "mode": found.mode,
         "members": list(found.members),
         "partition_count": len(found.partitions),
         "lag": found.lag,
@@ -244,7 +321,9 @@ def _fields(found: GroupDescription, troubles: dict[str, int]) -> dict[str, obje
         "subject": found.subject,
         "members": list(found.members),
         "member_details": found.member_details,
+        "mode": found.mode,
         "order": found.order,
+        "set_order": found.set_order,
         "assignment": found.assignment,
         "lag": found.lag,
         "done_per_s": sum(one.done_per_s for one in found.partitions),
@@ -262,6 +341,9 @@ def _fields(found: GroupDescription, troubles: dict[str, int]) -> dict[str, obje
                 "done_per_s": one.done_per_s,
                 "blocking": blocking_fields(one.blocking),
                 "waits_for": None if one.gate is None else {"partition": one.gate.parent, "offset": one.gate.offset},
+                "outstanding": one.outstanding,
+                "waiting": one.waiting,
+                "redeliveries": one.redeliveries,
             }
             for one in found.partitions
         ],

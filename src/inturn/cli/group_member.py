@@ -6,8 +6,8 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from inturn.cli.message_line import MessagePrinter
 from inturn.cli.screen import Screen, counted, plain, printable
 from inturn.model.errors import InturnError, NotFound
 from inturn.model.result import Result
-from inturn.model.settings import ConsumerSettings, OnExhausted, Order
+from inturn.model.settings import ConsumerSettings, GroupMode, OnExhausted, Order
 
 if TYPE_CHECKING:
     from inturn.connection import Connection
@@ -34,20 +34,25 @@ class Membership:
     """In which group, and how it handles messages."""
 
     group: str
-    order: Order
+    order: Order | None
     max_attempts: int | None
     on_exhausted: OnExhausted
     trace: str | None = None
+    mode: GroupMode = GroupMode.EXCLUSIVE
+    visibility_s: float | None = None
+    offsets: str | None = None
+    name: str | None = None
 
     @property
     def settings(self) -> ConsumerSettings:
-        return ConsumerSettings(
+        settings = ConsumerSettings(
             concurrency=1,
             ack="manual",
             max_attempts=self.max_attempts,
             on_exhausted=self.on_exhausted,
             trace=self.trace,
         )
+        return settings if self.visibility_s is None else replace(settings, visibility_s=self.visibility_s)
 
 
 class _PrintingHandler:
@@ -94,34 +99,53 @@ def handle(
     """Until everything is handled (unless `follow`), the limit is reached, or Ctrl-C; always stops gracefully."""
     handler = _PrintingHandler(printer)
     group = how.group
-    consumer = connection.consumer(subject, group, handler, order=how.order, start=start, settings=how.settings)
+    consumer = connection.consumer(
+        subject,
+        group,
+        handler,
+        order=how.order,
+        mode=how.mode,
+        offsets=how.offsets,
+        start=start,
+        settings=how.settings,
+        name=how.name,
+    )
+    look = _own_lag if how.mode is GroupMode.BROADCAST else _lag
     stalled: InturnError | None = None
     logs.mute("consumer.stopped")  # its error is told below
+    logs.mute("consumer.refused", command="Heartbeat")  # and so is this
     with contextlib.suppress(KeyboardInterrupt), _terminated_like_interrupted():
         consumer.start()
-        stalled = _wait(connection, consumer, handler, follow)
+        stalled = _wait(connection, consumer, handler, follow, look)
     logs.mute("consumer.refused", command="Pull")  # one that waits when its lease is released
     consumer.stop()
     if handler.failure is not None:
         raise handler.failure
     if consumer.error is not None:
         raise consumer.error
-    lag = sum(one.lag for one in connection.describe_group(subject, group).partitions)
-    screen.note(
-        f"[dim]{counted(printer.count, 'message')}; lag of group {plain(group)} on {plain(subject)}: {lag:,}[/dim]"
-    )
+    said = f"{counted(printer.count, 'message')}"
+    if how.mode is not GroupMode.BROADCAST:
+        lag = sum(one.lag for one in connection.describe_group(subject, group).partitions)
+        said += f"; lag of group {plain(group)} on {plain(subject)}: {lag:,}"
+    screen.note(f"[dim]{said}[/dim]")
     if stalled is not None:
         raise stalled
 
 
-def _wait(connection: Connection, consumer: Consumer, handler: _PrintingHandler, follow: bool) -> InturnError | None:
+def _wait(
+    connection: Connection,
+    consumer: Consumer,
+    handler: _PrintingHandler,
+    follow: bool,
+    look: Callable[[Connection, Consumer], int | None],
+) -> InturnError | None:
     """Why some messages cannot be had, if that is so."""
     before: tuple[int | None, int] | None = None
     moved_at_s = time.monotonic()
     while not handler.is_enough.wait(LOOK_S) and consumer.error is None:
         if follow:
             continue
-        lag = _lag(connection, consumer)
+        lag = look(connection, consumer)
         if lag == 0:
             return None
         if (lag, handler.count) != before:
@@ -153,6 +177,14 @@ def _lag(connection: Connection, consumer: Consumer) -> int | None:
     except NotFound:
         return None
     return sum(one.lag for one in partitions)
+
+
+def _own_lag(connection: Connection, consumer: Consumer) -> int | None:
+    """Of a broadcast consumer, which alone knows how far it is; None while it has not begun with all partitions."""
+    partitions, own = connection.describe_subject(consumer.subject).partitions, consumer.leases()
+    if len(own) < len(partitions):
+        return None
+    return sum(max(0, one.end_offset - own[one.index].committed) for one in partitions)
 
 
 @contextlib.contextmanager

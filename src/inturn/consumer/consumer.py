@@ -21,18 +21,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from inturn.consumer.broadcasting import BroadcastNode
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.duty import EVERYTHING, Duty
 from inturn.consumer.held import Stage
 from inturn.consumer.hook import Hook
 from inturn.consumer.loop import WorkerLoop
-from inturn.consumer.opening import Opened, opened
+from inturn.consumer.opening import Opened, OpenedFetch, opened
 from inturn.consumer.run import Run
+from inturn.consumer.shared import SharedCore
 from inturn.consumer.threads import Workers, WorkerThreads
 from inturn.consumer.trace import Trace
 from inturn.consumer.worker import Handler, Worker
 from inturn.model.clock import Clock
-from inturn.model.commands import Answer, Command, Node, OpenDeadLetters, OpenRetry, Pull, Pulled
+from inturn.model.commands import Answer, Command, Fetch, Fetched, Node, OpenDeadLetters, OpenRetry, Pull, Pulled
 from inturn.model.errors import Closed, InturnError, InvalidInput
 from inturn.model.logs import get_logger
 from inturn.model.names import check_name, retry_subject
@@ -40,6 +42,7 @@ from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
 from inturn.model.settings import (
     ConsumerSettings,
+    GroupMode,
     LeaseSettings,
     OnExhausted,
     Order,
@@ -75,6 +78,7 @@ class ConsumerStatistics:
     parked: tuple[str, ...] = ()  # keys
     blocking: tuple[Blocking, ...] = ()
     handling_s: float = 0.0  # in handlers, all together
+    refused_count: int = 0  # shared groups: messages acknowledged after their receipt was over; they came again
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class Consumer:
     partition, or a key, as `order` says) never at the same time. Messages that failed under best effort, and dead
     letters that are driven again, are handled by a second consumer of the same group, inside this one. `name` begins
     the name under which the consumer is known; the rest makes it unique, since a lease belongs to one consumer only.
+    In a shared group there are receipts instead of leases, in a broadcast one there is neither: see `GroupMode`.
     """
 
     def __init__(
@@ -124,7 +129,9 @@ class Consumer:
         group: str,
         handler: Handler,
         *,
-        order: Order | str = Order.PARTITION,
+        order: Order | str | None = None,
+        mode: GroupMode | str = GroupMode.EXCLUSIVE,
+        offsets: str | os.PathLike[str] | None = None,
         start: str | int | datetime | Position = "first",
         settings: ConsumerSettings | None = None,
         lease: LeaseSettings | None = None,
@@ -143,31 +150,42 @@ class Consumer:
         self.name = _unique_name() if name is None else f"{check_name('consumer', name)}-{uuid.uuid4().hex[:8]}"
         self._node = node
         self._clock = clock
-        order = one_of(Order, "order", order)
-        self._settings = _fit(checked(settings, ConsumerSettings, "settings") or ConsumerSettings(), order)
+        mode = one_of(GroupMode, "mode", mode)
+        order = _order_in(mode, order)
+        self._settings = _fit(checked(settings, ConsumerSettings, "settings") or ConsumerSettings(), order, mode)
+        _check_mode(mode, offsets, duty)
+        self._start_text = position_text(parse_position(start))
+        self._broadcast: BroadcastNode | None = None
+        if mode is GroupMode.BROADCAST and offsets is not None:
+            self._node = self._broadcast = BroadcastNode(node, os.fspath(offsets), subject, group, name or "consumer")
         lease = checked(lease, LeaseSettings, "lease") or LeaseSettings()
         if not isinstance(hooks, Sequence) or not all(isinstance(hook, Hook) for hook in hooks):
             raise InvalidInput(f"hooks={hooks!r}: give a list of Hook")
-        self._core = ConsumerCore(
-            subject,
-            group,
-            self.name,
-            order,
-            position_text(parse_position(start)),
-            self._settings,
-            lease,
-            retries_of=retries_of,
-            duty=duty,
-        )
+        self._core: ConsumerCore | SharedCore
         self._trace: Trace | None = None
-        if self._settings.trace is not None:
-            self._trace = Trace(Path(self._settings.trace), subject, group, self.name, order, clock)
-            self._core.handling.acted = self._trace.acted
+        if mode is GroupMode.SHARED:
+            self._core = SharedCore(subject, group, self.name, self._start_text, self._settings, lease)
+        else:
+            self._core = core = ConsumerCore(
+                subject,
+                group,
+                self.name,
+                order,
+                self._start_text,
+                self._settings,
+                lease,
+                retries_of=retries_of,
+                duty=duty,
+            )
+            if self._settings.trace is not None:
+                self._trace = Trace(Path(self._settings.trace), subject, group, self.name, order, clock)
+                core.handling.acted = self._trace.acted
         self._has_dead_letters = self._settings.max_attempts is not None
         self._retries: Consumer | None = None
         self._make_retries: Callable[[], Consumer] | None = None
         is_part = bool(duty.until)  # the rest of its group has the retries
-        gives_up = self._has_dead_letters and self._settings.on_exhausted is not OnExhausted.BLOCK
+        is_shared = mode is GroupMode.SHARED  # there nothing waits behind a message that could be blocked
+        gives_up = self._has_dead_letters and (is_shared or self._settings.on_exhausted is not OnExhausted.BLOCK)
         if retries_of is None and not is_part and (self._settings.strategy is Strategy.BEST_EFFORT or gives_up):
             self._make_retries = lambda: Consumer(
                 node,
@@ -183,7 +201,9 @@ class Consumer:
                 loop=loop,
                 retries_of=subject,
             )
-        worker = Worker(handler, self._settings, clock, hooks)
+        # In a shared group it is for the core to say what becomes of a message that failed.
+        worker_settings = replace(self._settings, strategy=Strategy.STRICT) if is_shared else self._settings
+        worker = Worker(handler, worker_settings, clock, hooks)
         self._lock = threading.Lock()
         self._talk = threading.Condition(self._lock)
         self._talker = threading.Thread(target=self._talk_to_node, name=f"inturn-consumer-{self.name}", daemon=True)
@@ -191,7 +211,7 @@ class Consumer:
         self._workers: Workers = (
             WorkerLoop(self.name, count, self._lock, self._turn, worker, clock, loop)
             if is_async(handler)
-            else WorkerThreads(self.name, count, self._lock, self._turn, worker, self._core.handling.scheduler.room)
+            else WorkerThreads(self.name, count, self._lock, self._turn, worker, self._core.scheduler.room)
         )
         self._answers: deque[tuple[Command, Answer | InturnError]] = deque()
         self._is_dirty = False
@@ -199,6 +219,7 @@ class Consumer:
         self._is_over = threading.Event()
         self._is_started = False
         self._blocking: tuple[Blocking, ...] = ()
+        self._refused_count = 0
 
     @property
     def is_running(self) -> bool:
@@ -219,6 +240,8 @@ class Consumer:
         for part in self._parts():
             with part._lock:
                 part._workers.resize(count)
+                if isinstance(part._core, SharedCore):
+                    part._core.concurrency = count
 
     @property
     def error(self) -> InturnError | None:
@@ -231,6 +254,8 @@ class Consumer:
             raise Closed("consumer")
         if self._is_started:
             return
+        if self._broadcast is not None:
+            self._broadcast.open(self._start_text)
         if self._has_dead_letters:
             ask(self._node, OpenDeadLetters(self._origin, self.group), Subject)
         if self._make_retries is not None:
@@ -289,6 +314,8 @@ class Consumer:
         self._is_started = False
         self._is_killed = True
         self._trace = None
+        if self._broadcast is not None:
+            self._broadcast.close()  # the lock stays with the parent
         self._is_over.set()
 
     def _kill_own(self) -> None:
@@ -328,11 +355,14 @@ class Consumer:
                 parked=tuple(sorted(key.decode(errors="backslashreplace") for one in held for key in one.lots)),
                 blocking=self._find_blocking(),
                 handling_s=core.statistics.handling_s,
+                refused_count=self._refused_count,
             )
 
     def leases(self) -> dict[int, HeldLease]:
-        """The leases that it holds, by partition."""
+        """The leases that it holds, by partition; none in a shared group. In a broadcast one: what it reads."""
         with self._lock:
+            if isinstance(self._core, SharedCore):
+                return {}
             active = [one for one in self._core.held.values() if one.stage is Stage.ACTIVE]
             return {one.index: HeldLease(one.epoch, one.committed, one.missing, one.error) for one in active}
 
@@ -413,7 +443,7 @@ class Consumer:
                 now_s = self._clock.monotonic()
                 for command, answer in answers:
                     self._note(command, answer)
-                    if self._trace is not None:
+                    if self._trace is not None and isinstance(self._core, ConsumerCore):
                         self._trace.answered(self._core, command, answer, now_s)
                     self._core.answered(command, answer, now_s)
                 if self._is_killed or self._core.is_stopped or self._core.error is not None:
@@ -428,13 +458,15 @@ class Consumer:
             for command in commands:
                 self._node.submit(command, partial(self._reply, command))
 
-    def _take_answers(self) -> list[tuple[Command, Answer | Opened | InturnError]]:
+    def _take_answers(self) -> list[tuple[Command, Answer | Opened | OpenedFetch | InturnError]]:
         """Opening what was pulled takes its time: it is done without the lock."""
-        answers: list[tuple[Command, Answer | Opened | InturnError]] = []
+        answers: list[tuple[Command, Answer | Opened | OpenedFetch | InturnError]] = []
         while self._answers:
             command, answer = self._answers.popleft()
             if isinstance(answer, Pulled) and isinstance(command, Pull):
                 answers.append((command, opened(answer, self.subject, command.partition)))
+            elif isinstance(answer, Fetched) and isinstance(command, Fetch):
+                answers.append((command, OpenedFetch(answer, opened(answer.pulled, self.subject, command.partition))))
             else:
                 answers.append((command, answer))
         return answers
@@ -444,6 +476,8 @@ class Consumer:
         for error in self._core.damage:
             _log.error("consumer.partition_damaged", group=self.group, consumer=self.name, error=str(error))
         self._core.damage.clear()
+        if isinstance(self._core, SharedCore) and self._core.refused:
+            self._note_refused(self._core)
         blocking = self._find_blocking()
         for one in blocking:
             if one not in self._blocking:
@@ -460,6 +494,22 @@ class Consumer:
                 )
         self._blocking = blocking
 
+    def _note_refused(self, core: SharedCore) -> None:
+        partition, offset = core.refused[0]
+        _log.warning(
+            "consumer.receipts_over",
+            subject=self.subject,
+            group=self.group,
+            consumer=self.name,
+            count=len(core.refused),
+            partition=partition,
+            offset=offset,
+            visibility_s=self._settings.visibility_s,
+            next_step="handled too late, they come again; raise ConsumerSettings.visibility_s",
+        )
+        self._refused_count += len(core.refused)
+        core.refused.clear()
+
     def _reply(self, command: Command, answer: Answer | InturnError) -> None:
         self._answers.append((command, answer))
         with self._lock:
@@ -469,7 +519,7 @@ class Consumer:
         self._is_dirty = True
         self._talk.notify()
 
-    def _note(self, command: Command, answer: Answer | Opened | InturnError) -> None:
+    def _note(self, command: Command, answer: Answer | Opened | OpenedFetch | InturnError) -> None:
         if isinstance(answer, InturnError) and not answer.retriable and self._core.awaits(command):
             partition = getattr(command, "partition", None)
             _log.warning(
@@ -488,6 +538,8 @@ class Consumer:
         self._kill_own()
         if self._trace is not None:
             self._trace.end(is_clean=self._core.is_stopped)
+        if self._broadcast is not None:
+            self._broadcast.close()
         self._is_over.set()
 
     # The workers, with the lock held
@@ -510,8 +562,48 @@ class Consumer:
         return next_run
 
 
-def _fit(settings: ConsumerSettings, order: Order) -> ConsumerSettings:
-    """Settings that this order can keep."""
+def _order_in(mode: GroupMode, order: Order | str | None) -> Order:
+    """What runs one after the other, unless it is said: a partition, and in a shared group nothing."""
+    if order is None:
+        return Order.NONE if mode is GroupMode.SHARED else Order.PARTITION
+    order = one_of(Order, "order", order)
+    if mode is GroupMode.SHARED and order is not Order.NONE:
+        raise InvalidInput(
+            f"mode='shared' keeps no order, so not order={order.value!r}; leave it out, or leave mode out"
+        )
+    return order
+
+
+def _check_mode(mode: GroupMode, offsets: object, duty: Duty) -> None:
+    if mode is GroupMode.BROADCAST and offsets is None:
+        raise InvalidInput("mode='broadcast' keeps its own offsets: give offsets=, a folder for them")
+    if mode is not GroupMode.BROADCAST and offsets is not None:
+        raise InvalidInput(f"offsets={offsets!r}: mode={mode.value!r} keeps them at the node; leave offsets out")
+    if mode is not GroupMode.EXCLUSIVE and duty is not EVERYTHING:
+        raise InvalidInput(
+            f"a duty divides the partitions of an exclusive group; mode={mode.value!r} has none to divide"
+        )
+
+
+def _fit(settings: ConsumerSettings, order: Order, mode: GroupMode) -> ConsumerSettings:
+    """Settings that this order and this mode can keep."""
+    if mode is not GroupMode.EXCLUSIVE and settings.trace is not None:
+        raise InvalidInput(
+            f"ConsumerSettings.trace is for an audit of order; mode={mode.value!r} leaves nothing to audit"
+        )
+    if mode is GroupMode.BROADCAST:
+        if settings.strategy is Strategy.BEST_EFFORT or settings.max_attempts is not None:
+            raise InvalidInput(
+                "mode='broadcast' has no retry or dead-letter subject: what fails is repeated in place; leave "
+                "max_attempts and strategy='best-effort' out, and let the handler give up by returning"
+            )
+        return settings
+    if mode is GroupMode.SHARED:
+        if settings.on_exhausted is OnExhausted.PARK:
+            raise InvalidInput(
+                "ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key', not 'shared'"
+            )
+        return settings
     if order is Order.NONE:
         return replace(settings, strategy=Strategy.BEST_EFFORT)  # there is nothing to wait for in place
     if order is not Order.KEY and settings.on_exhausted is OnExhausted.PARK:

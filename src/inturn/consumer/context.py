@@ -10,7 +10,8 @@ class Context:
     """One per run of a partition: valid during the call of the handler only.
 
     `epoch` rises whenever the partition changes hands. Give it to whatever you write to, and let that refuse lower
-    ones: so a handler that ran on after its lease was lost cannot do harm.
+    ones: so a handler that ran on after its lease was lost cannot do harm. In a shared group it rises when the node has
+    forgotten what it gave out, and `attempt` counts how often the message was given out.
     """
 
     subject: str

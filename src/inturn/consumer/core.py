@@ -23,6 +23,7 @@ from inturn.consumer.held import NEVER, HeldPartition, Moving, Pending, Stage
 from inturn.consumer.moving import moved_batch, past_attempts
 from inturn.consumer.opening import Opened
 from inturn.consumer.run import Run
+from inturn.consumer.scheduler import Scheduler
 from inturn.consumer.statistics import Statistics
 from inturn.model.commands import (
     Acquire,
@@ -57,7 +58,7 @@ from inturn.model.errors import (
     VersionMismatch,
 )
 from inturn.model.message import Message
-from inturn.model.settings import ConsumerSettings, LeaseSettings, LotState, Order
+from inturn.model.settings import ConsumerSettings, LeaseSettings, LotState, OnExhausted, Order
 
 RETRY_S = 0.2  # after an error that says nothing about when to try again
 DAMAGE_RETRY_S = 5.0
@@ -97,6 +98,8 @@ class ConsumerCore:
         self.wants_poll = False
         self._delays_s = () if retries_of is None else settings.retry.levels_s
         self._order = order
+        self._asked_order = order
+        self._next_order: Order | None = None  # decided by somebody; kept to once nothing is held any more
         self._start = start
         self._settings = settings
         self._lease = lease
@@ -122,6 +125,9 @@ class ConsumerCore:
             return []
         self._forget_overdue(now_s)
         self.handling.look_around(now_s)
+        if self._next_order is not None and not self.held:
+            self._order = self.handling.order = self._next_order
+            self._next_order = None
         commands: list[Command] = []
         for held in list(self.held.values()):
             self._poll_partition(held, commands, now_s)
@@ -169,8 +175,9 @@ class ConsumerCore:
         return max(min(due), now_s)
 
     def _wanted(self, now_s: float) -> frozenset[int]:
-        """What is assigned, as long as that can be relied upon."""
-        return self.assigned if now_s < self._authorised_until_s else frozenset()
+        """What is assigned, as long as that can be relied upon, and nothing while it changes to another order."""
+        is_ready = now_s < self._authorised_until_s and self._next_order is None
+        return self.assigned if is_ready else frozenset()
 
     def _poll_membership(self, commands: list[Command], now_s: float) -> None:
         if not self._is_stopping and self._may_send(Heartbeat, now_s):
@@ -180,7 +187,7 @@ class ConsumerCore:
                 self.subject,
                 self.group,
                 self.member,
-                self._order.value,
+                self._asked_order.value,
                 self._start,
                 self._generation,
                 min(self._settings.heartbeat_s, third_s),
@@ -425,10 +432,28 @@ class ConsumerCore:
         self.handling.keyless = answer.subject.keyless
         if not self._is_stopping:
             self.assigned = frozenset(answer.partitions)
+            self._follow(answer.order, now_s)
         for held in self.held.values():
             if held.stage is Stage.ACTIVE:
                 held.authorised(self._authorised_until_s)
                 self._note_requests(held)
+
+    def _follow(self, order: str, now_s: float) -> None:
+        """Somebody may have decided otherwise than was asked for: a stricter order is kept, a weaker one is refused."""
+        if order not in _STRICTNESS or order == (self._next_order or self._order):
+            return
+        decided = Order(order)
+        parks = self._settings.on_exhausted is OnExhausted.PARK and decided is not Order.KEY
+        if _STRICTNESS[decided] < _STRICTNESS[self._asked_order] or self._duty is not EVERYTHING or parks:
+            why = "its settings park keys" if parks else f"this consumer was made for order={self._asked_order.value!r}"
+            self._refusal = GroupConflict(
+                self.group,
+                f"order={decided.value!r} was set for it, and {why}; consume it with the order that was set, or undo "
+                "that: `inturn group set --order asked`",
+            )
+            self.stop(now_s)
+        else:
+            self._next_order = decided if decided is not self._order else None
 
     def _note_requests(self, held: HeldPartition) -> None:
         for request in self._requests:
@@ -573,6 +598,10 @@ class ConsumerCore:
         self.handling.is_urgent = False
 
     @property
+    def scheduler(self) -> Scheduler:
+        return self.handling.scheduler
+
+    @property
     def wanted_workers(self) -> int:
         return self.handling.scheduler.wanted_workers
 
@@ -650,6 +679,7 @@ def _failing_count(held: HeldPartition) -> int:
 
 
 _OF_PARTITION = Acquire | Pull | Move | ReadLot | Release
+_STRICTNESS: dict[str, int] = {Order.NONE: 0, Order.KEY: 1, Order.PARTITION: 2}
 _HOLDING = frozenset((Stage.ACTIVE, Stage.DRAINING))
 
 

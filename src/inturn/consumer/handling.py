@@ -37,7 +37,7 @@ class Handling:
         self.keyless = Keyless.INDEPENDENT
         self.is_urgent = False  # something came up that commands are to be sent for
         self.acted: Callable[[HeldPartition, KeyRequest], None] | None = None  # told of requests that count from now on
-        self._order = order
+        self.order = order
         self._settings = settings
         self._retry_subject = retry_subject(group, origin)
         self._dead_letter_subject = dead_letter_subject(group, origin)
@@ -155,10 +155,12 @@ class Handling:
 
     def _by_lane(self, messages: list[Message]) -> dict[LaneKey, list[Message]]:
         lanes: dict[LaneKey, list[Message]] = {}
-        if self._order is Order.PARTITION:
+        if self.order is Order.PARTITION:
             lanes[None] = messages
-        elif self._order is Order.NONE:
-            lanes = {message.offset: [message] for message in messages}
+        elif self.order is Order.NONE:
+            size = self._settings.batch  # what the handler takes at once is one lane: nothing else waits for it
+            for first in range(0, len(messages), size):
+                lanes[messages[first].offset] = messages[first : first + size]
         else:
             is_alone = self.keyless is Keyless.INDEPENDENT
             get = lanes.get
@@ -321,7 +323,7 @@ class Handling:
             held.moving.append(Moving(self._wait(lane), failed, self._retry_subject, level, lane.lot))
         else:
             lane.put_back(repeated)
-            wait_s = outcome.wait_s or _back_off_s(settings, attempts)
+            wait_s = outcome.wait_s or back_off_s(settings, attempts)
             self._record(lane, repeated, outcome)
             held.unsure.append(self._wait(lane, now_s + wait_s))
 
@@ -499,13 +501,13 @@ class Handling:
         return True  # from a newer version: nothing we could do
 
     def _lane_of(self, held: HeldPartition, key: bytes) -> Lane | None:
-        if self._order is not Order.PARTITION:
+        if self.order is not Order.PARTITION:
             return held.lanes.get(key)
         lane = held.lanes.get(None)
         return lane if lane is not None and lane.waiting and lane.messages[lane.at].key == key else None
 
     def _act_park(self, held: HeldPartition, lot: HeldLot | None, lane: Lane | None, request: KeyRequest) -> bool:
-        if self._order is not Order.KEY or (lot is not None and lot.state is LotState.PARKED):
+        if self.order is not Order.KEY or (lot is not None and lot.state is LotState.PARKED):
             return True
         if lane is None:
             lot = held.lots.setdefault(request.key, HeldLot(request.key, LotState.PARKED))
@@ -619,6 +621,6 @@ class Handling:
         return min(unfinished, key=lambda one: one.offset, default=None)
 
 
-def _back_off_s(settings: ConsumerSettings, attempts: int) -> float:
+def back_off_s(settings: ConsumerSettings, attempts: int) -> float:
     """Twice as long after every failure."""
     return min(settings.backoff_max_s, settings.backoff_min_s * 2.0 ** min(attempts - 1, 30))

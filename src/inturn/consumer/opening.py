@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inturn.model.batch import StoredBatch, decode, is_intact
-from inturn.model.commands import Pulled
+from inturn.model.commands import Fetched, Pulled
 from inturn.model.errors import LogDamaged
 from inturn.model.message import Message, Origin
 
@@ -17,6 +17,14 @@ class Opened:
     pulled: Pulled
     messages: list[list[Message]]
     damage: LogDamaged | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFetch:
+    """The same of what a member of a shared group was given."""
+
+    fetched: Fetched
+    opened: Opened
 
 
 def opened(pulled: Pulled, subject: str, partition: int) -> Opened:

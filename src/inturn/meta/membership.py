@@ -10,7 +10,7 @@ from inturn.meta.assignment import assign
 from inturn.model.clock import Clock
 from inturn.model.commands import Assignment, Heartbeat, KeyRequest, MemberDescription
 from inturn.model.errors import GroupConflict
-from inturn.model.settings import AssignmentStrategy, LeaseSettings, one_of
+from inturn.model.settings import AssignmentStrategy, LeaseSettings, Order, one_of
 from inturn.model.subject import Subject
 from inturn.state.groups import GroupRecord
 from inturn.state.members import Members
@@ -51,6 +51,10 @@ class _Roster:
     def reassign(self, partition_count: int) -> bool:
         """True if that changed anything."""
         before = self.assignment
+        if not self.group.is_exclusive:  # nothing is divided
+            self.assignment = self.shares = {name: tuple(range(partition_count)) for name in self.members}
+            self.generation += self.assignment != before
+            return self.assignment != before
         ordinary = [name for name, member in self.members.items() if not member.takes_over]
         self.shares = assign(self.strategy, ordinary, partition_count, self.shares)
         taker = self.taker
@@ -68,9 +72,16 @@ class Membership:
     """
 
     def __init__(
-        self, members: Members, clock: Clock, settings: LeaseSettings, holders: Holders = lambda group: {}
+        self,
+        members: Members,
+        clock: Clock,
+        settings: LeaseSettings,
+        holders: Holders = lambda group: {},
+        orders: Mapping[int, Order] | None = None,
     ) -> None:
+        """`orders`: what was decided about the order of groups, by their ids."""
         self._members = members
+        self._orders = dict(orders or {})
         self._clock = clock
         self._life_s = settings.life_s
         self._holders = holders
@@ -85,8 +96,11 @@ class Membership:
             roster = self._rosters[group.id] = self._new_roster(group, command.order, strategy)
         if not roster.heard:
             roster.order, roster.strategy = command.order, strategy
-        _check_same(group, "order", roster.order, command.order)
+        if command.order != self._orders.get(group.id):  # whoever asks for what was decided is right in any case
+            _check_same(group, "order", roster.order, command.order)
         _check_same(group, "assignment", roster.strategy.value, strategy.value)
+        if command.takes_over and not group.is_exclusive:
+            raise GroupConflict(group.name, f"it is a {group.mode.value} group: there are no partitions to take over")
         taker = roster.taker
         if command.takes_over and taker not in (None, command.member):
             raise GroupConflict(
@@ -115,7 +129,7 @@ class Membership:
     ) -> Assignment:
         roster = self._rosters[group.id]
         partitions = roster.assignment.get(member, ())
-        order, strategy = roster.order, roster.strategy.value
+        order, strategy = self._orders.get(group.id, roster.order), roster.strategy.value
         return Assignment(roster.generation, partitions, subject, self._life_s, requests, order, strategy)
 
     def announce(self, group: GroupRecord) -> None:
@@ -130,9 +144,22 @@ class Membership:
         return roster is not None and roster.reassign(subject.partition_count)
 
     def order(self, group: GroupRecord) -> str | None:
-        """What its members keep to; None if there are none."""
+        """What its members keep to; None if there are none, and nobody has decided."""
         roster = self._rosters.get(group.id)
-        return None if roster is None or not roster.heard else roster.order
+        asked = None if roster is None or not roster.heard else roster.order
+        return self._orders.get(group.id, asked)
+
+    def decided_order(self, group: GroupRecord) -> Order | None:
+        """What its members have to keep to, whatever they ask for."""
+        return self._orders.get(group.id)
+
+    def decide_order(self, group: GroupRecord, order: Order | None) -> None:
+        """All members are told; None leaves it to them."""
+        if order is None:
+            self._orders.pop(group.id, None)
+        else:
+            self._orders[group.id] = order
+        self.announce(group)
 
     def strategy(self, group: GroupRecord) -> AssignmentStrategy | None:
         """How its partitions are divided; None if there are no members."""

@@ -7,8 +7,8 @@ Two checksums (xxh3-64). The payload's is the producer's and travels to the cons
 it covers the offset and the payload's checksum, and is seeded by the partition, so that bytes left over from
 another log never fit. Nothing is hashed twice, everything is covered.
 
-A reader that wants some slots only is given batches in which the other messages are nil (`chosen`); they exist on their
-way to the reader, and are never stored.
+A reader that wants some slots only is given batches in which the other messages are nil (`chosen`), and members of
+shared groups are given parts of batches (`cut`); both exist on their way to the reader, and are never stored.
 
 `synced_end` is how far the log was known to be on disk when this batch was written. It tells a torn tail
 (nothing after it was acknowledged) from damage in the middle (a later batch vouches for the damaged one).
@@ -32,7 +32,7 @@ MAGIC = b"iT"
 VERSION = 1
 NO_COMPRESSION = 0
 ZSTD = 1
-CHOSEN = 2  # not compressed, and messages of other slots are nil
+CHOSEN = 2  # not compressed, and messages that are not for this reader are nil
 _COMPRESSION_LEVEL = 3
 _ZSTD_MISSING = "zstd-compressed batches need the extra: pip install 'inturn[zstd]'"
 
@@ -216,6 +216,32 @@ def chosen(batch: StoredBatch, slots: SlotSet) -> StoredBatch:
     payload = bytes(batch.payload[: 2 * header.count]) + body
     header = msgspec.structs.replace(
         header, compression=CHOSEN, payload_bytes=len(payload), checksum=xxh3_64_intdigest(payload)
+    )
+    return StoredBatch(header, memoryview(payload))
+
+
+def cut(batch: StoredBatch, offsets: Sequence[int]) -> StoredBatch:
+    """The part of a batch that has these offsets, in rising order, with nil for others between them. A damaged one
+    stays as it is, for its reader to find."""
+    header = batch.header
+    if len(offsets) == header.count or not is_intact(batch):
+        return batch
+    try:
+        messages = _raw_decoder.decode(_body(batch))
+    except msgspec.MsgspecError:
+        return batch
+    first, last = offsets[0] - header.base_offset, offsets[-1] - header.base_offset
+    kept: list[msgspec.Raw | None] = [None] * (last - first + 1)
+    for offset in offsets:
+        kept[offset - offsets[0]] = messages[offset - header.base_offset]
+    payload = bytes(batch.payload[2 * first : 2 * (last + 1)]) + _encoder.encode(kept)
+    header = msgspec.structs.replace(
+        header,
+        compression=CHOSEN,
+        payload_bytes=len(payload),
+        count=len(kept),
+        base_offset=offsets[0],
+        checksum=xxh3_64_intdigest(payload),
     )
     return StoredBatch(header, memoryview(payload))
 

@@ -100,6 +100,7 @@ class Heartbeat(Command, frozen=True, gc=False):
     wait_s: float = 0.0
     assignment: str = "sticky"  # one of AssignmentStrategy; as with `order`, the members of a group agree
     takes_over: bool = False  # all partitions are its own as long as it is there; one member at most (GroupConflict)
+    mode: str = "exclusive"  # one of GroupMode; the group has that of its first member for good (else GroupConflict)
 
 
 class KeyRequest(msgspec.Struct, frozen=True, gc=False):
@@ -123,7 +124,7 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
     subject: Subject
     authorised_s: float  # counted from before the heartbeat was sent; then the member stops by itself
     requests: tuple[KeyRequest, ...] = ()  # all that wait in the group; whoever holds the partition acts on them
-    order: str = ""  # what all members of the group keep to
+    order: str = ""  # what all members of the group keep to: what they asked for, unless somebody has set another
     assignment: str = ""  # the assignment strategy of the group
 
 
@@ -311,6 +312,91 @@ class Release(Command, frozen=True, gc=False):
         return self.progress.partition
 
 
+# Shared groups
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One message, given out once: valid in the epoch it came with, until it is acknowledged, returned or over."""
+
+    offset: int
+    number: int  # counts up within an epoch
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A message that was given out; `deliveries` counts how often, this one included."""
+
+    offset: int
+    number: int  # of the receipt
+    deliveries: int = 1
+
+
+class Fetch(Command, frozen=True, gc=False, array_like=True):
+    """Be given messages of a partition of a shared group, `max_count` at the most; held back until there are any.
+
+    They are this member's for `visibility_s`, counted from when they are given out. `ask` counts up per member and
+    partition; `answered` is the highest whose answer arrived: what was given out for later ones did not, and is free.
+    """
+
+    subject: str
+    group: str
+    partition: int
+    member: str
+    ask: int
+    answered: int
+    max_count: int
+    max_bytes: int
+    visibility_s: float
+    wait_s: float = 0.0
+
+
+class Fetched(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """`pulled` holds the messages of `deliveries`, and maybe others beside them, which are not to be handled."""
+
+    epoch: int  # of their receipts; rises whenever the node has forgotten what it gave out
+    deliveries: tuple[Delivery, ...]
+    pulled: Pulled
+    waited_s: float = 0.0  # between when the ask was heard and when they were given out
+
+
+class Returned(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A message that is to be given out again, after a while; with an error it has failed, and that is counted."""
+
+    offset: int
+    number: int  # of the receipt
+    delay_s: float = 0.0
+    error: str | None = None
+    key: bytes | None = None
+
+
+class PartitionReceipts(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What became of messages that were given out."""
+
+    partition: int
+    epoch: int
+    done: tuple[Receipt, ...] = ()
+    returned: tuple[Returned, ...] = ()
+
+
+class Acknowledge(Command, frozen=True, gc=False):
+    """Messages of a shared group are done, or are to be given out again. Stored together, or nothing.
+
+    `number` counts up per member: the same again is answered as it was; older ones, to whose answers nobody listens any
+    more, change nothing. Receipts that are over are refused, each alone.
+    """
+
+    subject: str
+    group: str
+    member: str
+    number: int
+    receipts: tuple[PartitionReceipts, ...]
+
+
+class Acknowledged(msgspec.Struct, frozen=True, gc=False):
+    """All was taken but these, (partition, offset), whose receipts are over."""
+
+    refused: tuple[tuple[int, int], ...] = ()
+
+
 class OpenRetry(Command, frozen=True, gc=False):
     """Make the group's retry subject, with one partition per delay, if it is not there. Answered with the Subject."""
 
@@ -330,6 +416,8 @@ class Move(Command, frozen=True, gc=False):
     """Store messages that failed in the group's retry or dead-letter subject, under the lease of their partition.
 
     Answered when they are durable: only then are they done where they came from. A repeated Move stores them again.
+    In a shared group it is done under the receipts of the messages, all of them or none (ReceiptExpired names those
+    that are over); they are to be acknowledged afterwards.
     """
 
     subject: str
@@ -340,6 +428,7 @@ class Move(Command, frozen=True, gc=False):
     to_subject: str
     to_partition: int
     batch: Batch
+    receipts: tuple[Receipt, ...] = ()  # shared groups
 
 
 class ReadLot(Command, frozen=True, gc=False):
@@ -512,6 +601,9 @@ class GroupPartition(msgspec.Struct, frozen=True, gc=False):
     done_per_s: float = 0.0  # over the last ten seconds
     blocking: KeyDescription | None = None  # of the keys that fail, are blocked or parked: most waits behind it
     gate: ShutGate | None = None
+    outstanding: int = 0  # shared groups: given out and not acknowledged
+    waiting: int = 0  # shared groups: came back, and wait to be given out again
+    redeliveries: int = 0  # shared groups: messages given out again since the node was started
 
     @property
     def lag(self) -> int:
@@ -537,7 +629,8 @@ class ClaimDescription(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupDescription(msgspec.Struct, frozen=True, gc=False):
-    """`order` and `assignment` are what its members agree on; None if there are none."""
+    """`order` and `assignment` are what its members agree on; None if there are none. What a broadcast group has done
+    is known to its members only: it has no partitions here."""
 
     subject: str
     group: str
@@ -548,10 +641,23 @@ class GroupDescription(msgspec.Struct, frozen=True, gc=False):
     assignment: str | None = None  # one of AssignmentStrategy
     claims: tuple[ClaimDescription, ...] = ()
     taken_over_by: str | None = None  # the member that all partitions are for
+    mode: str = "exclusive"  # one of GroupMode
+    set_order: str | None = None  # what somebody decided, whatever the members ask for
 
     @property
     def lag(self) -> int:
         return sum(one.lag for one in self.partitions)
+
+
+class SetOrder(Command, frozen=True, gc=False):
+    """Decide which order the members of a group keep to, whatever they ask for; "" leaves it to them again.
+
+    They follow a stricter one than they asked for, and stop at a weaker one. Answered with Done, once it is durable.
+    """
+
+    subject: str
+    group: str
+    order: str  # one of Order, or nothing
 
 
 class ResetGroup(Command, frozen=True, gc=False):
@@ -664,6 +770,8 @@ Answer: TypeAlias = (
     | KeyList
     | KeyDetails
     | NodeDescription
+    | Fetched
+    | Acknowledged
 )
 Reply: TypeAlias = Callable[[Answer | InturnError], None]
 

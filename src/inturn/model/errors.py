@@ -15,7 +15,8 @@ InturnError
 ├── LeaseError              consuming without the right to
 │   ├── LeaseHeld           another member holds the lease (retriable)
 │   │   └── GateClosed      older messages of the same keys come first (retriable)
-│   └── StaleEpoch          the epoch is not the current one
+│   ├── StaleEpoch          the epoch is not the current one
+│   └── ReceiptExpired      a shared group: the message was, or will be, given to somebody else
 ├── ProducerError
 │   ├── ProducerFenced      a newer producer of the same name took over
 │   ├── OutOfSequence       a batch before this one is missing (retriable)
@@ -24,6 +25,7 @@ InturnError
 │   ├── SendTimeout         not acknowledged in time; it may still be stored
 │   └── SendFailed          given up
 ├── GroupConflict           members of one group that ask for different things, or a reset of a group at work
+├── OffsetsUnusable         a broadcast consumer's own offsets cannot be read, or are not of this log
 ├── HandlerError            a handler returned something that is not a result
 ├── OutboxError
 │   ├── OutboxFailed        the database of an outbox cannot be read or written (retriable)
@@ -181,6 +183,16 @@ class StaleEpoch(LeaseError):
         )
 
 
+class ReceiptExpired(LeaseError):
+    def __init__(self, group: str, partition: str, offsets: tuple[int, ...]) -> None:
+        self.group, self.partition, self.offsets = group, partition, offsets
+        which = ", ".join(map(str, offsets[:5])) + (f" and {len(offsets) - 5} more" if len(offsets) > 5 else "")
+        super().__init__(
+            f"the receipt for offset {which} of partition {partition}, group {group!r} is over: nothing was changed, "
+            "and the message comes again; acknowledge within ConsumerSettings.visibility_s, or raise it"
+        )
+
+
 class ProducerError(InturnError):
     pass
 
@@ -245,6 +257,12 @@ class GroupConflict(InturnError):
     def __init__(self, group: str, why: str) -> None:
         self.group, self.why = group, why
         super().__init__(f"group {group!r}: {why}")
+
+
+class OffsetsUnusable(InturnError):
+    def __init__(self, path: str, why: str, next_step: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(f"offsets in {path!r}: {why}; {next_step}")
 
 
 class HandlerError(InturnError):

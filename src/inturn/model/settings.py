@@ -54,6 +54,19 @@ class Order(enum.StrEnum):
     NONE = "none"
 
 
+class GroupMode(enum.StrEnum):
+    """How the members of a group divide its messages; fixed when the group is made.
+
+    EXCLUSIVE: a partition belongs to one member at a time, by a lease; this is what keeps order. SHARED: all members
+    take messages of all partitions, each message is acknowledged on its own, and none waits for another. BROADCAST:
+    every member gets every message, and keeps its own offsets.
+    """
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+    BROADCAST = "broadcast"
+
+
 class AssignmentStrategy(enum.StrEnum):
     """How the partitions of a subject are divided among the members of a group.
 
@@ -107,6 +120,8 @@ class KeyAction(enum.StrEnum):
 IN_FLIGHT_MAX = 16
 PULL_BYTES_MAX = 64 * MIB
 SPAN_MAX = 4_000_000  # so that what is finished within it can be committed
+VISIBILITY_S_MIN = 0.1
+VISIBILITY_S_MAX = 12 * 3600.0
 
 
 def _positive(owner: object, *names: str) -> None:
@@ -319,6 +334,8 @@ class ConsumerSettings:
     retry: RetryDelays = field(default_factory=RetryDelays)  # best effort only
     assignment: AssignmentStrategy = AssignmentStrategy.STICKY  # the same for all members of a group
     trace: str | None = None  # a folder: record there what is done, for an audit
+    # Shared groups: a message that is not acknowledged so long after it was given out is given out again.
+    visibility_s: float = 30.0
 
     def __post_init__(self) -> None:
         _set_enum(self, "strategy", Strategy)
@@ -340,7 +357,13 @@ class ConsumerSettings:
             "idle_s_max",
             "handler_timeout_s",
             "answer_timeout_s",
+            "visibility_s",
         )
+        if not VISIBILITY_S_MIN <= self.visibility_s <= VISIBILITY_S_MAX:
+            raise InvalidInput(
+                f"ConsumerSettings.visibility_s is {self.visibility_s!r}; "
+                f"it must be {VISIBILITY_S_MIN:g} to {VISIBILITY_S_MAX:g} seconds"
+            )
         for name, kind in (("flow", FlowControl), ("retry", RetryDelays)):
             if not isinstance(getattr(self, name), kind):
                 raise InvalidInput(f"ConsumerSettings.{name} is {getattr(self, name)!r}; give a {kind.__name__}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from inturn.connection import Connection
 from inturn.model.commands import GroupDescription
 from inturn.model.errors import GroupConflict, InvalidInput, NotFound
-from inturn.model.settings import Order, one_of
+from inturn.model.settings import GroupMode, Order, one_of
 from inturn.spark.shipping import is_local
 from inturn.wire.address import is_address
 
@@ -30,13 +30,16 @@ def check_master(master: str, target: str) -> None:
 
 
 def describe_existing(connection: Connection, subject: str, group: str) -> GroupDescription:
-    """The group, if it is there and nobody drains it: NotFound names those that there are."""
+    """The group, if it is there, its partitions can be taken over, and nobody drains it: NotFound names those that
+    there are."""
     try:
         described = connection.describe_group(subject, group)
     except NotFound:
         known = sorted(one.group for one in connection.groups() if one.subject == subject)
         there = f"it has {', '.join(known)}" if known else "it has none: nobody has consumed it yet"
         raise NotFound("group", group, f"on subject {subject!r}; {there}") from None
+    if described.mode != GroupMode.EXCLUSIVE:
+        raise GroupConflict(group, f"it is a {described.mode} group: there are no partitions to take over")
     if described.taken_over_by is not None:
         by = described.taken_over_by
         raise GroupConflict(group, f"{by} has taken it over already; wait until it hands back, or stop it")

@@ -61,6 +61,12 @@ _OUTLIVE_OWNER = (
     .where(*_ROW, leases.c.epoch == bindparam("by_epoch"))
     .values(local=false(), changed_at_ms=bindparam("now_ms"))
 )
+_RAISE_EPOCH = (
+    update(leases)
+    .where(*_ROW)
+    .values(epoch=leases.c.epoch + 1, owner=null(), changed_at_ms=bindparam("now_ms"))
+    .returning(leases.c.epoch)
+)
 _RELEASE_LOCAL = (
     update(leases)
     .where(leases.c.local == true(), leases.c.owner.is_not(None))
@@ -118,6 +124,17 @@ class LeaseRows:
             if epoch is None:
                 epoch = FIRST_EPOCH
                 connection.execute(_GRANT_FIRST, {**values, "first_epoch": epoch})
+            return epoch
+
+    def raise_epoch(self, group_id: int, partition: int, now_ms: int) -> int:
+        """A new epoch without an owner: for shared groups, whose receipts of before are over with it."""
+        with self._database.transaction() as connection:
+            row = {"of_group": group_id, "of_partition": self._partition_ids.one(connection, group_id, partition)}
+            epoch = connection.execute(_RAISE_EPOCH, {**row, "now_ms": now_ms}).scalar()
+            if epoch is None:
+                epoch = FIRST_EPOCH
+                nobody = {"to_owner": None, "by_ask": 0, "is_local": False, "for_ms": 0, "now_ms": now_ms}
+                connection.execute(_GRANT_FIRST, {**row, **nobody, "first_epoch": epoch})
             return epoch
 
     def release(self, group_id: int, partition: int, epoch: int, now_ms: int) -> bool:

@@ -36,7 +36,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from inturn.model.errors import SchemaMismatch
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _UNKNOWN_VERSION = 0
 
 Migration: TypeAlias = Callable[[Connection], None]
@@ -53,8 +53,13 @@ def _let_subjects_grow(connection: Connection) -> None:
         connection.exec_driver_sql(str(CreateTable(table).compile(dialect=connection.dialect)))
 
 
+def _tell_modes_of_groups(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE groups ADD COLUMN mode VARCHAR NOT NULL DEFAULT 'exclusive'")
+    connection.exec_driver_sql("ALTER TABLE groups ADD COLUMN set_order VARCHAR")
+
+
 # The first leads from version 1 to 2, and so on: always SCHEMA_VERSION - 1 of them.
-MIGRATIONS: Sequence[Migration] = (_remember_lives_and_nonces, _let_subjects_grow)
+MIGRATIONS: Sequence[Migration] = (_remember_lives_and_nonces, _let_subjects_grow, _tell_modes_of_groups)
 
 metadata = MetaData()
 
@@ -123,6 +128,8 @@ groups = Table(
     Column("name", String, nullable=False),
     Column("start", String, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
+    Column("mode", String, nullable=False),  # one of GroupMode, for good
+    Column("set_order", String),  # null: what its members ask for
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,
 )

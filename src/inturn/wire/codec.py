@@ -73,6 +73,11 @@ KINDS: dict[int, type] = {
     77: commands.KeyDetails,
     78: commands.DescribeNode,
     79: commands.NodeDescription,
+    155: commands.Fetch,
+    156: commands.Fetched,
+    157: commands.Acknowledge,
+    158: commands.Acknowledged,
+    159: commands.SetOrder,
 }
 CODES = {kind: code for code, kind in KINDS.items()}
 

@@ -1,0 +1,48 @@
+"""What is looked at before a group is taken over; without Spark."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import inturn
+from inturn.errors import GroupConflict
+from inturn.model.settings import Order
+from inturn.spark.admission import describe_existing, order_of
+
+
+def wait_until_done(consumer: inturn.Consumer) -> None:
+    """One message was handled."""
+    for _ in range(1000):
+        if consumer.statistics().ok_count:
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("nothing was handled")
+
+
+def test_a_group_whose_partitions_belong_to_nobody_is_not_taken_over(tmp_path: Path) -> None:
+    """C12, S3."""
+    with inturn.connect(tmp_path, flush="os") as mq:
+        mq.create_subject("orders", partitions=1)
+        with mq.producer() as producer:
+            producer.send_sync("orders", b"x")
+        for mode, offsets in (("shared", None), ("broadcast", tmp_path / "own")):
+            with mq.consumer("orders", mode, lambda message, _: None, mode=mode, offsets=offsets) as consumer:
+                wait_until_done(consumer)
+            with pytest.raises(GroupConflict, match=f"a {mode} group: there are no partitions to take over"):
+                describe_existing(mq, "orders", mode)
+
+
+def test_a_drain_keeps_the_order_that_was_decided(tmp_path: Path) -> None:
+    """C12, S3."""
+    with inturn.connect(tmp_path, flush="os") as mq:
+        mq.create_subject("orders", partitions=1)
+        with mq.producer() as producer:
+            producer.send_sync("orders", b"x")
+        with mq.consumer("orders", "g", lambda message, _: None, order="key") as consumer:
+            wait_until_done(consumer)
+            assert order_of(describe_existing(mq, "orders", "g"), None) is Order.KEY
+            mq.set_order("orders", "g", "partition")
+            assert order_of(describe_existing(mq, "orders", "g"), None) is Order.PARTITION
