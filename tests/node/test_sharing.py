@@ -286,7 +286,7 @@ def test_a_message_is_moved_under_its_receipt_and_not_without(machine: Machine, 
     machine.ask(OpenDeadLetters("orders", "crew"))
     fetched = ann.fetch()
     receipts = tuple(Receipt(one.offset, one.number) for one in fetched.deliveries)
-    batch = moved_batch(messages(fetched), {0: 1, 1: 1})
+    batch = moved_batch(messages(fetched), [1, 1])
     dead = dead_letter_subject("crew", "orders")
     move = Move("orders", "crew", 0, "ann", fetched.epoch, dead, 0, batch, receipts)
     machine.ask(move)

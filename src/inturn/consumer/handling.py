@@ -150,7 +150,7 @@ class Handling:
 
     def _lane_key(self, message: Message) -> LaneKey:
         key: LaneKey = message.key
-        is_alone = self._order is Order.NONE or (key is None and self.keyless is Keyless.INDEPENDENT)
+        is_alone = self.order is Order.NONE or (key is None and self.keyless is Keyless.INDEPENDENT)
         return message.offset if is_alone else key
 
     def _by_lane(self, messages: list[Message]) -> dict[LaneKey, list[Message]]:

@@ -65,7 +65,7 @@ class ReceiptMoves:
             epoch,
             to_subject,
             to_partition,
-            moved_batch([message for _, message in each], attempts),
+            moved_batch([message for _, message in each], [attempts.get(message.offset, 1) for _, message in each]),
             tuple(delivered.receipt(message) for delivered, message in each),
         )
 
