@@ -48,6 +48,8 @@ PUBLIC = [
     "Stored",
     "Strategy",
     "Subject",
+    "Trial",
+    "TrialState",
     "__version__",
     "connect",
     "errors",

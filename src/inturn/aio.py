@@ -136,6 +136,7 @@ class AsyncConnection:
     describe_subject = _in_thread(Connection.describe_subject)
     groups = _in_thread(Connection.groups)
     describe_group = _in_thread(Connection.describe_group)
+    consume_directly = _in_thread(Connection.consume_directly)
     reset_group = _in_thread(Connection.reset_group)
     keys = _in_thread(Connection.keys)
     describe_key = _in_thread(Connection.describe_key)
@@ -160,11 +161,13 @@ class AsyncConnection:
 
         return Opening(make)
 
-    def reader(self, subject: str, start: str | int | datetime | Position = "first") -> Opening[AsyncReader]:
-        """Read without a group."""
+    def reader(
+        self, subject: str, start: str | int | datetime | Position = "first", *, tags: str | None = None
+    ) -> Opening[AsyncReader]:
+        """Read without a group; `tags` as `Connection.reader`."""
 
         async def make() -> AsyncReader:
-            return AsyncReader(await self.threads.run(self.blocking.reader, subject, start), self.threads)
+            return AsyncReader(await self.threads.run(self.blocking.reader, subject, start, tags=tags), self.threads)
 
         return Opening(make)
 
@@ -177,6 +180,8 @@ class AsyncConnection:
         order: Order | str = Order.PARTITION,
         start: str | int | datetime | Position = "first",
         settings: ConsumerSettings | None = None,
+        tags: str | None = None,
+        processes: int | None = None,
         hooks: Sequence[Hook] = (),
         name: str | None = None,
     ) -> AsyncConsumer:
@@ -192,6 +197,8 @@ class AsyncConnection:
                 order=order,
                 start=start,
                 settings=settings,
+                tags=tags,
+                processes=processes,
                 hooks=hooks,
                 name=name,
                 loop=loop,

@@ -9,6 +9,7 @@ from inturn.model.errors import (
     FolderInUse,
     GroupConflict,
     HandlerError,
+    HandlerRaised,
     InturnError,
     InvalidInput,
     InvalidName,
@@ -29,8 +30,10 @@ from inturn.model.errors import (
     ServerStopping,
     StaleEpoch,
     StorageError,
+    TrialTimeout,
     VersionMismatch,
     WireError,
+    WorkerDied,
 )
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
     "FolderInUse",
     "GroupConflict",
     "HandlerError",
+    "HandlerRaised",
     "InturnError",
     "InvalidInput",
     "InvalidName",
@@ -62,6 +66,8 @@ __all__ = [
     "ServerStopping",
     "StaleEpoch",
     "StorageError",
+    "TrialTimeout",
     "VersionMismatch",
     "WireError",
+    "WorkerDied",
 ]

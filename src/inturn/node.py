@@ -16,10 +16,12 @@ from typing import Any
 import msgspec
 
 from inturn.broker.broker import Broker
+from inturn.broker.filtering import FilteringReply
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.long_polls import LongPolls, Try
 from inturn.broker.move_targets import check_target, origin_of
+from inturn.broker.trials import Trials, chosen_member
 from inturn.log.engine import LogEngine
 from inturn.meta.membership import Membership
 from inturn.model.clock import Clock
@@ -37,6 +39,7 @@ from inturn.model.commands import (
     Done,
     FindRequest,
     FindSubject,
+    FindTrial,
     GroupDescription,
     GroupList,
     GroupName,
@@ -58,11 +61,13 @@ from inturn.model.commands import (
     Release,
     Renew,
     Reply,
+    ReportTrial,
     ResetGroup,
     ResolvePosition,
     SteerKey,
     SubjectDescription,
     SubjectList,
+    TryMessage,
 )
 from inturn.model.errors import Closed, GroupConflict, InturnError, LeaseHeld, NotFound, ServerStopping
 from inturn.model.names import check_name, dead_letter_subject, retry_subject
@@ -70,6 +75,7 @@ from inturn.model.observer import Observer
 from inturn.model.position import parse_position
 from inturn.model.settings import KeyAction, Keyless, LeaseSettings, Limits, Order, Routing, Strategy, one_of
 from inturn.model.subject import Subject
+from inturn.model.tags import tag_filter
 from inturn.model.timers import Timer, Timers
 from inturn.state.database import Database
 from inturn.state.failures import Failures
@@ -120,6 +126,7 @@ class InProcessNode:
         members = Members(database)
         leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
         self.membership = Membership(members, clock, lease, leases.holders)
+        self.trials = Trials()
         self.keys = Keys(Failures(database), Lots(database), KeyRequests(database), clock)
         self.broker = Broker(
             engine,
@@ -161,6 +168,9 @@ class InProcessNode:
             ResetGroup: self._reset_group,
             SteerKey: self._steer_key,
             FindRequest: self._find_request,
+            TryMessage: self._try_message,
+            FindTrial: self._find_trial,
+            ReportTrial: self._report_trial,
             ListKeys: lambda command, _: self.keys.list_keys(self._group(command.subject, command.group)),
             DescribeKey: self._describe_key,
         }
@@ -176,6 +186,8 @@ class InProcessNode:
             if type(command) is Move:
                 self._move(command, reply)
                 return
+            if isinstance(command, Pull | Read) and command.tags and (tags := tag_filter(command.tags)) is not None:
+                reply = FilteringReply(reply, tags)
             with self._lock:
                 answer = self._answer(command, Try.FIRST)
                 if answer is None:
@@ -289,6 +301,8 @@ class InProcessNode:
                 return "group", command.subject, command.group
             case FindRequest():
                 return "request", command.subject, command.group, command.id
+            case FindTrial():
+                return "trial", command.subject, command.group
         raise TypeError(f"{type(command).__name__} is never held back")
 
     def _wake_at_expiry(self, command: Command, key: Hashable) -> None:
@@ -326,7 +340,8 @@ class InProcessNode:
             self._held.wake_later(("group", command.subject, command.group))
         waits = attempt is not Try.LAST and command.wait_s > 0
         if came or not waits or self.membership.generation(group) != command.generation:
-            answer = self.membership.answer(group, subject, command.member, self.keys.waiting(group))
+            trials = self.trials.waiting(group, command.member)
+            answer = self.membership.answer(group, subject, command.member, self.keys.waiting(group), trials)
             return msgspec.structs.replace(answer, partitions=()) if self._is_stopping else answer
         return None
 
@@ -334,6 +349,7 @@ class InProcessNode:
         group = self._group(command.subject, command.group)
         if self.membership.leave(group, self._subject(command.subject), command.member):
             self._held.wake_later(("group", command.subject, command.group))
+            self._held.wake_later(("trial", command.subject, command.group))
         self._forget_member(command, Acquire | Claim | Pull | Heartbeat)
         claims = self.broker.claims
         released = claims.release_all(group, command.member)
@@ -374,6 +390,7 @@ class InProcessNode:
                 # If it lives on, it asks again. If not, nothing is to be granted to it.
                 self._forget_member(Leave(group.subject, group.name, member), Acquire)
                 self._held.wake_later(("group", group.subject, group.name))
+                self._held.wake_later(("trial", group.subject, group.name))
             for group in self.membership.groups():
                 if self.membership.reassign(group, self._subject(group.subject)):
                     self._held.wake_later(("group", group.subject, group.name))
@@ -520,6 +537,7 @@ class InProcessNode:
             self.membership.strategy(group),
             self.broker.group_claims(subject, group),
             self.membership.taken_over_by(group),
+            self.membership.tags(group),
         )
 
     def _reset_group(self, command: ResetGroup, _: Try) -> Answer:
@@ -558,6 +576,40 @@ class InProcessNode:
     def _describe_key(self, command: DescribeKey, _: Try) -> Answer:
         group = self._group(command.subject, command.group)
         return self.keys.describe(self._subject(command.subject), group, command)
+
+    # Trials
+
+    def _try_message(self, command: TryMessage, _: Try) -> Answer:
+        subject, group = self._subject(command.subject), self._group(command.subject, command.group)
+        members = self.membership.members(group)
+        member = chosen_member(group, members, command.member)
+        self.trials.forget(group, members)
+        self.broker.check_stored(subject, command.partition, command.offset)
+        trial, is_new = self.trials.ask(group, member, command)
+        if is_new:
+            self._announce(group)
+        return trial
+
+    def _find_trial(self, command: FindTrial, attempt: Try) -> Answer | None:
+        group = self._group(command.subject, command.group)
+        state = self.trials.find(group, command.id)
+        if state.result is None and state.member not in self.membership.members(group):
+            self.trials.give_up(group, command.id)
+            raise NotFound(
+                "member",
+                state.member,
+                "it left before it told a result; the message may have been handled",
+            )
+        if state.result is None and attempt is not Try.LAST and command.wait_s > 0:
+            return None
+        if command.gives_up:
+            self.trials.give_up(group, command.id)
+        return state
+
+    def _report_trial(self, command: ReportTrial, _: Try) -> Answer:
+        if self.trials.report(self._group(command.subject, command.group), command):
+            self._held.wake_later(("trial", command.subject, command.group))
+        return Done()
 
     # Names
 

@@ -14,6 +14,8 @@ from inturn.cli.message_line import born_text
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
 from inturn.cli.screen import Screen, age_text, fields_text, plain, rate_text
 from inturn.cli.session import command, opened, position
+from inturn.cli.trial import EXAMPLES as TRY_EXAMPLES
+from inturn.cli.trial import try_message
 from inturn.model.errors import NotFound
 from inturn.model.names import RESERVED
 
@@ -120,6 +122,9 @@ def reset(
             screen.note("nothing was changed (--dry-run)" if dry_run else "[green]done[/green]")
 
 
+app.command("try", epilog=TRY_EXAMPLES)(try_message)
+
+
 def _descriptions(connection: Connection, group: str, subject: str | None) -> list[GroupDescription]:
     if subject is not None:
         return [connection.describe_group(subject, group)]
@@ -143,6 +148,8 @@ def _lag_text(found: GroupDescription) -> str:
 
 def _print_description(screen: Screen, found: GroupDescription, troubles: dict[str, int]) -> None:
     agreed = {"order": found.order, "assignment": found.assignment} if found.members else {}
+    if found.tags:
+        agreed["tags"] = found.tags
     screen.out.print(
         f"group [bold]{plain(found.group)}[/bold] on [bold]{plain(found.subject)}[/bold]  "
         f"[dim]lag[/dim] {_lag_text(found)}  "
@@ -239,6 +246,7 @@ def _fields(found: GroupDescription, troubles: dict[str, int]) -> dict[str, obje
         "member_details": found.member_details,
         "order": found.order,
         "assignment": found.assignment,
+        "tags": found.tags,
         "lag": found.lag,
         "done_per_s": sum(one.done_per_s for one in found.partitions),
         "keys": troubles,

@@ -38,6 +38,7 @@ class Membership:
     max_attempts: int | None
     on_exhausted: OnExhausted
     trace: str | None = None
+    tags: str | None = None
 
     @property
     def settings(self) -> ConsumerSettings:
@@ -47,6 +48,7 @@ class Membership:
             max_attempts=self.max_attempts,
             on_exhausted=self.on_exhausted,
             trace=self.trace,
+            tags=self.tags,
         )
 
 

@@ -27,17 +27,20 @@ from inturn.consumer.held import Stage
 from inturn.consumer.hook import Hook
 from inturn.consumer.loop import WorkerLoop
 from inturn.consumer.opening import Opened, opened
+from inturn.consumer.processes import ProcessWorker, WorkerProcesses
 from inturn.consumer.run import Run
 from inturn.consumer.threads import Workers, WorkerThreads
 from inturn.consumer.trace import Trace
+from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Handler, Worker
 from inturn.model.clock import Clock
-from inturn.model.commands import Answer, Command, Node, OpenDeadLetters, OpenRetry, Pull, Pulled
+from inturn.model.commands import Answer, Command, Node, OpenDeadLetters, OpenRetry, Pull, Pulled, Read
 from inturn.model.errors import Closed, InturnError, InvalidInput
 from inturn.model.logs import get_logger
 from inturn.model.names import check_name, retry_subject
 from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
+from inturn.model.result import ResultKind
 from inturn.model.settings import (
     ConsumerSettings,
     LeaseSettings,
@@ -48,6 +51,7 @@ from inturn.model.settings import (
     one_of,
 )
 from inturn.model.subject import Subject
+from inturn.model.tags import tag_filter
 
 LOOK_S = 0.01  # how often `wait_until_through` looks
 
@@ -74,6 +78,7 @@ class ConsumerStatistics:
     failing_count: int = 0  # messages that failed and will be repeated, or wait for somebody to decide
     parked: tuple[str, ...] = ()  # keys
     blocking: tuple[Blocking, ...] = ()
+    unwanted_count: int = 0  # messages that were passed by for their tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,7 @@ class Consumer:
         check_name("group", group)
         check_handler(handler)
         self.subject = subject
+        self._keeps_only = duty.keeps_only
         self._origin = subject if retries_of is None else retries_of
         self.group = group
         self.name = _unique_name() if name is None else f"{check_name('consumer', name)}-{uuid.uuid4().hex[:8]}"
@@ -144,6 +150,7 @@ class Consumer:
         self._clock = clock
         order = one_of(Order, "order", order)
         self._settings = _fit(checked(settings, ConsumerSettings, "settings") or ConsumerSettings(), order)
+        self._tags = tag_filter(self._settings.tags or "")
         lease = checked(lease, LeaseSettings, "lease") or LeaseSettings()
         if not isinstance(hooks, Sequence) or not all(isinstance(hook, Hook) for hook in hooks):
             raise InvalidInput(f"hooks={hooks!r}: give a list of Hook")
@@ -182,16 +189,25 @@ class Consumer:
                 loop=loop,
                 retries_of=subject,
             )
-        worker = Worker(handler, self._settings, clock, hooks)
         self._lock = threading.Lock()
         self._talk = threading.Condition(self._lock)
         self._talker = threading.Thread(target=self._talk_to_node, name=f"inturn-consumer-{self.name}", daemon=True)
         count = self._settings.concurrency
-        self._workers: Workers = (
-            WorkerLoop(self.name, count, self._lock, self._turn, worker, clock, loop)
-            if is_async(handler)
-            else WorkerThreads(self.name, count, self._lock, self._turn, worker, self._core.handling.scheduler.room)
-        )
+        room = self._core.handling.scheduler.room
+        self._workers: Workers
+        if self._settings.workers == "processes":
+            in_processes = ProcessWorker(handler, self._settings, clock, hooks, self._lock)
+            # Retries are few: their processes are started when there is one.
+            is_prepared = retries_of is None and not duty.keeps_only
+            self._workers = WorkerProcesses(
+                self.name, count, self._lock, self._turn, in_processes, room, is_prepared=is_prepared
+            )
+        elif is_async(handler):
+            worker = Worker(handler, self._settings, clock, hooks)
+            self._workers = WorkerLoop(self.name, count, self._lock, self._turn, worker, clock, loop)
+        else:
+            worker = Worker(handler, self._settings, clock, hooks)
+            self._workers = WorkerThreads(self.name, count, self._lock, self._turn, worker, room)
         self._answers: deque[tuple[Command, Answer | InturnError]] = deque()
         self._is_dirty = False
         self._is_killed = False
@@ -237,8 +253,13 @@ class Consumer:
             self._retries = self._make_retries()
             self._retries._workers.count = self._workers.count
             self._retries.start()
+        try:
+            self._workers.start()
+        except BaseException:
+            if self._retries is not None:
+                self._retries.stop()
+            raise
         self._is_started = True  # not before: whoever was refused has nothing to stop
-        self._workers.start()
         self._talker.start()
 
     def stop(self, timeout_s: float | None = 30.0) -> bool:
@@ -326,6 +347,7 @@ class Consumer:
                 failing_count=sum(len(one.recorded) for one in held),
                 parked=tuple(sorted(key.decode(errors="backslashreplace") for one in held for key in one.lots)),
                 blocking=self._find_blocking(),
+                unwanted_count=sum(one.unwanted_count for one in held),
             )
 
     def leases(self) -> dict[int, HeldLease]:
@@ -417,14 +439,28 @@ class Consumer:
                 if self._is_killed or self._core.is_stopped or self._core.error is not None:
                     break
                 commands = self._core.poll(now_s)
+                trial = self._core.trials.take()
                 self._workers.wake(self._core.wanted_workers)
                 self._note_state()
-                if not commands and not self._answers and not self._is_dirty:
+                if not commands and not self._answers and not self._is_dirty and trial is None:
                     self._talk.wait(self._core.next_due_s(now_s) - now_s)
+            if trial is not None:
+                self._try_out(trial)
             if self._trace is not None:
                 self._trace.asks(commands)
             for command in commands:
                 self._node.submit(command, partial(self._reply, command))
+
+    def _try_out(self, trial: TrialRun) -> None:
+        def over(report: TrialReport) -> None:
+            with self._lock:
+                self._core.trials.over(report)
+                self._wake()
+
+        if self._keeps_only:
+            over(TrialReport(ResultKind.EXCEPTION, "this member handles nothing: it keeps leases for others"))
+        else:
+            self._workers.try_out(trial, over)
 
     def _take_answers(self) -> list[tuple[Command, Answer | Opened | InturnError]]:
         """Opening what was pulled takes its time: it is done without the lock."""
@@ -432,6 +468,8 @@ class Consumer:
         while self._answers:
             command, answer = self._answers.popleft()
             if isinstance(answer, Pulled) and isinstance(command, Pull):
+                answers.append((command, opened(answer, self.subject, command.partition, self._tags)))
+            elif isinstance(answer, Pulled) and isinstance(command, Read):
                 answers.append((command, opened(answer, self.subject, command.partition)))
             else:
                 answers.append((command, answer))

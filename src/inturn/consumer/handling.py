@@ -21,7 +21,8 @@ from inturn.consumer.scheduler import Scheduler
 from inturn.model.commands import Failure, KeyRequest, LotContent
 from inturn.model.message import Message
 from inturn.model.names import dead_letter_subject, retry_subject
-from inturn.model.settings import ConsumerSettings, KeyAction, Keyless, LotState, OnExhausted, Order
+from inturn.model.settings import SPAN_MAX, ConsumerSettings, KeyAction, Keyless, LotState, OnExhausted, Order
+from inturn.model.tags import tag_filter
 
 QUICK_BUFFERED_COUNT = 4096
 LONG_S = 1.0  # a handler that runs for longer is not waited for when it is counted what waits
@@ -38,6 +39,7 @@ class Handling:
         self.acted: Callable[[HeldPartition, KeyRequest], None] | None = None  # told of requests that count from now on
         self._order = order
         self._settings = settings
+        self._tags = tag_filter(settings.tags or "")
         self._retry_subject = retry_subject(group, origin)
         self._dead_letter_subject = dead_letter_subject(group, origin)
         self._suspended: list[tuple[float, int, Waiting]] = []  # a heap by time
@@ -363,6 +365,10 @@ class Handling:
         if lane is None:
             lane = lot.lane = held.lanes[lot.key] = Lane(held, lot.key, [], [], lot=lot)
         messages = [unparked(one, held.subject) for one in read]
+        if self._tags is not None:
+            wants = self._tags.wants  # which may be others than when it was parked
+            self._finish_of_lot(held, lot, [one for one in messages if not wants(one.tags)])
+            messages = [one for one in messages if wants(one.tags)]
         lane.messages += messages
         if lane.run is None and not lane.waits:
             self._go_on(lane)
@@ -489,8 +495,11 @@ class Handling:
         return count, size_bytes
 
     def is_span_full(self, held: HeldPartition) -> bool:
-        span = self._settings.flow.span
-        return held.pull_offset - held.tracker.known_low >= span and held.span >= span
+        span, pulled = self._settings.flow.span, held.pull_offset - held.tracker.known_low
+        if pulled < span:
+            return False
+        # What tags leave out counts only where it would be too much to commit.
+        return held.span >= span or (bool(held.unwanted) and held.pull_offset - held.tracker.low >= SPAN_MAX)
 
     def limit_of(self, held: HeldPartition) -> str | None:
         """Which limit keeps a partition from being pulled, if one key, or a few, have used it up."""

@@ -70,6 +70,11 @@ KINDS: dict[int, type] = {
     75: commands.KeyList,
     76: commands.DescribeKey,
     77: commands.KeyDetails,
+    150: commands.TryMessage,
+    151: commands.Trial,
+    152: commands.FindTrial,
+    153: commands.TrialState,
+    154: commands.ReportTrial,
 }
 CODES = {kind: code for code, kind in KINDS.items()}
 
