@@ -604,6 +604,7 @@ class InProcessNode:
             return None
         if command.gives_up:
             self.trials.give_up(group, command.id)
+            self._announce(group)  # its member is to forget it
         return state
 
     def _report_trial(self, command: ReportTrial, _: Try) -> Answer:

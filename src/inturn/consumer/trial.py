@@ -57,6 +57,10 @@ class MemberTrials:
         """One of them has begun, and is not reported yet."""
         return self._now is not None
 
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
     def heard(self, trials: Iterable[Trial]) -> None:
         """What a heartbeat was answered with. Those that wait and are not there any more were given up."""
         by_id = {trial.id: trial for trial in trials}

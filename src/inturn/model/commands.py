@@ -570,7 +570,7 @@ class TryMessage(Command, frozen=True, gc=False):
 class FindTrial(Command, frozen=True, gc=False):
     """What became of a trial; held back until it is over, or until `wait_s` is. NotFound if its member left before.
 
-    `gives_up`: whoever asked waits no longer. If its member has not begun by then it never does.
+    `gives_up`: whoever asked waits no longer. If its member has not begun when it hears of that, it never does.
     """
 
     subject: str
