@@ -13,6 +13,7 @@ from inturn.consumer.outcome import Next, Outcome, is_printable, of_exception, o
 from inturn.consumer.run import Run
 from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.model.clock import Clock
+from inturn.model.errors import WorkerDied
 from inturn.model.logs import get_logger
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
@@ -131,7 +132,7 @@ class Worker:
             outcome = replace(outcome, kind=ResultKind.TIMEOUT)
         self._after(messages, context, outcome)
         failed = outcome.next in (Next.REPEAT, Next.ROLLBACK, Next.MOVE)
-        is_raised = outcome.kind is ResultKind.EXCEPTION
+        is_raised = outcome.kind is ResultKind.EXCEPTION and not isinstance(outcome.error, WorkerDied)
         # At attempts 1, 2, 4, 8 …: a message that fails for ever is not to fill the log.
         if failed and context.attempt & (context.attempt - 1) == 0:
             note = _log.info if outcome.kind is ResultKind.FAILED else _log.warning  # it asked for the repeat

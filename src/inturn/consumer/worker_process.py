@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import inspect
 import multiprocessing
+import multiprocessing.util  # its exit handler ends processes: before ours is there, so that ours runs first
 import os
 import signal
 import sys
