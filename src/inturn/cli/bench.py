@@ -25,6 +25,7 @@ BENCHES = {
     "key-order --async": ("key_order", "run_async"),
     "lane-overhead": ("lane_overhead", "run"),
     "trace-overhead": ("trace_overhead", "run"),
+    "process-workers": ("process_workers", "run"),
     "stuck-key": ("stuck_key", "run"),
     "wire": ("wire", "run"),
     "produce": ("produce", "run"),
