@@ -80,11 +80,11 @@ def send(mq: Connection, *texts: str, recorder: Recorder | None = None) -> None:
         handles = []
         for text in texts:
             key, _, body = text.rpartition(":")
-            handles.append((producer.send("line", body.encode(), key=key or None), key.encode() or None))
+            handles.append((producer.send("line", body.encode(), key=key or None), key))
         for handle, key in handles:
             stored = handle.result(WAIT_S)
             if recorder is not None:
-                recorder.sent("line", stored.partition, stored.offset, key)
+                recorder.sent("line", stored.partition, stored.offset, key.encode() or None)
 
 
 def eventually(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:

@@ -51,13 +51,14 @@ def _row(
     mq: Connection, name: str, handler: Handler, work_rounds: int, count: int, pool_chunk: int, rounds: int
 ) -> Row:
     cores = os.cpu_count() or 1
-    by_processes, by_pool, by_threads = [], [], []
+    by_pool: list[float] = []
+    by_workers: dict[str, list[float]] = {"processes": [], "threads": []}
     for number in range(rounds):
         by_pool.append(_pool_per_s(cores, work_rounds, count, pool_chunk))
-        for workers, figures in (("processes", by_processes), ("threads", by_threads)):
+        for workers, figures in by_workers.items():
             settings = ConsumerSettings(concurrency=cores, workers=workers)
             figures.append(_consume_per_s(mq, f"{name.split()[0]}-{workers}-{number}", handler, settings, count))
-    figure, pool, threads = median(by_processes), median(by_pool), median(by_threads)
+    figure, pool, threads = median(by_workers["processes"]), median(by_pool), median(by_workers["threads"])
     beside = [Beside(f"a bare pool of {cores} processes", pool), Beside("the same consumer with threads", threads)]
     aim = AIMS[name]
     more = {"cores": cores, "times_threads": figure / threads}
