@@ -12,10 +12,11 @@ from inturn.model.clock import SystemClock
 
 NOTES = "INTURN_TEST_NOTES"
 WAIT_S = 10.0
+LINE_BYTES = 512  # of all lines: none lies across two pages, where a kill could cut it
 
 
 def note(event: str, message: Message, context: Context) -> None:
-    """One line, written at once: lines of several processes are in the order of what they tell."""
+    """One line, written at once or not at all: lines of several processes are in the order of what they tell."""
     line = {
         "event": event,
         "at_s": SystemClock.monotonic(),
@@ -31,7 +32,9 @@ def note(event: str, message: Message, context: Context) -> None:
         "is_direct": context.is_direct,
     }
     file = os.open(os.environ[NOTES], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, json.dumps(line).encode() + b"\n")
+    text = json.dumps(line).encode()
+    assert len(text) < LINE_BYTES
+    os.write(file, text.ljust(LINE_BYTES - 1) + b"\n")
     os.close(file)
 
 

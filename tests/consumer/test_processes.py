@@ -27,6 +27,7 @@ from inturn.testing.checker import Verdict, check
 from inturn.testing.history import Event, HandlerEnd, HandlerStart, History
 from inturn.testing.recorder import Recorder
 from tests.consumer import process_handlers as handlers
+from tests.consumer.process_handlers import LINE_BYTES
 
 WAIT_S = 20.0
 Line = dict[str, Any]
@@ -39,13 +40,17 @@ class Notes:
         self.path = path
 
     def lines(self) -> list[Line]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+        data = self.path.read_bytes() if self.path.exists() else b""
+        return [json.loads(line) for line in data[: len(data) // LINE_BYTES * LINE_BYTES].splitlines()]
 
     def count(self, event: str = "end") -> int:
         return sum(line["event"] == event for line in self.lines())
 
     def offsets(self, event: str = "end") -> list[int]:
         return [line["offset"] for line in self.lines() if line["event"] == event]
+
+    def recent_pids(self) -> set[int]:
+        return {line["pid"] for line in self.lines()[-50:]}
 
     def open_gate(self) -> None:
         Path(f"{self.path}.go").touch()
@@ -137,7 +142,8 @@ def test_keys_stay_in_order_while_worker_processes_are_killed(
     with mq.consumer("line", "g", handler, order="key", settings=quick(concurrency=2)) as consumer:
         for share in (0.1, 0.35, 0.6):
             eventually(lambda share=share: notes.count() > share * count, "work goes on")  # type: ignore[misc]
-            pid = rng.choice(sorted({line["pid"] for line in notes.lines()[-20:]} - killed))
+            eventually(lambda: notes.recent_pids() - killed, "one that lives is at work")
+            pid = rng.choice(sorted({line["pid"] for line in notes.lines()} - killed))
             killed.add(pid)
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: committed(mq) == count, "all is committed")

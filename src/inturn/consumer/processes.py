@@ -22,7 +22,7 @@ from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Handler, Worker
 from inturn.consumer.worker_process import HandlerReference, WorkerProcess
 from inturn.model.clock import Clock
-from inturn.model.errors import HandlerRaised, WorkerDied
+from inturn.model.errors import HandlerRaised, InturnError, WorkerDied
 from inturn.model.logs import get_logger
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
@@ -99,7 +99,7 @@ class ProcessWorker(Worker):
         process.forget_states(1)
         try:
             over = process.run(Work([lane], self._settings.handler_timeout_s))
-        except WorkerDied as error:
+        except InturnError as error:  # it died, or cannot load the handler
             self._died(error)
             raise
         if process.states[0] == UNTOUCHED:
@@ -128,17 +128,18 @@ class ProcessWorker(Worker):
             process.offer(len(lanes))
             offered = OfferedLanes(run.todo, lanes, process)
             run.todo = offered
-            died, over = None, None
+            died: InturnError | None = None
+            over = None
             try:
                 over = process.run(Work([one.given() for one in lanes], self._settings.handler_timeout_s, True))
-            except WorkerDied as error:
+            except InturnError as error:
                 died = error
             with self._lock:
                 taken_back = offered.close()
                 run.todo = offered.rest
             run.slow_count += 0 if over is None else over.slow_count
 
-            def fail(run: Run, message: Message, told: Told | None, died: WorkerDied | None = died) -> None:
+            def fail(run: Run, message: Message, told: Told | None, died: InturnError | None = died) -> None:
                 self._fail(run, message, told, died)
 
             settle_chunk(run, lanes, taken_back, bytes(process.states[:count]), over, fail)
@@ -146,7 +147,7 @@ class ProcessWorker(Worker):
                 self._died(died)
                 return
 
-    def _fail(self, run: Run, message: Message, told: Told | None, died: WorkerDied | None) -> None:
+    def _fail(self, run: Run, message: Message, told: Told | None, died: InturnError | None) -> None:
         if told is None:
             outcome = of_exception(died if died is not None else WorkerDied(0, "nobody knows why"), self._settings)
         elif told.returned == "raised":
@@ -167,8 +168,8 @@ class ProcessWorker(Worker):
             self._own.process = process
         return process
 
-    def _died(self, error: WorkerDied) -> None:
-        _log.warning("consumer.process_died", handler=self._name, pid=error.pid, error=str(error))
+    def _died(self, error: InturnError) -> None:
+        _log.warning("consumer.process_died", handler=self._name, error=str(error))
         self._replace()
 
     def _replace(self) -> None:
