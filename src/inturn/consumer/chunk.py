@@ -8,11 +8,11 @@ whatever is killed or frozen meanwhile, so a lane has one owner.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inturn.consumer.lane import Lane
-from inturn.consumer.process_frames import CALLS_MAX, DONE, LANES_MAX, UNTOUCHED, GivenLane, Over, Told
+from inturn.consumer.process_frames import CALLS_MAX, DONE, LANES_MAX, UNTOUCHED, GivenLane, Told
 from inturn.consumer.run import Run
 from inturn.consumer.worker_process import WorkerProcess
 from inturn.model.message import Message
@@ -99,41 +99,56 @@ def take_chunk(run: Run, now_s: float) -> list[ChunkLane]:
     return lanes
 
 
-def settle_chunk(
-    run: Run,
-    lanes: list[ChunkLane],
-    taken_back: set[int],
-    states: bytes,
-    over: Over | None,
-    fail: Callable[[Run, Message, Told | None], None],
-) -> None:
-    """Note what became of each lane. `over` is None if the process died: what it had begun has failed then.
+class Settling:
+    """What became of the lanes of a chunk. `fail` settles a call that did not succeed, with what it told of itself;
+    that is None if its process died."""
 
-    `fail` settles a call that did not succeed, with what it told of itself.
-    """
-    told = {one.number: one for one in over.told} if over is not None else {}
-    for index, one in enumerate(lanes):
-        if index in taken_back:
-            continue
-        lane, done, failed = one.lane, 0, False
-        for number, message in enumerate(one.messages, one.first):
-            state = states[number]
-            if state == UNTOUCHED:
-                break
-            lane.at += 1
-            run.handled += 1
-            if not _is_done(state, told.get(number)):
-                lane.inbox += one.messages[:done]
-                run.done += done
-                run.begin(lane, message, one.attempts[number - one.first])
-                fail(run, message, told.get(number))
-                failed = True
-                break
-            done += 1
-        if not failed:
-            lane.inbox += one.messages[:done]
-            run.done += done
+    def __init__(self, run: Run, lanes: list[ChunkLane], fail: Callable[[Run, Message, Told | None], None]) -> None:
+        self._run = run
+        self._lanes = lanes
+        self._fail = fail
+        self._settled: set[int] = set()
+
+    def early(self, states: Sequence[int], told: Iterable[Told]) -> None:
+        """Lanes that are over while the process is busy with another one go on without it. It has begun them, so
+        nobody else can have taken them."""
+        told_of = {one.number: one for one in told}
+        for index, one in enumerate(self._lanes):
+            if index not in self._settled and _is_over(one, states, told_of):
+                self._settle(index, one, states, told_of)
+
+    def rest(self, states: Sequence[int], told: Iterable[Told], taken_back: set[int]) -> None:
+        """The process has ended, or has ended its work: what it had begun and not told of has failed."""
+        told_of = {one.number: one for one in told}
+        for index, one in enumerate(self._lanes):
+            if index not in self._settled and index not in taken_back:
+                self._settle(index, one, states, told_of)
+
+    def _settle(self, index: int, one: ChunkLane, states: Sequence[int], told: Mapping[int, Told]) -> None:
+        self._settled.add(index)
+        run, lane = self._run, one.lane
+        calls = states[one.first : one.first + len(one.messages)]
+        tried = next((at for at, state in enumerate(calls) if state == UNTOUCHED), len(calls))
+        done = next((at for at in range(tried) if not _is_done(calls[at], told.get(one.first + at))), tried)
+        lane.inbox += one.messages[:done]
+        lane.at += done
+        run.handled += done
+        run.done += done
+        if done == tried:
             run.over.append(lane)
+            return
+        lane.at += 1
+        run.handled += 1
+        run.begin(lane, one.messages[done], one.attempts[done])
+        self._fail(run, one.messages[done], told.get(one.first + done))
+
+
+def _is_over(one: ChunkLane, states: Sequence[int], told: Mapping[int, Told]) -> bool:
+    """All of it is done, or one has failed and told why."""
+    for number in range(one.first, one.first + len(one.messages)):
+        if not _is_done(states[number], told.get(number)):
+            return number in told
+    return True
 
 
 def _is_done(state: int, told: Told | None) -> bool:

@@ -489,7 +489,9 @@ class Handling:
         count = size_bytes = 0
         for lane in held.lanes.values():
             run = lane.run
-            if lane.waits or (run is not None and run.lane is lane and now_s - run.asked_at_s > LONG_S):
+            # A run that is at no lane has given several to a process; of those, only one that hangs is left by then.
+            is_at_it = run is not None and (run.lane is lane or run.lane is None)
+            if lane.waits or (run is not None and is_at_it and now_s - run.asked_at_s > LONG_S):
                 count += lane.waiting
                 size_bytes += sum([len(message.body) for message in lane.messages[lane.at :]])
         return count, size_bytes

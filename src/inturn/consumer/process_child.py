@@ -46,7 +46,8 @@ def main(module: str, name: str, pipe: Connection, tokens: Connection, states: M
     with contextlib.suppress(EOFError, OSError):
         while True:
             work = decode_work(pipe.recv_bytes())
-            pipe.send_bytes(encode(_Calls(handler, work, states).run(tokens.fileno())))
+            calls = _Calls(handler, work, states, lambda over: pipe.send_bytes(encode(over)))
+            pipe.send_bytes(encode(calls.run(tokens.fileno())))
 
 
 def load(module: str, name: str) -> Handler:
@@ -60,10 +61,13 @@ def load(module: str, name: str) -> Handler:
 class _Calls:
     """One piece of work."""
 
-    def __init__(self, handler: Handler, work: Work, states: MutableSequence[int]) -> None:
+    def __init__(
+        self, handler: Handler, work: Work, states: MutableSequence[int], tell: Callable[[Over], None]
+    ) -> None:
         self._handler = handler
         self._work = work
         self._states = states
+        self._tell = tell
         self._monotonic: Callable[[], float] = SystemClock.monotonic
         self._over = Over([])
         self._first: list[int] = []  # the number of each lane's first call
@@ -98,7 +102,8 @@ class _Calls:
                 self._states[number] = DONE
             else:
                 told.is_acknowledged = context.is_acknowledged
-                self._over.told.append(told)
+                # At once, for the next call may take long; and first, so that nothing is lost by a kill in between.
+                self._tell(Over([told], is_last=False))
                 self._states[number] = TOLD
                 if told.returned not in (Result.SUCCESS.value, "none"):
                     return  # what is behind it waits

@@ -51,10 +51,12 @@ class Told(msgspec.Struct, array_like=True, gc=False):
 
 
 class Over(msgspec.Struct, array_like=True, gc=False):
-    """The work is over. What is not told of returned None; how far each call came is in the shared states."""
+    """What there is to tell, at once, and in the end that the work is over. What is not told of returned None; how far
+    each call came is in the shared states."""
 
     told: list[Told]
     slow_count: int = 0
+    is_last: bool = True
 
 
 class Ready(msgspec.Struct, array_like=True, gc=False):

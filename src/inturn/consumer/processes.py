@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from inturn.consumer.chunk import OfferedLanes, settle_chunk, take_chunk
+from inturn.consumer.chunk import ChunkLane, OfferedLanes, Settling, take_chunk
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
 from inturn.consumer.outcome import Next, Outcome, of_exception, of_return
@@ -22,7 +22,7 @@ from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Handler, Worker
 from inturn.consumer.worker_process import HandlerReference, WorkerProcess
 from inturn.model.clock import Clock
-from inturn.model.errors import HandlerRaised, InturnError, WorkerDied
+from inturn.model.errors import HandlerRaised, InturnError
 from inturn.model.logs import get_logger
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
@@ -97,16 +97,17 @@ class ProcessWorker(Worker):
         lane = GivenLane(*where, given, [context.attempt], self._is_batch, context.is_direct)
         process = self._process()
         process.forget_states(1)
+        tellings: list[Told] = []
         try:
-            over = process.run(Work([lane], self._settings.handler_timeout_s))
+            process.run(Work([lane], self._settings.handler_timeout_s), tellings)
         except InturnError as error:  # it died, or cannot load the handler
             self._died(error)
             raise
         if process.states[0] == UNTOUCHED:
             raise NotBegun
-        if not over.told:
+        if not tellings:
             return None
-        (told,) = over.told
+        (told,) = tellings
         context.is_acknowledged = told.is_acknowledged
         if told.returned == "raised":
             raise _raised(told)
@@ -115,41 +116,43 @@ class ProcessWorker(Worker):
     # Several lanes at once
 
     def _work_chunks(self, run: Run) -> None:
-        while True:
+        is_alive = True
+        while is_alive:
             now_s = run.asked_at_s = self._monotonic()
             if run.handled and now_s >= run.until_s:
                 return
             lanes = take_chunk(run, now_s)
             if not lanes:
                 return
-            process = self._process()
-            count = sum(len(one.messages) for one in lanes)
-            process.forget_states(count)
-            process.offer(len(lanes))
-            offered = OfferedLanes(run.todo, lanes, process)
-            run.todo = offered
-            died: InturnError | None = None
-            over = None
-            try:
-                over = process.run(Work([one.given() for one in lanes], self._settings.handler_timeout_s, True))
-            except InturnError as error:
-                died = error
-            with self._lock:
-                taken_back = offered.close()
-                run.todo = offered.rest
-            run.slow_count += 0 if over is None else over.slow_count
+            is_alive = self._work_chunk(run, lanes)
 
-            def fail(run: Run, message: Message, told: Told | None, died: InturnError | None = died) -> None:
-                self._fail(run, message, told, died)
+    def _work_chunk(self, run: Run, lanes: list[ChunkLane]) -> bool:
+        """False if the process died over it."""
+        process, told = self._process(), list[Told]()
+        count = sum(len(one.messages) for one in lanes)
+        process.forget_states(count)
+        process.offer(len(lanes))
+        offered = OfferedLanes(run.todo, lanes, process)
+        run.todo = offered
+        settling = Settling(run, lanes, self._fail)
+        work = Work([one.given() for one in lanes], self._settings.handler_timeout_s, True)
+        died: InturnError | None = None
+        try:
+            over = process.run(work, told, lambda: settling.early(bytes(process.states[:count]), told))
+            run.slow_count += over.slow_count
+        except InturnError as error:
+            died = self._own.why_died = error
+        with self._lock:
+            taken_back = offered.close()
+            run.todo = offered.rest
+        settling.rest(bytes(process.states[:count]), told, taken_back)
+        if died is not None:
+            self._died(died)
+        return died is None
 
-            settle_chunk(run, lanes, taken_back, bytes(process.states[:count]), over, fail)
-            if died is not None:
-                self._died(died)
-                return
-
-    def _fail(self, run: Run, message: Message, told: Told | None, died: InturnError | None) -> None:
+    def _fail(self, run: Run, message: Message, told: Told | None) -> None:
         if told is None:
-            outcome = of_exception(died if died is not None else WorkerDied(0, "nobody knows why"), self._settings)
+            outcome = of_exception(self._own.why_died, self._settings)
         elif told.returned == "raised":
             outcome = of_exception(_raised(told), self._settings)
         else:

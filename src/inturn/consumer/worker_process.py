@@ -11,16 +11,17 @@ import os
 import signal
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from inturn.consumer.process_child import load, main
-from inturn.consumer.process_frames import CALLS_MAX, Over, Work, decode_over, decode_ready, encode
+from inturn.consumer.process_frames import CALLS_MAX, Over, Told, Work, decode_over, decode_ready, encode
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InvalidInput, WorkerDied
 
 READY_S = 60.0  # to load the handler and all that its module imports
 END_S = 5.0
+LOOK_S = 0.02  # between two looks at what a process has done, while it has not told that all is over
 _spawn = multiprocessing.get_context("spawn")  # to fork a process that has threads is to copy their locks
 
 
@@ -102,12 +103,19 @@ class WorkerProcess:
             )
         self._is_ready = True
 
-    def run(self, work: Work) -> Over:
-        """Blocks until the work is over."""
+    def run(self, work: Work, told: list[Told], while_waiting: Callable[[], None] | None = None) -> Over:
+        """Blocks until the work is over; meanwhile `while_waiting` is called now and then. What calls tell is added to
+        `told` as it comes, also that of a process that dies then."""
         self.wait_until_ready()
         try:
             self._pipe.send_bytes(encode(work))
-            return decode_over(self._pipe.recv_bytes())
+            while True:
+                while while_waiting is not None and not self._pipe.poll(LOOK_S):
+                    while_waiting()
+                over = decode_over(self._pipe.recv_bytes())
+                told += over.told
+                if over.is_last:
+                    return over
         except (EOFError, OSError):
             raise self._died() from None
 
