@@ -59,6 +59,8 @@ PUBLIC = [
     "Stored",
     "Strategy",
     "Subject",
+    "Trial",
+    "TrialState",
     "__version__",
     "connect",
     "errors",

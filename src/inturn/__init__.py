@@ -6,7 +6,7 @@ from inturn.consumer.consumer import Blocking, Consumer, ConsumerStatistics
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
 from inturn.dead_letters import DeadLetter, DeadLetters
-from inturn.model.commands import KeyDescription, KeyDetails, KeyRequest, RequestState
+from inturn.model.commands import KeyDescription, KeyDetails, KeyRequest, RequestState, Trial, TrialState
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.position import Position
@@ -90,6 +90,8 @@ __all__ = [
     "Stored",
     "Strategy",
     "Subject",
+    "Trial",
+    "TrialState",
     "__version__",
     "connect",
     "errors",

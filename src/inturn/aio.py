@@ -148,6 +148,7 @@ class AsyncConnection:
     describe_node = _in_thread(Connection.describe_node)
     groups = _in_thread(Connection.groups)
     describe_group = _in_thread(Connection.describe_group)
+    consume_directly = _in_thread(Connection.consume_directly)
     reset_group = _in_thread(Connection.reset_group)
     set_order = _in_thread(Connection.set_order)
     keys = _in_thread(Connection.keys)
@@ -181,11 +182,13 @@ class AsyncConnection:
 
         return Opening(make)
 
-    def reader(self, subject: str, start: str | int | datetime | Position = "first") -> Opening[AsyncReader]:
-        """Read without a group."""
+    def reader(
+        self, subject: str, start: str | int | datetime | Position = "first", *, tags: str | None = None
+    ) -> Opening[AsyncReader]:
+        """Read without a group; `tags` as `Connection.reader`."""
 
         async def make() -> AsyncReader:
-            return AsyncReader(await self.threads.run(self.blocking.reader, subject, start), self.threads)
+            return AsyncReader(await self.threads.run(self.blocking.reader, subject, start, tags=tags), self.threads)
 
         return Opening(make)
 
@@ -200,6 +203,8 @@ class AsyncConnection:
         offsets: str | os.PathLike[str] | None = None,
         start: str | int | datetime | Position = "first",
         settings: ConsumerSettings | None = None,
+        tags: str | None = None,
+        processes: int | None = None,
         hooks: Sequence[Hook] = (),
         name: str | None = None,
     ) -> AsyncConsumer:
@@ -217,6 +222,8 @@ class AsyncConnection:
                 offsets=offsets,
                 start=start,
                 settings=settings,
+                tags=tags,
+                processes=processes,
                 hooks=hooks,
                 name=name,
                 loop=loop,

@@ -14,8 +14,10 @@ import os
 import signal
 import socket
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import FrameType, TracebackType
 from typing import Protocol, Self, TypeVar
@@ -37,6 +39,7 @@ from inturn.model.commands import (
     Done,
     FindRequest,
     FindSubject,
+    FindTrial,
     GroupDescription,
     GroupList,
     GroupName,
@@ -56,8 +59,11 @@ from inturn.model.commands import (
     SteerKey,
     SubjectDescription,
     SubjectList,
+    Trial,
+    TrialState,
+    TryMessage,
 )
-from inturn.model.errors import Closed, InturnError, InvalidInput
+from inturn.model.errors import Closed, InturnError, InvalidInput, TrialTimeout
 from inturn.model.logs import get_logger
 from inturn.model.message import Message
 from inturn.model.names import check_name
@@ -82,6 +88,7 @@ from inturn.model.settings import (
     one_of,
 )
 from inturn.model.subject import Subject
+from inturn.model.tags import tags_text
 from inturn.outbox.outbox import Outbox
 from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
@@ -90,6 +97,8 @@ from inturn.shared_folder import SharedFolder
 from inturn.version import SOFTWARE
 from inturn.wire.address import is_address, parse_address
 from inturn.wire.client import RemoteNode
+
+TRIAL_LOOK_S = 20.0  # a node holds nothing back for much longer
 
 _log = get_logger("inturn.connection")
 _Wanted = TypeVar("_Wanted")
@@ -242,10 +251,12 @@ class Connection:
         self._tell_watchers(producer)
         return producer
 
-    def reader(self, subject: str, start: str | int | datetime | Position = "first") -> Reader:
-        """Read without a group."""
+    def reader(
+        self, subject: str, start: str | int | datetime | Position = "first", *, tags: str | None = None
+    ) -> Reader:
+        """Read without a group; with `tags` only messages that have one of them: "paid || shipped"."""
         self._check_open()
-        return Reader(self._node, subject, start)
+        return Reader(self._node, subject, start, tags)
 
     # Consuming
 
@@ -260,6 +271,8 @@ class Connection:
         offsets: str | os.PathLike[str] | None = None,
         start: str | int | datetime | Position = "first",
         settings: ConsumerSettings | None = None,
+        tags: str | None = None,
+        processes: int | None = None,
         hooks: Sequence[Hook] = (),
         name: str | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
@@ -273,11 +286,14 @@ class Connection:
         members take messages of all partitions; no order, each message comes again unless it is acknowledged in time),
         or "broadcast" (every member gets everything, and keeps its place in the folder `offsets`, under its `name`).
         The handler may be `async def`; it then runs in `loop`, or in an event loop of the consumer's own. `start` says
-        where a group that is new begins; one that exists goes on where it was. `duty` is for programs that divide the
-        work of a group themselves.
+        where a group that is new begins; one that exists goes on where it was. `tags` ("paid || shipped", short for
+        `settings.tags`) leaves out messages that have none of these: they count as done. `processes` (short for
+        `settings.workers` and `concurrency`) runs the handler in so many processes. `duty` is for programs that divide
+        the work of a group themselves.
         """
         self._check_open()
         self.subject(subject)
+        settings = settings_with(settings, tags, processes)
         consumer = Consumer(
             self._node,
             self._clock,
@@ -310,6 +326,8 @@ class Connection:
         offsets: str | os.PathLike[str] | None = None,
         start: str | int | datetime | Position = "first",
         settings: ConsumerSettings | None = None,
+        tags: str | None = None,
+        processes: int | None = None,
         hooks: Sequence[Hook] = (),
         name: str | None = None,
     ) -> Callable[[_HandlerT], _HandlerT]:
@@ -320,7 +338,7 @@ class Connection:
         if order is not None:
             one_of(Order, "order", order)
         one_of(GroupMode, "mode", mode)
-        checked(settings, ConsumerSettings, "settings")
+        settings = settings_with(settings, tags, processes)
 
         def register(function: _HandlerT) -> _HandlerT:
             check_handler(function)
@@ -448,6 +466,32 @@ class Connection:
         text = "" if order is None else one_of(Order, "order", order).value
         self._ask(SetOrder(subject, group, text), Done)
 
+    def consume_directly(
+        self, subject: str, group: str, member: str, partition: int, offset: int, *, timeout_s: float = 30.0
+    ) -> TrialState:
+        """Have one member of the group handle one stored message now, for diagnosis, and tell what became of it.
+
+        The handler is called beside whatever runs, with `context.is_direct` and epoch 0; hooks see it. Order is not
+        kept, and nothing is committed, counted or moved, whatever the result. `member` is one of
+        `describe_group(...).members`, or the beginning of its name (as given to `consumer(name=...)`). NotFound if the
+        member or the message is not there, or the member left meanwhile; TrialTimeout if it did not tell in time: the
+        handler may run all the same.
+        """
+        for what, number in (("partition", partition), ("offset", offset)):
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise InvalidInput(f"{what}={number!r}: give a whole number")
+        check_wait("timeout_s", timeout_s)
+        trial = self._ask(TryMessage(subject, group, member, partition, offset, uuid.uuid4().hex), Trial)
+        until_s = self._clock.monotonic() + timeout_s
+        while True:
+            left_s = until_s - self._clock.monotonic()
+            find = FindTrial(subject, group, trial.id, max(0.0, min(left_s, TRIAL_LOOK_S)), left_s <= 0)
+            state = self._ask(find, TrialState)
+            if state.result is not None:
+                return state
+            if left_s <= 0:
+                raise TrialTimeout(state.member, f"{subject}/{partition}@{offset}", timeout_s)
+
     # Keys
 
     def keys(self, subject: str, group: str) -> list[KeyDescription]:
@@ -552,8 +596,7 @@ class Connection:
         wait_s: float,
         offset: int | None = None,
     ) -> RequestState:
-        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
-            raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
+        check_wait("wait_s", wait_s)
         for name, number in (("partition", partition), ("offset", offset)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
                 raise InvalidInput(f"{name}={number!r}: give a whole number")
@@ -619,6 +662,28 @@ class Connection:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("connection")
+
+
+def check_wait(name: str, wait_s: object) -> None:
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
+        raise InvalidInput(f"{name}={wait_s!r}: give a number of seconds, 0 or more")
+
+
+def settings_with(
+    settings: ConsumerSettings | None, tags: str | None, processes: int | None
+) -> ConsumerSettings | None:
+    """The settings with what was given beside them."""
+    checked(settings, ConsumerSettings, "settings")
+    if tags is None and processes is None:
+        return settings
+    settings = settings if settings is not None else ConsumerSettings()
+    if tags is not None:
+        if settings.tags not in (None, tags_text(tags) or None):
+            raise InvalidInput(f"tags={tags!r}, but settings.tags is {settings.tags!r}; give one of them")
+        settings = replace(settings, tags=tags)
+    if processes is not None:
+        settings = replace(settings, workers="processes", concurrency=processes)
+    return settings
 
 
 def check_served(target: str, log: LogSettings | None, lease: LeaseSettings | None, observer: Observer | None) -> None:

@@ -9,6 +9,7 @@ from inturn.model.errors import (
     FolderInUse,
     GroupConflict,
     HandlerError,
+    HandlerRaised,
     InturnError,
     InvalidInput,
     InvalidName,
@@ -35,8 +36,10 @@ from inturn.model.errors import (
     ServerStopping,
     StaleEpoch,
     StorageError,
+    TrialTimeout,
     VersionMismatch,
     WireError,
+    WorkerDied,
 )
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "FolderInUse",
     "GroupConflict",
     "HandlerError",
+    "HandlerRaised",
     "InturnError",
     "InvalidInput",
     "InvalidName",
@@ -74,6 +78,8 @@ __all__ = [
     "ServerStopping",
     "StaleEpoch",
     "StorageError",
+    "TrialTimeout",
     "VersionMismatch",
     "WireError",
+    "WorkerDied",
 ]

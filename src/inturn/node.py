@@ -16,11 +16,13 @@ from typing import Any
 import msgspec
 
 from inturn.broker.broker import Broker
+from inturn.broker.filtering import FilteringReply
 from inturn.broker.gates import Gates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.long_polls import LongPolls, Try
 from inturn.broker.move_targets import check_target, origin_of
+from inturn.broker.trials import Trials, chosen_member
 from inturn.log.engine import LogEngine
 from inturn.meta.growth import check_growth
 from inturn.meta.membership import Membership
@@ -43,6 +45,7 @@ from inturn.model.commands import (
     Fetch,
     FindRequest,
     FindSubject,
+    FindTrial,
     GroupDescription,
     GroupList,
     GroupName,
@@ -67,12 +70,14 @@ from inturn.model.commands import (
     Release,
     Renew,
     Reply,
+    ReportTrial,
     ResetGroup,
     ResolvePosition,
     SetOrder,
     SteerKey,
     SubjectDescription,
     SubjectList,
+    TryMessage,
 )
 from inturn.model.errors import Closed, GateClosed, GroupConflict, InturnError, LeaseHeld, NotFound, ServerStopping
 from inturn.model.names import check_name, dead_letter_subject, retry_subject
@@ -91,6 +96,7 @@ from inturn.model.settings import (
     one_of,
 )
 from inturn.model.subject import Subject
+from inturn.model.tags import tag_filter
 from inturn.model.timers import Timer, Timers
 from inturn.node_survey import Survey
 from inturn.state.database import Database
@@ -152,6 +158,7 @@ class InProcessNode:
         members = Members(database)
         leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
         self.membership = Membership(members, clock, lease, leases.holders, self._groups.orders())
+        self.trials = Trials()
         lots = Lots(database)
         self.keys = Keys(Failures(database), lots, KeyRequests(database), clock)
         offsets = OffsetRows(database)
@@ -204,6 +211,9 @@ class InProcessNode:
             SetOrder: self._set_order,
             SteerKey: self._steer_key,
             FindRequest: self._find_request,
+            TryMessage: self._try_message,
+            FindTrial: self._find_trial,
+            ReportTrial: self._report_trial,
             ListKeys: lambda command, _: self.keys.list_keys(self._group(command.subject, command.group)),
             DescribeKey: self._describe_key,
             DescribeNode: self._describe_node,
@@ -220,6 +230,8 @@ class InProcessNode:
             if type(command) is Move:
                 self._move(command, reply)
                 return
+            if isinstance(command, Pull | Read) and command.tags and (tags := tag_filter(command.tags)) is not None:
+                reply = FilteringReply(reply, tags)
             with self._lock:
                 answer = self._answer(command, Try.FIRST)
                 if answer is None:
@@ -338,6 +350,8 @@ class InProcessNode:
                 return "group", command.subject, command.group
             case FindRequest():
                 return "request", command.subject, command.group, command.id
+            case FindTrial():
+                return "trial", command.subject, command.group
         raise TypeError(f"{type(command).__name__} is never held back")
 
     def _wake_at_expiry(self, command: Command, key: Hashable) -> None:
@@ -378,7 +392,8 @@ class InProcessNode:
             self._held.wake_later(("group", command.subject, command.group))
         waits = attempt is not Try.LAST and command.wait_s > 0
         if came or not waits or self.membership.generation(group) != command.generation:
-            answer = self.membership.answer(group, subject, command.member, self.keys.waiting(group))
+            trials = self.trials.waiting(group, command.member)
+            answer = self.membership.answer(group, subject, command.member, self.keys.waiting(group), trials)
             return msgspec.structs.replace(answer, partitions=()) if self._is_stopping else answer
         return None
 
@@ -386,6 +401,7 @@ class InProcessNode:
         group = self._group(command.subject, command.group)
         if self.membership.leave(group, self._subject(command.subject), command.member):
             self._held.wake_later(("group", command.subject, command.group))
+            self._held.wake_later(("trial", command.subject, command.group))
         self._forget_member(command, _OF_MEMBER)
         for partition in self.broker.sharing.leave(group, command.member):
             self._held.wake_later(("log", command.subject, partition))
@@ -429,6 +445,7 @@ class InProcessNode:
                 self._forget_member(Leave(group.subject, group.name, member), Acquire)
                 self.broker.sharing.forget_member(group, member)
                 self._held.wake_later(("group", group.subject, group.name))
+                self._held.wake_later(("trial", group.subject, group.name))
             for group in self.membership.groups():
                 if self.membership.reassign(group, self._subject(group.subject)):
                     self._held.wake_later(("group", group.subject, group.name))
@@ -665,6 +682,7 @@ class InProcessNode:
             self.membership.taken_over_by(group),
             group.mode.value,
             self.membership.decided_order(group),
+            self.membership.tags(group),
         )
 
     def _reset_group(self, command: ResetGroup, _: Try) -> Answer:
@@ -735,6 +753,41 @@ class InProcessNode:
     def _describe_key(self, command: DescribeKey, _: Try) -> Answer:
         group = self._group(command.subject, command.group)
         return self.keys.describe(self._subject(command.subject), group, command)
+
+    # Trials
+
+    def _try_message(self, command: TryMessage, _: Try) -> Answer:
+        subject, group = self._subject(command.subject), self._group(command.subject, command.group)
+        members = self.membership.members(group)
+        member = chosen_member(group, members, command.member)
+        self.trials.forget(group, members)
+        self.broker.check_stored(subject, command.partition, command.offset)
+        trial, is_new = self.trials.ask(group, member, command)
+        if is_new:
+            self._announce(group)
+        return trial
+
+    def _find_trial(self, command: FindTrial, attempt: Try) -> Answer | None:
+        group = self._group(command.subject, command.group)
+        state = self.trials.find(group, command.id)
+        if state.result is None and state.member not in self.membership.members(group):
+            self.trials.give_up(group, command.id)
+            raise NotFound(
+                "member",
+                state.member,
+                "it left before it told a result; the message may have been handled",
+            )
+        if state.result is None and attempt is not Try.LAST and command.wait_s > 0:
+            return None
+        if command.gives_up:
+            self.trials.give_up(group, command.id)
+            self._announce(group)  # its member is to forget it
+        return state
+
+    def _report_trial(self, command: ReportTrial, _: Try) -> Answer:
+        if self.trials.report(self._group(command.subject, command.group), command):
+            self._held.wake_later(("trial", command.subject, command.group))
+        return Done()
 
     # Names
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -13,6 +14,7 @@ from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
 from inturn.model.settings import MIB
 from inturn.model.subject import Subject
+from inturn.model.tags import tag_filter, tags_text
 
 READ_BYTES = 1 * MIB
 
@@ -20,11 +22,16 @@ READ_BYTES = 1 * MIB
 class Reader:
     """Iterates over what is stored, partition by partition in turns; each partition in its order.
 
-    Ends at the end of the log; `read` waits for more, and goes on where it was.
+    Ends at the end of the log; `read` waits for more, and goes on where it was. With `tags`, an expression such as
+    "paid || shipped", the node leaves out messages that have none of these.
     """
 
-    def __init__(self, node: Node, subject: str, start: str | int | datetime | Position = "first") -> None:
+    def __init__(
+        self, node: Node, subject: str, start: str | int | datetime | Position = "first", tags: str | None = None
+    ) -> None:
         self._node = node
+        self._tags = tags_text(tags)
+        self._filter = tag_filter(self._tags)
         self.subject = ask(node, FindSubject(subject), Subject)
         text = position_text(parse_position(start))
         self.offsets = list(ask(node, ResolvePosition(subject, text), Offsets).offsets)
@@ -44,17 +51,31 @@ class Reader:
         if not isinstance(partition, int) or not 0 <= partition < len(self.offsets):
             last = len(self.offsets) - 1
             raise NotFound("partition", f"{self.subject.name}/{partition}", f"the subject has partitions 0 to {last}")
+        until_s = time.monotonic() + wait_s
+        while True:
+            left_s = max(0.0, until_s - time.monotonic())
+            messages, is_end = self._read(partition, left_s)
+            # Where tags leave everything out, there may be more behind it.
+            if messages or (is_end and (self._filter is None or time.monotonic() >= until_s)):
+                return messages
+
+    def _read(self, partition: int, wait_s: float) -> tuple[list[Message], bool]:
+        """What is next, and whether that is all there is."""
         offset = self.offsets[partition]
-        answer = ask(self._node, Read(self.subject.name, partition, offset, READ_BYTES, wait_s), Pulled)
+        read = Read(self.subject.name, partition, offset, READ_BYTES, wait_s, tags=self._tags)
+        answer = ask(self._node, read, Pulled)
         origin = Origin(self.subject.name, partition)
         messages: list[Message] = []
         for batch in answer.batches:
             if not is_intact(batch):
                 if messages:
-                    break
+                    return messages, False
                 raise LogDamaged(f"{origin.subject}/{partition}", batch.header.base_offset, "a checksum does not fit")
-            messages += [message for message in decode(batch, origin) if message.offset >= offset]
+            messages += [message for message in decode(batch, origin) if self._is_wanted(message, offset)]
             self.offsets[partition] = batch.header.next_offset
-        if not answer.batches:
+        if not answer.batches or self._filter is not None:
             self.offsets[partition] = answer.next_offset
-        return messages
+        return messages, self.offsets[partition] >= answer.end_offset or self._filter is None
+
+    def _is_wanted(self, message: Message, offset: int) -> bool:
+        return message.offset >= offset and (self._filter is None or self._filter.wants(message.tags))

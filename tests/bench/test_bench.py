@@ -110,6 +110,15 @@ def test_trace_overhead_measures_threads_and_tasks_with_few_keys_and_with_one_pe
         assert row["is_met"] == (row["more"]["share"] < trace_overhead.AIM_SHARE)
 
 
+def test_process_workers_measures_long_and_short_handlers_beside_a_bare_pool() -> None:
+    report = report_of("process-workers")
+    check_shape(report)
+    assert [row["what"].split(", ")[1] for row in report["rows"]] == ["2 ms each", "50 µs each"]
+    for row in report["rows"]:
+        assert [one["what"].split()[1] for one in row["beside"]] == ["bare", "same"]
+        assert row["more"]["times_threads"] == pytest.approx(row["figure"] / row["beside"][1]["figure"])
+
+
 def test_lane_overhead_measures_threads_and_tasks_for_each_number_of_keys() -> None:
     report = report_of("lane-overhead")
     check_shape(report)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import inturn
-from inturn.errors import GroupConflict
+from inturn.errors import GroupConflict, InvalidInput
+from inturn.model.commands import GroupDescription
 from inturn.model.settings import Order
-from inturn.spark.admission import describe_existing, order_of
+from inturn.spark.admission import describe_existing, order_of, tags_of
 
 
 def wait_until_done(consumer: inturn.Consumer) -> None:
@@ -46,3 +47,19 @@ def test_a_drain_keeps_the_order_that_was_decided(tmp_path: Path) -> None:
             assert order_of(describe_existing(mq, "orders", "g"), None) is Order.KEY
             mq.set_order("orders", "g", "partition")
             assert order_of(describe_existing(mq, "orders", "g"), None) is Order.PARTITION
+
+
+@pytest.mark.parametrize(
+    ("agreed", "asked", "used"),
+    [(None, None, None), (None, "a", "a"), ("", None, None), ("a || b", None, "a || b"), ("a", "a", "a")],
+)
+def test_tasks_want_the_tags_that_the_members_want(agreed: str | None, asked: str | None, used: str | None) -> None:
+    """B7, S3"""
+    assert tags_of(GroupDescription("orders", "g", (), (), tags=agreed), asked) == used
+
+
+@pytest.mark.parametrize(("agreed", "asked"), [("", "a"), ("a", "b")])
+def test_other_tags_than_those_of_the_members_are_refused(agreed: str, asked: str) -> None:
+    """B7, S3"""
+    with pytest.raises(InvalidInput, match="the members of group 'g' use"):
+        tags_of(GroupDescription("orders", "g", (), (), tags=agreed), asked)

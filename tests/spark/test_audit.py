@@ -27,7 +27,7 @@ from inturn.testing import simulation
 from inturn.testing.checker import check
 from inturn.testing.history import Event, HandlerStart, History, SendAcknowledged
 from inturn.testing.seeded_bugs import BUGS
-from inturn.testing.trace_of import TraceRows, trace_of
+from inturn.testing.trace_of import TraceRows, trace_of, unwanted_of
 from inturn.testing.verdict import Verdict, ViolationKind
 from tests.spark.noting import wait_until
 
@@ -82,7 +82,7 @@ CONDEMNED_AT = {
     "recovery_cuts_a_good_batch": 3,
     "release_forgets_the_progress": 1,
     "remote_lease_counts_as_local": 37,
-    "repeat_does_not_wait_for_the_commit": 29,
+    "repeat_does_not_wait_for_the_commit": 3,
     "rest_of_a_lane_is_dropped": 1,
     "rows_are_removed_when_they_are_read": 10,
     "sealed_segment_is_not_synced": 0,
@@ -131,7 +131,9 @@ def _case(name: str, history: History, verdict: Verdict, order: str, stored: Map
     for event in history:
         if isinstance(event, SendAcknowledged | HandlerStart):
             keys.setdefault((event.partition, event.offset), event.key)
-    log = [(name, *place[1:], keys.get(place[1:]), message_id) for place, message_id in (stored or {}).items()]
+    unwanted = unwanted_of(history)
+    wanted = ((place[1:], message_id) for place, message_id in (stored or {}).items() if place[1:] not in unwanted)
+    log = [(name, *place, keys.get(place), message_id) for place, message_id in wanted]
     return Case(verdict, trace_of(history, order=order, subject=name), log)
 
 
@@ -384,6 +386,28 @@ def test_a_task_that_repeats_what_a_killed_one_did_in_the_same_epoch_is_in_order
     assert audit(spark, Traces(traces.runs, cut)).ok, "a claim that was given back has not ended the lease"
     verdict = audit(spark, Traces(traces.runs, traces.events.where("kind != 'claimed'")))
     assert ViolationKind.OUT_OF_ORDER in verdict.kinds(), "without the claims it would not be"
+
+
+@pytest.mark.timeout(400)
+def test_a_group_with_tags_is_judged_by_what_it_wants(spark: SparkSession, tmp_path: Path) -> None:
+    """B7, S5: what it passes by is neither lost nor skipped, and must not have been handled."""
+    folder, traces = tmp_path / "data", tmp_path / "traces"
+    with connect(folder, flush="os") as mq:
+        mq.create_subject("orders", partitions=1)
+        with mq.producer() as producer:
+            for number in range(60):
+                producer.send("orders", b"x", key=b"k%d" % (number % 5), tags=("paid",) if number % 3 else ("late",))
+        settings = ConsumerSettings(trace=str(traces), commit_interval_s=0.02, tags="paid")
+        with mq.consumer("orders", "billing", lambda message, context: None, order=Order.KEY, settings=settings):
+            wait_until(lambda: bool(mq.groups()) and mq.describe_group("orders", "billing").lag == 0, "done")
+    verdict = audit(spark, traces, log=folder, subject="orders", tags="paid", complete=True)
+    assert verdict.ok, str(verdict)
+    assert verdict.groups[0].finished == 40
+    others = audit(spark, traces, log=folder, subject="orders", tags="late", complete=True)
+    assert ViolationKind.UNEXPECTED in others.kinds()
+    untold = spark.createDataFrame([(0, 1, b"k")], "partition int, offset bigint, key binary")
+    with pytest.raises(InvalidInput, match="has no column tags"):
+        audit(spark, traces, log=untold, tags="paid")
 
 
 def test_wrong_use_is_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pyroaring import BitMap64
 from inturn.model.commands import Progress
 from inturn.testing import faults
 from inturn.testing.faults import FAULTS, OF_COMMANDS, OF_STREAMS
-from inturn.testing.history import Committed, HandlerStart
+from inturn.testing.history import Committed, GroupFiltered, HandlerStart
 from inturn.testing.sim_consumer import SimRecorder
-from inturn.testing.simulation import FAULTS_MIN, GROUP, MESSAGES, SUBJECT, Report, Simulation, simulate
+from inturn.testing.simulation import FAULTS_MIN, GROUP, MESSAGES, SUBJECT, Report, Simulation, simulate, tags_chance
 from inturn.testing.world import EVENTS_MAX, TimeStandsStill, World
 
 SEEDS = range(40)
@@ -39,7 +39,19 @@ def test_histories_are_as_large_as_they_say(reports: list[Report]) -> None:
         assert {(start.subject, start.group) for start in starts} == {(SUBJECT, GROUP)}
         # Without a sync, power loss takes messages that were acknowledged; those are not in the judged history.
         if not report.coverage["log.unsynced lost"]:
-            assert len({start.message_id for start in starts}) >= MESSAGES, report
+            unwanted = report.coverage["log.unwanted message"]
+            assert len({start.message_id for start in starts}) + unwanted >= MESSAGES, report
+
+
+def test_some_histories_have_a_group_that_leaves_out_what_has_not_its_tag(reports: list[Report]) -> None:
+    """B7: stretches of messages that nobody wants are passed by, through all that happens."""
+    filtered = [report for report in reports if tags_chance(report.seed) is not None]
+    assert filtered
+    for report in filtered:
+        starts = {event.offset for event in report.history if isinstance(event, HandlerStart)}
+        (known,) = (event for event in report.history if isinstance(event, GroupFiltered))
+        assert starts
+        assert report.coverage["log.unwanted message"] == sum(map(len, known.unwanted.values())) > 50
 
 
 def test_the_same_seed_gives_the_same_history(reports: list[Report], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from inturn.broker.claims import ClaimTable, HeldClaim
+from inturn.broker.filtering import FILTERED_BYTES, Unfiltered
 from inturn.broker.gates import Gates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
@@ -63,6 +64,7 @@ from inturn.model.route import Partition
 from inturn.model.settings import PULL_BYTES_MAX
 from inturn.model.slot import ALL_SLOTS, SlotSet, slot_of
 from inturn.model.subject import Subject
+from inturn.model.tags import tag_filter
 from inturn.model.tracker import CommitTracker
 from inturn.state.groups import GroupRecord
 from inturn.state.offsets import Offsets, finished_count, highest_finished, with_finished
@@ -248,11 +250,10 @@ class Broker:
         if renews:
             self._renew(key, command.member, command.epoch)
         slots = ALL_SLOTS if claim is None else claim.slots
-        return self._read(self.log(subject, command.partition), command.offset, command.max_bytes, slots)
+        return self._read(self.log(subject, command.partition), command, slots)
 
     def read(self, subject: Subject, command: Read) -> Pulled:
-        slots = SlotSet.from_bytes(command.slots)
-        return self._read(self.log(subject, command.partition), command.offset, command.max_bytes, slots)
+        return self._read(self.log(subject, command.partition), command, SlotSet.from_bytes(command.slots))
 
     def commit(self, group: GroupRecord, command: Commit) -> Committed:
         """Take what comes with the current epoch, in one transaction. Late copies are taken, and change nothing."""
@@ -421,7 +422,24 @@ class Broker:
         self.sharing.forget(group)
         return self.keys.forget(group)
 
-    def _read(self, log: Log, offset: int, max_bytes: int, slots: SlotSet) -> Pulled:
+    def check_stored(self, subject: Subject, index: int, offset: int) -> None:
+        """Raises NotFound unless there is a message at this place."""
+        log = self.log(subject, index)
+        start_offset, end_offset = log.start_offset, log.end_offset
+        if start_offset <= offset < end_offset:
+            batches = self._read(log, Read(subject.name, index, offset, 1), ALL_SLOTS).batches
+            if batches and batches[0].header.base_offset <= offset:
+                return
+        why = "nothing is stored there: a gap"
+        if offset < start_offset:
+            why = f"retention has removed it: the partition begins at {start_offset}"
+        elif offset >= end_offset:
+            why = f"the partition ends at {end_offset}"
+        raise NotFound("message", f"{subject.name}/{index}@{offset}", why)
+
+    def _read(self, log: Log, command: Pull | Read, slots: SlotSet) -> Pulled:
+        offset, max_bytes = command.offset, command.max_bytes
+        is_filtered = bool(command.tags) and tag_filter(command.tags) is not None
         if offset < 0 or not 0 < max_bytes <= PULL_BYTES_MAX:
             raise InvalidInput(
                 f"pull from offset {offset} with max_bytes {max_bytes}: "
@@ -429,10 +447,12 @@ class Broker:
             )
         end_offset = log.end_offset  # before reading: what is below it and not found is not there
         try:
-            batches = tuple(log.read(offset, max_bytes))
+            batches = tuple(log.read(offset, min(max_bytes, FILTERED_BYTES) if is_filtered else max_bytes))
         except OSError as error:
             raise StorageError(str(log.partition), f"cannot be read: {error}; check the disk") from error
         next_offset = batches[-1].header.next_offset if batches else max(offset, end_offset)
+        if is_filtered:
+            return Unfiltered(batches, next_offset, log.end_offset, self._clock.time_ms(), slots=slots)
         if not slots.is_all:
             batches = tuple(chosen(batch, slots) for batch in batches)
         return Pulled(batches, next_offset, log.end_offset, self._clock.time_ms())

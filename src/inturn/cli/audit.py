@@ -51,6 +51,14 @@ def audit(
         str | None,
         typer.Option("--server", metavar="ADDRESS", help="The same of a server; needs --subject.", show_default=False),
     ] = None,
+    tags: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="With --data or --server: the group wants only messages with one of these tags: 'paid || shipped'.",
+            show_default=False,
+        ),
+    ] = None,
     complete: Annotated[
         bool, typer.Option("--complete", help="All work was done: whatever is stored has to be finished.")
     ] = False,
@@ -86,6 +94,7 @@ def audit(
                 log=target,
                 subject=subject,
                 group=group,
+                tags=tags,
                 complete=complete,
                 clock_skew_s=CLOCK_SKEW_S if clock_skew is None else clock_skew,
             )

@@ -26,6 +26,7 @@ BENCHES = {
     "lane-overhead": ("lane_overhead", "run"),
     "trace-overhead": ("trace_overhead", "run"),
     "metrics-overhead": ("metrics_overhead", "run"),
+    "process-workers": ("process_workers", "run"),
     "stuck-key": ("stuck_key", "run"),
     "wire": ("wire", "run"),
     "produce": ("produce", "run"),

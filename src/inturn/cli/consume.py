@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "inturn consume orders --limit 10",
     "inturn consume orders --key alice --from 2026-01-31T12:00",
+    "inturn consume orders --tags 'paid || shipped'",
     "inturn consume orders --group billing",
     "inturn consume orders --group billing --order key --follow",
     "inturn consume orders --group billing --order key --trace ./traces",
@@ -53,6 +54,14 @@ def consume(
     ] = None,
     partition: Annotated[int | None, typer.Option(help="Only this partition.", min=0, show_default=False)] = None,
     key: Annotated[str | None, typer.Option(help="Only messages of this key.", show_default=False)] = None,
+    tags: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="Only messages with one of these tags: 'paid || shipped'. With --group, as all its members say.",
+            show_default=False,
+        ),
+    ] = None,
     group: Annotated[
         str | None,
         typer.Option(
@@ -129,7 +138,7 @@ def consume(
         printer = MessagePrinter(screen, limit)
         with opened(data) as connection:
             if group is None:
-                _read(connection, screen, printer, subject, target, follow, partition, key)
+                _read(connection, screen, printer, subject, target, follow, partition, key, tags)
             else:
                 how = Membership(
                     group,
@@ -137,6 +146,7 @@ def consume(
                     max_attempts,
                     on_exhausted or OnExhausted.BLOCK,
                     trace,
+                    tags,
                     mode or GroupMode.EXCLUSIVE,
                     visibility_s,
                     offsets,
@@ -154,8 +164,9 @@ def _read(
     follow: bool,
     partition: int | None,
     key: str | None,
+    tags: str | None,
 ) -> None:
-    reader = connection.reader(subject, target)
+    reader = connection.reader(subject, target, tags=tags)
     wanted_key = None if key is None else os.fsencode(key)
     indexes = _indexes(reader, partition, wanted_key)
     troubles: dict[int, StorageError] = {}

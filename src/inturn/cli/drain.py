@@ -50,6 +50,14 @@ def drain(
         Order | None,
         typer.Option(help="What stays in order, if the group has no members that say it; key unless given."),
     ] = None,
+    tags: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="Only messages with one of these tags, if the group has no members that say it: 'paid || shipped'.",
+            show_default=False,
+        ),
+    ] = None,
     strategy: Annotated[Strategy, typer.Option(help="What happens behind a message that fails.")] = Strategy.STRICT,
     max_attempts: Annotated[
         int | None, typer.Option(help="Give a message up after so many.", min=1, show_default=False)
@@ -108,6 +116,7 @@ def drain(
             max_attempts=max_attempts,
             on_exhausted=on_exhausted or OnExhausted.BLOCK,
             trace=trace,
+            tags=tags,
         )
         how = DrainSettings(tasks=tasks, round_s=round_s, max_lag=max_lag)
         assert handler is not None

@@ -15,6 +15,8 @@ from inturn.cli.message_line import born_text
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
 from inturn.cli.screen import Screen, age_text, fields_text, plain, rate_text
 from inturn.cli.session import command, opened, position
+from inturn.cli.trial import EXAMPLES as TRY_EXAMPLES
+from inturn.cli.trial import try_message
 from inturn.model.errors import NotFound
 from inturn.model.names import RESERVED
 from inturn.model.settings import GroupMode, Order
@@ -177,6 +179,9 @@ def set_group(
             screen.note(f"[green]done[/green]; its members keep to order {plain(found.set_order)}")
 
 
+app.command("try", epilog=TRY_EXAMPLES)(try_message)
+
+
 def _descriptions(connection: Connection, group: str, subject: str | None) -> list[GroupDescription]:
     if subject is not None:
         return [connection.describe_group(subject, group)]
@@ -206,6 +211,8 @@ def _print_description(screen: Screen, found: GroupDescription, troubles: dict[s
         agreed |= {"order": found.order, "assignment": found.assignment}
     if found.set_order is not None:
         agreed |= {"order": f"{found.set_order}, as was set"}
+    if found.tags:
+        agreed["tags"] = found.tags
     screen.out.print(
         f"group [bold]{plain(found.group)}[/bold] on [bold]{plain(found.subject)}[/bold]  "
         f"[dim]lag[/dim] {_lag_text(found)}  "
@@ -266,6 +273,8 @@ def _owner_text(one: GroupPartition) -> str:
         where = "" if one.gate.offset is None else f", offset {one.gate.offset:,}"
         return f"[yellow]waits for partition {one.gate.parent}{where}[/yellow]"
     return "[dim]–[/dim]" if one.owner is None else plain(one.owner)
+
+
 def _shared_row(one: GroupPartition) -> list[str]:
     """Given out and not acknowledged, come back and waiting, and how often something was given out again."""
     return [*_partition_row(one)[:5], f"{one.outstanding:,}", f"{one.waiting:,}", f"{one.redeliveries:,}"]
@@ -325,6 +334,7 @@ def _fields(found: GroupDescription, troubles: dict[str, int]) -> dict[str, obje
         "order": found.order,
         "set_order": found.set_order,
         "assignment": found.assignment,
+        "tags": found.tags,
         "lag": found.lag,
         "done_per_s": sum(one.done_per_s for one in found.partitions),
         "keys": troubles,

@@ -38,6 +38,7 @@ class Membership:
     max_attempts: int | None
     on_exhausted: OnExhausted
     trace: str | None = None
+    tags: str | None = None
     mode: GroupMode = GroupMode.EXCLUSIVE
     visibility_s: float | None = None
     offsets: str | None = None
@@ -51,6 +52,7 @@ class Membership:
             max_attempts=self.max_attempts,
             on_exhausted=self.on_exhausted,
             trace=self.trace,
+            tags=self.tags,
         )
         return settings if self.visibility_s is None else replace(settings, visibility_s=self.visibility_s)
 

@@ -31,6 +31,7 @@ EXAMPLES = examples(
     "inturn produce orders orders.jsonl --key-field customer.id",
     "tail -f app.log | inturn produce logs --key web-1",
     "printf 'alice:1\\nbob:2\\n' | inturn produce orders --key-separator :",
+    "inturn produce orders paid.jsonl --key-field customer.id --tag paid",
 )
 BAD_LINES_TOLD = 10
 GRACE_S = 2.0  # for what is on its way when it is interrupted
@@ -55,6 +56,9 @@ def produce(
     key_separator: Annotated[
         str | None,
         typer.Option(help="The key is what stands before it in the line, the body what follows.", show_default=False),
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="A tag of all messages; may be given again.", show_default=False)
     ] = None,
     partition: Annotated[
         int | None,
@@ -87,7 +91,7 @@ def produce(
         with opened(data, log=None if flush is None else LogSettings(flush=flush)) as connection:
             found = connection.subject(subject)
             _check_routing(found, keying, partition)
-            run = _Run(screen, found, keying, partition, skip_bad)
+            run = _Run(screen, found, keying, partition, skip_bad, tuple(tag or ()))
             run.send(connection.producer(producer), source)
         run.tell()
 
@@ -156,6 +160,7 @@ class _Run:
     keying: Keying
     partition: int | None
     skip_bad: bool
+    tags: tuple[str, ...] = ()
     bad_count: int = 0
     elapsed_s: float = 0.0
     stored: Counter[int] = field(default_factory=Counter)  # partition → messages that were acknowledged
@@ -193,7 +198,7 @@ class _Run:
                 if line.is_cut:
                     raise ValueError(f"it has more than {longest} bytes, which is more than the subject accepts")
                 key, body = split(line.data)
-                sent.append(send(name, body, key=key, selector=selector))
+                sent.append(send(name, body, key=key, tags=self.tags, selector=selector))
             except (InvalidInput, ValueError) as error:
                 if not self.skip_bad:
                     return _Bad(line.number, str(error))

@@ -28,18 +28,32 @@ from inturn.consumer.held import Stage
 from inturn.consumer.hook import Hook
 from inturn.consumer.loop import WorkerLoop
 from inturn.consumer.opening import Opened, OpenedFetch, opened
+from inturn.consumer.processes import ProcessWorker, WorkerProcesses
 from inturn.consumer.run import Run
 from inturn.consumer.shared import SharedCore
 from inturn.consumer.threads import Workers, WorkerThreads
 from inturn.consumer.trace import Trace
+from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Handler, Worker
 from inturn.model.clock import Clock
-from inturn.model.commands import Answer, Command, Fetch, Fetched, Node, OpenDeadLetters, OpenRetry, Pull, Pulled
+from inturn.model.commands import (
+    Answer,
+    Command,
+    Fetch,
+    Fetched,
+    Node,
+    OpenDeadLetters,
+    OpenRetry,
+    Pull,
+    Pulled,
+    Read,
+)
 from inturn.model.errors import Closed, InturnError, InvalidInput
 from inturn.model.logs import get_logger
 from inturn.model.names import check_name, retry_subject
 from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
+from inturn.model.result import ResultKind
 from inturn.model.settings import (
     ConsumerSettings,
     GroupMode,
@@ -51,6 +65,7 @@ from inturn.model.settings import (
     one_of,
 )
 from inturn.model.subject import Subject
+from inturn.model.tags import tag_filter
 
 LOOK_S = 0.01  # how often `wait_until_through` looks
 
@@ -79,6 +94,7 @@ class ConsumerStatistics:
     blocking: tuple[Blocking, ...] = ()
     handling_s: float = 0.0  # in handlers, all together
     refused_count: int = 0  # shared groups: messages acknowledged after their receipt was over; they came again
+    unwanted_count: int = 0  # messages that were passed by for their tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +161,7 @@ class Consumer:
         check_name("group", group)
         check_handler(handler)
         self.subject = subject
+        self._keeps_only = duty.keeps_only
         self._origin = subject if retries_of is None else retries_of
         self.group = group
         self.name = _unique_name() if name is None else f"{check_name('consumer', name)}-{uuid.uuid4().hex[:8]}"
@@ -154,6 +171,7 @@ class Consumer:
         order = _order_in(mode, order)
         self._settings = _fit(checked(settings, ConsumerSettings, "settings") or ConsumerSettings(), order, mode)
         _check_mode(mode, offsets, duty)
+        self._tags = tag_filter(self._settings.tags or "")
         self._start_text = position_text(parse_position(start))
         self._broadcast: BroadcastNode | None = None
         if mode is GroupMode.BROADCAST and offsets is not None:
@@ -203,16 +221,25 @@ class Consumer:
             )
         # In a shared group it is for the core to say what becomes of a message that failed.
         worker_settings = replace(self._settings, strategy=Strategy.STRICT) if is_shared else self._settings
-        worker = Worker(handler, worker_settings, clock, hooks)
         self._lock = threading.Lock()
         self._talk = threading.Condition(self._lock)
         self._talker = threading.Thread(target=self._talk_to_node, name=f"inturn-consumer-{self.name}", daemon=True)
         count = self._settings.concurrency
-        self._workers: Workers = (
-            WorkerLoop(self.name, count, self._lock, self._turn, worker, clock, loop)
-            if is_async(handler)
-            else WorkerThreads(self.name, count, self._lock, self._turn, worker, self._core.scheduler.room)
-        )
+        room = self._core.scheduler.room
+        self._workers: Workers
+        if self._settings.workers == "processes":
+            in_processes = ProcessWorker(handler, worker_settings, clock, hooks, self._lock)
+            # Retries are few: their processes are started when there is one.
+            is_prepared = retries_of is None and not duty.keeps_only
+            self._workers = WorkerProcesses(
+                self.name, count, self._lock, self._turn, in_processes, room, is_prepared=is_prepared
+            )
+        elif is_async(handler):
+            worker = Worker(handler, worker_settings, clock, hooks)
+            self._workers = WorkerLoop(self.name, count, self._lock, self._turn, worker, clock, loop)
+        else:
+            worker = Worker(handler, worker_settings, clock, hooks)
+            self._workers = WorkerThreads(self.name, count, self._lock, self._turn, worker, room)
         self._answers: deque[tuple[Command, Answer | InturnError]] = deque()
         self._is_dirty = False
         self._is_killed = False
@@ -263,8 +290,13 @@ class Consumer:
             self._retries = self._make_retries()
             self._retries._workers.count = self._workers.count
             self._retries.start()
+        try:
+            self._workers.start()
+        except BaseException:
+            if self._retries is not None:
+                self._retries.stop()
+            raise
         self._is_started = True  # not before: whoever was refused has nothing to stop
-        self._workers.start()
         self._talker.start()
 
     def stop(self, timeout_s: float | None = 30.0) -> bool:
@@ -356,6 +388,7 @@ class Consumer:
                 blocking=self._find_blocking(),
                 handling_s=core.statistics.handling_s,
                 refused_count=self._refused_count,
+                unwanted_count=sum(one.unwanted_count for one in held),
             )
 
     def leases(self) -> dict[int, HeldLease]:
@@ -449,14 +482,28 @@ class Consumer:
                 if self._is_killed or self._core.is_stopped or self._core.error is not None:
                     break
                 commands = self._core.poll(now_s)
+                trial = self._core.trials.take()
                 self._workers.wake(self._core.wanted_workers)
                 self._note_state()
-                if not commands and not self._answers and not self._is_dirty:
+                if not commands and not self._answers and not self._is_dirty and trial is None:
                     self._talk.wait(self._core.next_due_s(now_s) - now_s)
+            if trial is not None:
+                self._try_out(trial)
             if self._trace is not None:
                 self._trace.asks(commands)
             for command in commands:
                 self._node.submit(command, partial(self._reply, command))
+
+    def _try_out(self, trial: TrialRun) -> None:
+        def over(report: TrialReport) -> None:
+            with self._lock:
+                self._core.trials.over(report)
+                self._wake()
+
+        if self._keeps_only:
+            over(TrialReport(ResultKind.EXCEPTION, "this member handles nothing: it keeps leases for others"))
+        else:
+            self._workers.try_out(trial, over)
 
     def _take_answers(self) -> list[tuple[Command, Answer | Opened | OpenedFetch | InturnError]]:
         """Opening what was pulled takes its time: it is done without the lock."""
@@ -464,6 +511,8 @@ class Consumer:
         while self._answers:
             command, answer = self._answers.popleft()
             if isinstance(answer, Pulled) and isinstance(command, Pull):
+                answers.append((command, opened(answer, self.subject, command.partition, self._tags)))
+            elif isinstance(answer, Pulled) and isinstance(command, Read):
                 answers.append((command, opened(answer, self.subject, command.partition)))
             elif isinstance(answer, Fetched) and isinstance(command, Fetch):
                 answers.append((command, OpenedFetch(answer, opened(answer.pulled, self.subject, command.partition))))
@@ -591,6 +640,8 @@ def _fit(settings: ConsumerSettings, order: Order, mode: GroupMode) -> ConsumerS
         raise InvalidInput(
             f"ConsumerSettings.trace is for an audit of order; mode={mode.value!r} leaves nothing to audit"
         )
+    if mode is not GroupMode.EXCLUSIVE and (settings.tags or settings.workers == "processes"):
+        raise InvalidInput(f"tags and process workers need mode='exclusive', not {mode.value!r}; filter in the handler")
     if mode is GroupMode.BROADCAST:
         if settings.strategy is Strategy.BEST_EFFORT or settings.max_attempts is not None:
             raise InvalidInput(

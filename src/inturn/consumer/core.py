@@ -25,6 +25,7 @@ from inturn.consumer.opening import Opened
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import Scheduler
 from inturn.consumer.statistics import Statistics
+from inturn.consumer.trial import MemberTrials
 from inturn.model.commands import (
     Acquire,
     Assignment,
@@ -40,10 +41,12 @@ from inturn.model.commands import (
     Move,
     Pull,
     Pulled,
+    Read,
     ReadLot,
     Release,
     Renew,
     Renewed,
+    ReportTrial,
 )
 from inturn.model.errors import (
     Closed,
@@ -93,6 +96,7 @@ class ConsumerCore:
         self.held: dict[int, HeldPartition] = {}
         self.left: dict[int, int] = {}  # by partition that was given back: how many were pulled and not finished
         self.handling = Handling(group, subject if retries_of is None else retries_of, order, settings)
+        self.trials = MemberTrials(subject, group, member)
         self.damage: list[LogDamaged] = []  # found in what was pulled; for the log
         # Something happened that `poll` should not learn of only when it is due.
         self.wants_poll = False
@@ -139,12 +143,14 @@ class ConsumerCore:
         self._poll_membership(commands, now_s)
         self._poll_renew(commands, now_s)
         self._poll_commit(commands, now_s)
+        self._poll_trial(commands, now_s)
         return commands
 
     def stop(self, now_s: float) -> None:
         """Start nothing new; when the running handlers are over: commit, release, leave."""
         self._is_stopping = True
         self.assigned = frozenset()
+        self.trials.forget_waiting()
 
     def kill(self) -> None:
         """No handler is started any more; nothing is committed or released."""
@@ -193,9 +199,10 @@ class ConsumerCore:
                 min(self._settings.heartbeat_s, third_s),
                 str(self._settings.assignment),
                 self._duty.takes_over,
+                self._settings.tags or "",
             )
             self._send(commands, beat, now_s, timeout_s=max(third_s, RETRY_S) if third_s else None)
-        elif self._is_stopping and not self.held and self._may_send(Leave, now_s):
+        elif self._is_stopping and not self.held and not self.trials.is_busy and self._may_send(Leave, now_s):
             self._pending.pop(Heartbeat, None)
             self._send(commands, Leave(self.subject, self.group, self.member), now_s)
 
@@ -275,6 +282,7 @@ class ConsumerCore:
             held.pull_offset,
             self._settings.pull_bytes,
             self._settings.pull_wait_s,
+            self._settings.tags or "",
         )
         self._send(commands, pull, now_s, held)
 
@@ -331,6 +339,11 @@ class ConsumerCore:
         if held and now_s >= self._renewed_at_s + self._renew_s() and self._may_send(Renew, now_s):
             self._renewed_at_s = now_s
             self._send(commands, Renew(self.subject, self.group, self.member, held), now_s)
+
+    def _poll_trial(self, commands: list[Command], now_s: float) -> None:
+        command = self.trials.next_command()
+        if command is not None and self._may_send(type(command), now_s):
+            self._send(commands, command, now_s)
 
     def _poll_commit(self, commands: list[Command], now_s: float) -> None:
         if not self._may_send(Commit, now_s):
@@ -407,6 +420,10 @@ class ConsumerCore:
                 self._assigned_to(answer, waited.sent_at_s, now_s)
             case Granted() if held is not None:
                 self._granted(held, answer, waited.sent_at_s, now_s)
+            case Opened() if isinstance(command, Read):
+                self.trials.read(answer)
+            case Done() if isinstance(command, ReportTrial):
+                self.trials.reported()
             case Opened() if held is not None and isinstance(command, Pull):
                 self._pulled(held, command, answer, waited.sent_at_s, now_s)
             case Pulled():
@@ -429,6 +446,8 @@ class ConsumerCore:
             self._retry_at_s[Heartbeat] = now_s + RETRY_S  # it came too late; the next one is answered at once
         self._generation = answer.generation
         self._requests = answer.requests
+        if not self._is_stopping:
+            self.trials.heard(answer.trials)
         self.handling.keyless = answer.subject.keyless
         if not self._is_stopping:
             self.assigned = frozenset(answer.partitions)
@@ -483,6 +502,9 @@ class ConsumerCore:
         pulled = answer.pulled
         held.end_offset = pulled.end_offset
         held.renewed(self._deadline_s(held, sent_at_s))
+        if answer.unwanted:
+            damage = None if answer.damage is None else answer.damage.offset
+            held.leave_out(answer.unwanted, pulled.next_offset if damage is None else damage)
         for batch, messages in zip(pulled.batches, answer.messages, strict=False):
             header = batch.header
             held.skip_to(held.bounded(header.base_offset))
@@ -555,7 +577,9 @@ class ConsumerCore:
                 self.handling.drop(held, Stage.LOST)
 
     def _failed(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
-        if held is None:
+        if isinstance(command, Read | ReportTrial):
+            self._trial_failed(command, error, now_s)
+        elif held is None:
             if isinstance(command, Leave) and isinstance(error, NotFound | Closed | ConnectionLost):
                 # Nothing is held any more: whoever cannot hear it will count us out for our silence.
                 self.is_stopped, self.error = True, self._refusal
@@ -578,6 +602,14 @@ class ConsumerCore:
         else:
             held.error = error
             held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
+
+    def _trial_failed(self, command: Read | ReportTrial, error: InturnError, now_s: float) -> None:
+        if error.retriable:
+            self._retry_at_s[type(command)] = now_s + RETRY_S
+        elif isinstance(command, Read):
+            self.trials.refused(error)
+        else:
+            self.trials.reported()  # nobody wants to know
 
     # Handling
 

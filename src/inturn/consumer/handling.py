@@ -22,7 +22,8 @@ from inturn.model.commands import Failure, KeyRequest, LotContent
 from inturn.model.mark import mark_of
 from inturn.model.message import Message
 from inturn.model.names import dead_letter_subject, retry_subject
-from inturn.model.settings import ConsumerSettings, KeyAction, Keyless, LotState, OnExhausted, Order
+from inturn.model.settings import SPAN_MAX, ConsumerSettings, KeyAction, Keyless, LotState, OnExhausted, Order
+from inturn.model.tags import tag_filter
 
 QUICK_BUFFERED_COUNT = 4096
 LONG_S = 1.0  # a handler that runs for longer is not waited for when it is counted what waits
@@ -39,12 +40,15 @@ class Handling:
         self.acted: Callable[[HeldPartition, KeyRequest], None] | None = None  # told of requests that count from now on
         self.order = order
         self._settings = settings
+        self._tags = tag_filter(settings.tags or "")
         self._retry_subject = retry_subject(group, origin)
         self._dead_letter_subject = dead_letter_subject(group, origin)
         self._suspended: list[tuple[float, int, Waiting]] = []  # a heap by time
         self._numbers = itertools.count(1)
         self._spread_looked_s = float("-inf")
-        self._is_straight_possible = order is not Order.PARTITION and settings.ack == "auto" and settings.batch == 1
+        # Processes take lanes, not messages.
+        is_possible = order is not Order.PARTITION and settings.workers != "processes"
+        self._is_straight_possible = is_possible and settings.ack == "auto" and settings.batch == 1
 
     # Messages come
 
@@ -458,6 +462,10 @@ class Handling:
         if lane is None:
             lane = lot.lane = held.lanes[lot.key] = Lane(held, lot.key, [], [], lot=lot)
         messages = [unparked(one, held.subject) for one in read]
+        if self._tags is not None:
+            wants = self._tags.wants  # which may be others than when it was parked
+            self._finish_of_lot(held, lot, [one for one in messages if not wants(one.tags)])
+            messages = [one for one in messages if wants(one.tags)]
         lane.messages += messages
         if lane.run is None and not lane.waits:
             self._go_on(lane)
@@ -581,14 +589,19 @@ class Handling:
         count = size_bytes = 0
         for lane in held.lanes.values():
             run = lane.run
-            if lane.waits or (run is not None and lane.runs_now and now_s - run.asked_at_s > LONG_S):
+            # A run that is at no lane has given several to a process; of those, only one that hangs is left by then.
+            is_at_it = run is not None and (lane.runs_now or run.lane is None)
+            if lane.waits or (run is not None and is_at_it and now_s - run.asked_at_s > LONG_S):
                 count += lane.waiting
                 size_bytes += sum([len(message.body) for message in lane.messages[lane.at :]])
         return count, size_bytes
 
     def is_span_full(self, held: HeldPartition) -> bool:
-        span = self._settings.flow.span
-        return held.pull_offset - held.tracker.known_low >= span and held.span >= span
+        span, pulled = self._settings.flow.span, held.pull_offset - held.tracker.known_low
+        if pulled < span:
+            return False
+        # What tags leave out counts only where it would be too much to commit.
+        return held.span >= span or (bool(held.unwanted) and held.pull_offset - held.tracker.low >= SPAN_MAX)
 
     def limit_of(self, held: HeldPartition) -> str | None:
         """Which limit keeps a partition from being pulled, if one key, or a few, have used it up."""

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pyroaring import BitMap64
+
 from inturn.consumer.context import Context
 from inturn.consumer.lane import Lane, LaneKey
 from inturn.consumer.lot import HeldLot
@@ -128,6 +130,8 @@ class HeldPartition:
     limit: str | None = None  # of FlowControl: paused by this one, and one key is to blame
     missing: int = 0  # offsets that were gone before they could be pulled
     gaps: deque[tuple[int, int]] = field(default_factory=deque)  # those of them that are above the lowest unfinished
+    unwanted: BitMap64 = field(default_factory=BitMap64)  # left out for their tags, above the lowest unfinished
+    unwanted_count: int = 0  # of all
 
     def granted(self, answer: Granted, deadline_s: float, now_s: float) -> None:
         self.stage = Stage.ACTIVE
@@ -197,6 +201,8 @@ class HeldPartition:
             messages = [message for message in messages if first <= message.offset < stop]
             self.tracker.leave_to_others(first, stop, [message.offset for message in messages])
             return messages
+        if len(messages) != header.count:  # tags left some out
+            return [message for message in messages if first <= message.offset < stop]
         if first == header.base_offset and stop == header.next_offset:
             return messages
         return messages[first - header.base_offset : stop - header.base_offset]
@@ -212,14 +218,34 @@ class HeldPartition:
         return messages
 
     def skip_to(self, offset: int) -> None:
-        """Nothing is stored between the last pull and this offset."""
-        if offset > self.pull_offset:
-            self.missing += offset - self.pull_offset
-            self.gaps.append((self.pull_offset, offset))
-            for gone in [one for one in self.attempts if self.pull_offset <= one < offset and one not in self.tracker]:
+        """Nothing is stored between the last pull and this offset, or nothing that is wanted."""
+        first = self.pull_offset
+        if offset > first:
+            missing = offset - first - self.unwanted.range_cardinality(first, offset)
+            if missing:
+                self.missing += missing
+                self.gaps.append((first, offset))
+                self.unwanted.remove_range(first, offset)  # so as not to count them twice
+            for gone in [one for one in self.attempts if first <= one < offset and one not in self.tracker]:
                 self.settle(gone)  # it failed, and then the log lost it
-            self.tracker.skip(self.pull_offset, offset)
+            self.tracker.skip(first, offset)
             self.pull_offset = offset
+
+    def leave_out(self, offsets: BitMap64, stop: int) -> None:
+        """The tags of these are not wanted: they are done when they are passed by. Those up to `stop` are now."""
+        first, last = self.pull_offset, self.bounded(stop)
+        offsets.remove_range(0, first)
+        if offsets and offsets.max() >= last:
+            offsets.remove_range(last, offsets.max() + 1)
+        if not offsets:
+            return
+        self.unwanted_count += len(offsets)
+        self.unwanted.remove_range(0, max(0, self.tracker.known_low))
+        self.unwanted |= offsets
+        if self.attempts:
+            for one in [one for one in self.attempts if one in offsets and one not in self.tracker]:
+                self.settle(one)  # it failed when the tags of the group were others
+        self.tracker.add(offsets)
 
     # What is finished
 
@@ -264,7 +290,8 @@ class HeldPartition:
         low = self.tracker.low
         while self.gaps and self.gaps[0][1] <= low:
             self.gaps.popleft()
-        return self.pull_offset - low - sum(stop - max(start, low) for start, stop in self.gaps)
+        unwanted = self.unwanted.range_cardinality(low, max(low, self.pull_offset)) if self.unwanted else 0
+        return self.pull_offset - low - unwanted - sum(stop - max(start, low) for start, stop in self.gaps)
 
     # What is committed
 

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from inturn.consumer.run import Run
 from inturn.consumer.threads import Turn
+from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Worker
 from inturn.model.clock import Clock
 from inturn.model.event_loop import new_event_loop
 from inturn.model.logs import get_logger
+from inturn.model.result import ResultKind
 
 _log = get_logger("inturn.consumer")
 YIELD_S = 0.002  # handlers that never wait let others on after this
@@ -42,6 +45,7 @@ class WorkerLoop:
         self._is_over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._trying: set[asyncio.Task[None]] = set()  # out of turn; loops keep no hold of their tasks
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._changed: asyncio.Event | None = None
         self._asked = 0  # how many are to be woken, as the loop will see
@@ -71,6 +75,26 @@ class WorkerLoop:
             self._asked = wanted
             with contextlib.suppress(RuntimeError):  # it is closed, and those who waited are gone
                 self._loop.call_soon_threadsafe(self._wake_asked)
+
+    def try_out(self, trial: TrialRun, over: Callable[[TrialReport], None]) -> None:
+        async def run() -> None:
+            report = TrialReport(ResultKind.EXCEPTION, "the event loop of the consumer has ended")
+            try:
+                report = await self._worker.try_out_async(trial)
+            finally:
+                over(report)
+
+        def begin() -> None:
+            task = asyncio.get_running_loop().create_task(run())
+            self._trying.add(task)
+            task.add_done_callback(self._trying.discard)
+
+        try:
+            if self._loop is None:
+                raise RuntimeError("not begun")
+            self._loop.call_soon_threadsafe(begin)
+        except RuntimeError:
+            over(TrialReport(ResultKind.EXCEPTION, "the event loop of the consumer does not run"))
 
     def join(self) -> None:
         if self._given is None:
@@ -132,8 +156,8 @@ class WorkerLoop:
                 if not task.cancelling():  # a second time would hit handlers that tidy up
                     task.cancel()
         self._wake(len(self._waiting))
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._tasks or self._trying:
+            await asyncio.wait(self._tasks | self._trying)
 
     def _left(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from pyroaring import BitMap64
 
 from inturn.model.batch import StoredBatch, decode, is_intact
 from inturn.model.commands import Fetched, Pulled
 from inturn.model.errors import LogDamaged
 from inturn.model.message import Message, Origin
+from inturn.model.tags import TagFilter
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What was pulled, with the messages of each batch up to the first that is damaged."""
+    """What was pulled, with the messages of each batch up to the first that is damaged. `unwanted` are offsets that
+    the tags of the group leave out."""
 
     pulled: Pulled
     messages: list[list[Message]]
     damage: LogDamaged | None = None
+    unwanted: BitMap64 = field(default_factory=BitMap64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +32,22 @@ class OpenedFetch:
     opened: Opened
 
 
-def opened(pulled: Pulled, subject: str, partition: int) -> Opened:
+def opened(pulled: Pulled, subject: str, partition: int, tags: TagFilter | None = None) -> Opened:
+    """The node has left out what `tags` do not want, as far as it could: a server may be older, or not know how to
+    decompress a batch."""
     origin = Origin(subject, partition)
+    unwanted = BitMap64.deserialize(pulled.unwanted) if pulled.unwanted else BitMap64()
     messages: list[list[Message]] = []
     for batch in pulled.batches:
         try:
-            messages.append(_decoded(batch, origin))
+            found = _decoded(batch, origin)
         except LogDamaged as error:
-            return Opened(pulled, messages, error)
-    return Opened(pulled, messages)
+            return Opened(pulled, messages, error, unwanted)
+        if tags is not None and (left := [one.offset for one in found if not tags.wants(one.tags)]):
+            unwanted.update(left)
+            found = [one for one in found if tags.wants(one.tags)]
+        messages.append(found)
+    return Opened(pulled, messages, None, unwanted)
 
 
 def _decoded(batch: StoredBatch, origin: Origin) -> list[Message]:

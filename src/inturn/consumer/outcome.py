@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import traceback
 from dataclasses import dataclass
 
 from inturn.consumer.context import Context
 from inturn.model.errors import HandlerError
 from inturn.model.result import Result, ResultKind, Suspend
 from inturn.model.settings import ConsumerSettings, Strategy
+
+TRACEBACK_LINES_MAX = 20
 
 
 class Next(enum.Enum):
@@ -79,4 +82,12 @@ def text_of(error: BaseException) -> str:
     """What to tell of an error, in characters that can be stored everywhere."""
     name = type(error).__name__
     text = f"{name}: {error}" if is_printable(error) else name
+    return text.encode(errors="backslashreplace").decode()
+
+
+def traceback_of(error: BaseException | None) -> str:
+    """The last lines of where it was raised."""
+    if error is None:
+        return ""
+    text = "".join(traceback.format_exception(error, limit=-TRACEBACK_LINES_MAX))
     return text.encode(errors="backslashreplace").decode()

@@ -67,6 +67,16 @@ class Run:
         self.slow_s = float("inf")
         self.slow_count = 0
 
+    @property
+    def budget(self) -> int:
+        """How many messages it is for."""
+        return self._left
+
+    @property
+    def deadline_s(self) -> float:
+        """Nothing of the lane that it is at may be begun from then on."""
+        return float("-inf") if self._held is None else self._held.deadline_s
+
     def calls(self, monotonic: Callable[[], float], count: int = 1) -> Iterator[list[Message]]:
         """What to call the handler with, one after the other: a message, or up to `count` of one lane.
 
@@ -147,6 +157,18 @@ class Run:
             self.handled = self._left - left
             self.done += done
             self._leave()
+
+    def begin(self, lane: Lane, message: Message, attempt: int) -> None:
+        """This was handled elsewhere, and is to be settled next."""
+        self.lane, self.given, self.context = lane, [message], lane.held.context()
+        self.context.attempt = attempt
+
+    def not_begun(self) -> None:
+        """What was given out last was not begun after all: its lane leaves the run as it was before."""
+        lane, given = self.lane, self.given
+        assert lane is not None
+        lane.at -= len(given)
+        self._leave()
 
     def settle(self, outcome: Outcome) -> bool:
         """What became of what was given out last; False: it failed, and its lane does not go on in this run."""

@@ -17,13 +17,14 @@ from collections.abc import Iterable, Sequence
 from inturn.consumer.handling import ERROR_LENGTH_MAX, back_off_s
 from inturn.consumer.held import NEVER, HeldPartition, Pending, Stage
 from inturn.consumer.lane import Lane
-from inturn.consumer.opening import OpenedFetch
+from inturn.consumer.opening import Opened, OpenedFetch
 from inturn.consumer.outcome import Next, Outcome, text_of
 from inturn.consumer.receipt_moves import ReceiptMoves
 from inturn.consumer.receipts import Delivered, Receipts
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import Scheduler
 from inturn.consumer.statistics import Statistics
+from inturn.consumer.trial import MemberTrials
 from inturn.model.commands import (
     Acknowledge,
     Acknowledged,
@@ -34,6 +35,8 @@ from inturn.model.commands import (
     Heartbeat,
     Leave,
     Move,
+    Read,
+    ReportTrial,
 )
 from inturn.model.errors import (
     Closed,
@@ -92,6 +95,7 @@ class SharedCore:
         self._each_s: float | None = None  # how long a message takes, smoothed
         self._moves = ReceiptMoves(subject, group, member)
         self._receipts = Receipts(subject, group, member)
+        self.trials = MemberTrials(subject, group, member)
         self._acknowledged_at_s = NEVER
         self._pending: dict[type[Command], Pending] = {}  # commands that are not about one partition
         self._retry_at_s: dict[type[Command], float] = {}
@@ -112,7 +116,13 @@ class SharedCore:
         self._poll_move(commands, now_s)
         self._poll_acknowledge(commands, now_s)
         self._poll_membership(commands, now_s)
+        self._poll_trial(commands, now_s)
         return commands
+
+    def _poll_trial(self, commands: list[Command], now_s: float) -> None:
+        command = self.trials.next_command()
+        if command is not None and self._may_send(type(command), now_s):
+            self._send(commands, command, now_s)
 
     def _poll_membership(self, commands: list[Command], now_s: float) -> None:
         if not self._is_stopping:
@@ -136,7 +146,7 @@ class SharedCore:
     @property
     def _is_drained(self) -> bool:
         has_news = self._receipts.has_news or self._receipts.is_unanswered
-        return not (self._lanes or self._moves or has_news)
+        return not (self._lanes or self._moves or has_news or self.trials.is_busy)
 
     def _poll_fetch(self, commands: list[Command], now_s: float) -> None:
         for index in self.assigned - self.held.keys():
@@ -232,6 +242,7 @@ class SharedCore:
         """Start nothing new; when the running handlers are over: acknowledge, give the rest back, leave."""
         self._is_stopping = True
         self.assigned = frozenset()
+        self.trials.forget_waiting()
         self._give_back_unbegun()
 
     def _give_back_unbegun(self) -> None:
@@ -269,6 +280,10 @@ class SharedCore:
         match answer:
             case Assignment():
                 self._assigned_to(answer)
+            case Opened() if isinstance(command, Read):
+                self.trials.read(answer)
+            case Done() if isinstance(command, ReportTrial):
+                self.trials.reported()
             case OpenedFetch() if held is not None and isinstance(command, Fetch):
                 self._fetched(held, command, answer, waited.sent_at_s)
             case Acknowledged():
@@ -283,14 +298,25 @@ class SharedCore:
     def _assigned_to(self, answer: Assignment) -> None:
         self._generation = answer.generation
         if not self._is_stopping:
+            self.trials.heard(answer.trials)
             self.assigned = frozenset(answer.partitions)
             if not self.assigned:  # the server is about to stop
                 self._give_back_unbegun()
+
+    def _trial_failed(self, command: Read | ReportTrial, error: InturnError, now_s: float) -> None:
+        if error.retriable:
+            self._retry_at_s[type(command)] = now_s + RETRY_S
+        elif isinstance(command, Read):
+            self.trials.refused(error)
+        else:
+            self.trials.reported()  # nobody wants to know
 
     def _failed_command(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
         if held is not None:
             held.error = error
             held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
+        elif isinstance(command, Read | ReportTrial):
+            self._trial_failed(command, error, now_s)
         elif isinstance(command, Leave) and isinstance(error, NotFound | Closed | ConnectionLost):
             self.is_stopped = True  # whoever cannot hear it will count us out for our silence
         elif isinstance(command, Move) and isinstance(error, ReceiptExpired):

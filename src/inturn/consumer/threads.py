@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from inturn.consumer.outcome import text_of
 from inturn.consumer.run import Run
+from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Worker
+from inturn.model.result import ResultKind
 
 # Called with the lock held: the last run is over, which is the next, if any is wanted? None: nothing to do.
 Turn: TypeAlias = Callable[[Run | None, bool], Run | None]
@@ -30,6 +33,10 @@ class Workers(Protocol):
 
     def end(self) -> None:
         """Each of them leaves when its run is over."""
+        ...
+
+    def try_out(self, trial: TrialRun, over: Callable[[TrialReport], None]) -> None:
+        """Run this beside everything else; `over` is called at its end, from any thread. Without the lock."""
         ...
 
     def join(self) -> None: ...
@@ -63,6 +70,7 @@ class WorkerThreads:
         self._room = room
         self._worker = worker
         self._threads: set[threading.Thread] = set()
+        self._trying: set[threading.Thread] = set()  # out of turn
         self._waiting = 0
         self._woken = 0  # of those that wait: they will look for work soon
         self._is_started = False
@@ -111,12 +119,28 @@ class WorkerThreads:
         self._is_ended = True
         self._work.notify_all()
 
+    def try_out(self, trial: TrialRun, over: Callable[[TrialReport], None]) -> None:
+        def run() -> None:
+            try:
+                report = self._try(trial)
+            except BaseException as error:  # a fault of ours: whoever asked is to hear of it
+                report = TrialReport(ResultKind.EXCEPTION, text_of(error))
+            over(report)
+            self._trying.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, name=f"inturn-trial-{self._name}", daemon=True)
+        self._trying.add(thread)
+        thread.start()
+
+    def _try(self, trial: TrialRun) -> TrialReport:
+        return self._worker.try_out(trial)
+
     def join(self) -> None:
         for thread in list(self._threads):
             thread.join()
 
     def has_current_thread(self) -> bool:
-        return threading.current_thread() in self._threads
+        return threading.current_thread() in self._threads | self._trying
 
     def _is_too_many(self) -> bool:
         return len(self._threads) > self.count

@@ -10,9 +10,11 @@ from typing import Any, TypeAlias
 
 from inturn.consumer.context import Context
 from inturn.consumer.hook import Hook
-from inturn.consumer.outcome import Next, Outcome, is_printable, of_exception, of_return, text_of
+from inturn.consumer.outcome import Next, Outcome, is_printable, of_exception, of_return, text_of, traceback_of
 from inturn.consumer.run import Run
+from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.model.clock import Clock
+from inturn.model.errors import WorkerDied
 from inturn.model.logs import get_logger
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
@@ -85,6 +87,40 @@ class Worker:
         self._after(messages, run.context, outcome)
         run.settle(outcome)
 
+    def try_out(self, trial: TrialRun) -> TrialReport:
+        """Call the handler out of turn, hooks included; nothing is settled."""
+        given = [trial.message]
+        self._before(given, trial.context)
+        began_s = self._monotonic()
+        try:
+            returned = self._handler(given if self._is_batch else given[0], trial.context)
+        except BaseException as error:
+            outcome = of_exception(error, self._settings)
+        else:
+            outcome = of_return(returned, trial.context, self._settings, self._name)
+        return self._report(trial, outcome, self._monotonic() - began_s)
+
+    async def try_out_async(self, trial: TrialRun) -> TrialReport:
+        given = [trial.message]
+        self._before(given, trial.context)
+        began_s = self._monotonic()
+        try:
+            returned = await self._handler(given if self._is_batch else given[0], trial.context)  # type: ignore[misc]
+        except BaseException as error:
+            outcome = of_exception(error, self._settings)
+        else:
+            outcome = of_return(returned, trial.context, self._settings, self._name)
+        return self._report(trial, outcome, self._monotonic() - began_s)
+
+    def _report(self, trial: TrialRun, outcome: Outcome, duration_s: float) -> TrialReport:
+        if outcome.kind is ResultKind.SUCCESS and duration_s > self._settings.handler_timeout_s:
+            outcome = replace(outcome, kind=ResultKind.TIMEOUT)
+        self._after([trial.message], trial.context, outcome)
+        error = outcome.error
+        text = "" if error is None else text_of(error)
+        told = "" if outcome.kind is not ResultKind.EXCEPTION or not is_printable(error) else traceback_of(error)
+        return TrialReport(outcome.kind, text, duration_s, told)
+
     def broke(self, run: Run, error: BaseException) -> None:
         """A fault of ours, not of the handler: what was given out is repeated."""
         if run.given and run.lane is not None:
@@ -97,7 +133,7 @@ class Worker:
             outcome = replace(outcome, kind=ResultKind.TIMEOUT)
         self._after(messages, context, outcome)
         failed = outcome.next in (Next.REPEAT, Next.ROLLBACK, Next.MOVE)
-        is_raised = outcome.kind is ResultKind.EXCEPTION
+        is_raised = outcome.kind is ResultKind.EXCEPTION and not isinstance(outcome.error, WorkerDied)
         # At attempts 1, 2, 4, 8 …: a message that fails for ever is not to fill the log.
         if failed and context.attempt & (context.attempt - 1) == 0:
             _log.log(

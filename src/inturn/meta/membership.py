@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 from inturn.meta.assignment import assign
 from inturn.model.clock import Clock
-from inturn.model.commands import Assignment, Heartbeat, KeyRequest, MemberDescription
+from inturn.model.commands import Assignment, Heartbeat, KeyRequest, MemberDescription, Trial
 from inturn.model.errors import GroupConflict
 from inturn.model.settings import AssignmentStrategy, LeaseSettings, Order, one_of
 from inturn.model.subject import Subject
+from inturn.model.tags import EVERYTHING, tags_text
 from inturn.state.groups import GroupRecord
 from inturn.state.members import Members
 
@@ -39,6 +40,7 @@ class _Roster:
     # What the others have when nobody takes over; so they get back what they had.
     shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
     generation: int = 0
+    tags: str = ""
 
     @property
     def heard(self) -> list[str]:
@@ -90,15 +92,16 @@ class Membership:
 
     def heartbeat(self, group: GroupRecord, subject: Subject, command: Heartbeat) -> bool:
         """Keep the member alive; True if it came just now."""
-        strategy = one_of(AssignmentStrategy, "assignment", command.assignment)
+        strategy, tags = one_of(AssignmentStrategy, "assignment", command.assignment), tags_text(command.tags)
         roster = self._rosters.get(group.id)
         if roster is None:
             roster = self._rosters[group.id] = self._new_roster(group, command.order, strategy)
         if not roster.heard:
-            roster.order, roster.strategy = command.order, strategy
+            roster.order, roster.strategy, roster.tags = command.order, strategy, tags
         if command.order != self._orders.get(group.id):  # whoever asks for what was decided is right in any case
             _check_same(group, "order", roster.order, command.order)
         _check_same(group, "assignment", roster.strategy.value, strategy.value)
+        _check_same(group, "tags", roster.tags or EVERYTHING, tags or EVERYTHING)
         if command.takes_over and not group.is_exclusive:
             raise GroupConflict(group.name, f"it is a {group.mode.value} group: there are no partitions to take over")
         taker = roster.taker
@@ -125,12 +128,17 @@ class Membership:
         return roster
 
     def answer(
-        self, group: GroupRecord, subject: Subject, member: str, requests: tuple[KeyRequest, ...] = ()
+        self,
+        group: GroupRecord,
+        subject: Subject,
+        member: str,
+        requests: tuple[KeyRequest, ...] = (),
+        trials: tuple[Trial, ...] = (),
     ) -> Assignment:
         roster = self._rosters[group.id]
         partitions = roster.assignment.get(member, ())
         order, strategy = self._orders.get(group.id, roster.order), roster.strategy.value
-        return Assignment(roster.generation, partitions, subject, self._life_s, requests, order, strategy)
+        return Assignment(roster.generation, partitions, subject, self._life_s, requests, order, strategy, trials)
 
     def announce(self, group: GroupRecord) -> None:
         """There is something for all members to hear. The assignment stays as it is."""
@@ -165,6 +173,11 @@ class Membership:
         """How its partitions are divided; None if there are no members."""
         roster = self._rosters.get(group.id)
         return None if roster is None or not roster.heard else roster.strategy
+
+    def tags(self, group: GroupRecord) -> str | None:
+        """The expression that its members agree on; None if there are none."""
+        roster = self._rosters.get(group.id)
+        return None if roster is None or not roster.heard else roster.tags
 
     def taken_over_by(self, group: GroupRecord) -> str | None:
         """The member that all partitions are for, if there is one."""

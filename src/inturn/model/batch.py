@@ -7,8 +7,9 @@ Two checksums (xxh3-64). The payload's is the producer's and travels to the cons
 it covers the offset and the payload's checksum, and is seeded by the partition, so that bytes left over from
 another log never fit. Nothing is hashed twice, everything is covered.
 
-A reader that wants some slots only is given batches in which the other messages are nil (`chosen`), and members of
-shared groups are given parts of batches (`cut`); both exist on their way to the reader, and are never stored.
+A reader that wants some slots only, or some tags, is given batches in which the other messages are nil (`chosen`,
+`tagged`), and members of shared groups are given parts of batches (`cut`); these exist on their way to the reader, and
+are never stored.
 
 `synced_end` is how far the log was known to be on disk when this batch was written. It tells a torn tail
 (nothing after it was acknowledged) from damage in the middle (a later batch vouches for the damaged one).
@@ -27,6 +28,7 @@ from xxhash import xxh3_64_intdigest
 from inturn.model.errors import InvalidInput
 from inturn.model.message import Message, Origin, Outgoing
 from inturn.model.slot import SlotSet
+from inturn.model.tags import TagFilter
 
 MAGIC = b"iT"
 VERSION = 1
@@ -48,6 +50,18 @@ _decoder = msgspec.msgpack.Decoder(list[Message])
 _chosen_decoder = msgspec.msgpack.Decoder(list[Message | None])
 _contents_decoder = msgspec.msgpack.Decoder(list[Outgoing | None])
 _raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+class _Tagged(msgspec.Struct, array_like=True, gc=False):
+    """An Outgoing of which only the tags are looked at."""
+
+    body: msgspec.Raw
+    key: msgspec.Raw = msgspec.Raw()
+    born_at_ms: msgspec.Raw = msgspec.Raw()
+    tags: tuple[str, ...] = ()
+
+
+_tagged_decoder = msgspec.msgpack.Decoder(list[_Tagged])
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -206,14 +220,43 @@ def chosen(batch: StoredBatch, slots: SlotSet) -> StoredBatch:
     """The same batch with nil for messages of other slots. A damaged one stays as it is, for its reader to find."""
     if not is_intact(batch):
         return batch
-    wanted, header = slots.flags, batch.header
+    wanted = slots.flags
     try:
-        messages = _raw_decoder.decode(_body(batch))
+        return _with_nil(batch, _body(batch), [wanted[slot] for slot in slots_of(batch)])
     except msgspec.MsgspecError:
         return batch
-    vector = slots_of(batch)
-    body = _encoder.encode([one if wanted[slot] else None for one, slot in zip(messages, vector, strict=True)])
-    payload = bytes(batch.payload[: 2 * header.count]) + body
+
+
+def tagged(batch: StoredBatch, tags: TagFilter) -> tuple[StoredBatch | None, Sequence[int]]:
+    """The batch with nil for messages whose tags are not wanted, or None if none is; and the offsets of those.
+
+    A damaged batch stays as it is, for its reader to find: what its tags were, nobody knows.
+    """
+    header = batch.header
+    if not is_intact(batch):
+        return batch, ()
+    try:
+        body = bytes(_body(batch))
+        if not tags.may_want(body):
+            return None, range(header.base_offset, header.next_offset)
+        wanted = [tags.wants(one.tags) for one in _tagged_decoder.decode(body)]
+        if len(wanted) != header.count:
+            return batch, ()
+        unwanted = [offset for offset, is_wanted in enumerate(wanted, header.base_offset) if not is_wanted]
+        if not unwanted:
+            return batch, ()
+        if len(unwanted) == header.count:
+            return None, range(header.base_offset, header.next_offset)
+        return _with_nil(batch, body, wanted), unwanted
+    except Exception:  # whatever a decoder or decompressor says of content that it cannot read
+        return batch, ()
+
+
+def _with_nil(batch: StoredBatch, body: memoryview | bytes, wanted: Sequence[int]) -> StoredBatch:
+    """The same batch with the messages of this body that are wanted, and a checksum of its own."""
+    header, messages = batch.header, _raw_decoder.decode(body)
+    chosen_body = _encoder.encode([one if is_wanted else None for one, is_wanted in zip(messages, wanted, strict=True)])
+    payload = bytes(batch.payload[: 2 * header.count]) + chosen_body
     header = msgspec.structs.replace(
         header, compression=CHOSEN, payload_bytes=len(payload), checksum=xxh3_64_intdigest(payload)
     )

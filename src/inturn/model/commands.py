@@ -101,6 +101,7 @@ class Heartbeat(Command, frozen=True, gc=False):
     assignment: str = "sticky"  # one of AssignmentStrategy; as with `order`, the members of a group agree
     takes_over: bool = False  # all partitions are its own as long as it is there; one member at most (GroupConflict)
     mode: str = "exclusive"  # one of GroupMode; the group has that of its first member for good (else GroupConflict)
+    tags: str = ""  # an expression, see `inturn.model.tags`; as with `order`, the members of a group agree
 
 
 class KeyRequest(msgspec.Struct, frozen=True, gc=False):
@@ -116,6 +117,14 @@ class KeyRequest(msgspec.Struct, frozen=True, gc=False):
     origin: int | None = None  # skip: the partition that the message was read from, if it is another one
 
 
+class Trial(msgspec.Struct, frozen=True, gc=False):
+    """One stored message that one member is to handle out of turn, for diagnosis."""
+
+    id: str  # given by whoever asks for it
+    partition: int
+    offset: int
+
+
 class Assignment(msgspec.Struct, frozen=True, gc=False):
     """Who should consume what. Advice: only a lease gives the right to."""
 
@@ -126,6 +135,7 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
     requests: tuple[KeyRequest, ...] = ()  # all that wait in the group; whoever holds the partition acts on them
     order: str = ""  # what all members of the group keep to: what they asked for, unless somebody has set another
     assignment: str = ""  # the assignment strategy of the group
+    trials: tuple[Trial, ...] = ()  # for this member only: each until it is reported, or given up
 
 
 class Leave(Command, frozen=True, gc=False):
@@ -238,6 +248,7 @@ class Pull(Command, frozen=True, gc=False, array_like=True):
     offset: int
     max_bytes: int
     wait_s: float = 0.0
+    tags: str = ""  # an expression: other messages are left out (see `inturn.model.batch.tagged`)
 
 
 class Pulled(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -245,6 +256,7 @@ class Pulled(msgspec.Struct, frozen=True, gc=False, array_like=True):
     next_offset: int  # where to go on; behind the last batch, or behind a gap in which nothing is stored
     end_offset: int  # one past the newest that may be read
     now_ms: int = 0  # on the clock that `stored_at_ms` was taken from
+    unwanted: bytes = b""  # offsets that were left out for their tags, and count as done: a roaring bitmap, or nothing
 
 
 class ParkedMessage(msgspec.Struct, frozen=True, gc=False):
@@ -458,6 +470,7 @@ class Read(Command, frozen=True, gc=False):
     max_bytes: int
     wait_s: float = 0.0
     slots: bytes = b""  # a SlotSet: messages of other slots are left out (see `inturn.model.batch.chosen`)
+    tags: str = ""  # an expression: messages with other tags are left out
 
 
 # Looking and steering
@@ -643,6 +656,7 @@ class GroupDescription(msgspec.Struct, frozen=True, gc=False):
     taken_over_by: str | None = None  # the member that all partitions are for
     mode: str = "exclusive"  # one of GroupMode
     set_order: str | None = None  # what somebody decided, whatever the members ask for
+    tags: str | None = None  # the expression that its members agree on, empty for all; None if there are none
 
     @property
     def lag(self) -> int:
@@ -700,6 +714,58 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
     request: KeyRequest
     asked_at_ms: int
     done_at_ms: int | None
+
+
+class TryMessage(Command, frozen=True, gc=False):
+    """Have one member handle one stored message now, out of turn. Answered with the Trial; the same id again is the
+    same trial. NotFound if the member or the message is not there.
+
+    `member` is a name, or the beginning of one (up to a `-`) that no other member has.
+    """
+
+    subject: str
+    group: str
+    member: str
+    partition: int
+    offset: int
+    id: str
+
+
+class FindTrial(Command, frozen=True, gc=False):
+    """What became of a trial; held back until it is over, or until `wait_s` is. NotFound if its member left before.
+
+    `gives_up`: whoever asked waits no longer. If its member has not begun when it hears of that, it never does.
+    """
+
+    subject: str
+    group: str
+    id: str
+    wait_s: float = 0.0
+    gives_up: bool = False
+
+
+class TrialState(msgspec.Struct, frozen=True, gc=False):
+    """What became of a trial. `result` is None while its member has not reported."""
+
+    trial: Trial
+    member: str
+    result: str | None = None  # one of ResultKind
+    error: str = ""  # what the handler raised, or what was wrong with what it returned
+    duration_s: float = 0.0
+    traceback: str = ""  # of what the handler raised
+
+
+class ReportTrial(Command, frozen=True, gc=False):
+    """A member tells what became of a trial. Answered with Done, also when nobody waits for it any more."""
+
+    subject: str
+    group: str
+    member: str
+    id: str
+    result: str  # one of ResultKind
+    error: str = ""
+    duration_s: float = 0.0
+    traceback: str = ""
 
 
 class ListKeys(Command, frozen=True, gc=False):
@@ -767,6 +833,8 @@ Answer: TypeAlias = (
     | LotContent
     | KeyRequest
     | RequestState
+    | Trial
+    | TrialState
     | KeyList
     | KeyDetails
     | NodeDescription

@@ -31,6 +31,9 @@ InturnError
 │   ├── OutboxFailed        the database of an outbox cannot be read or written (retriable)
 │   ├── OutboxHeld          another scanner has the lease of the outbox (retriable)
 │   └── OutboxLost          another scanner has taken the outbox over
+├── HandlerRaised           a handler raised in a worker process; its class is named as what it raised
+├── WorkerDied              a worker process ended while a handler ran in it
+├── TrialTimeout            a member did not tell in time what became of a message that it was to try
 ├── WireError               between a client and a server
 │   ├── ConnectionLost      the server cannot be reached, or the answer did not come (retriable)
 │   ├── ServerStopping      the server takes no new work, it is about to end (retriable)
@@ -297,6 +300,25 @@ class OutboxLost(OutboxError):
     def __init__(self, table: str) -> None:
         self.table = table
         super().__init__(f"outbox {table!r} was taken over by another scanner, since this one was silent for too long")
+
+
+class HandlerRaised(InturnError):
+    """Made in the consumer's process of what a handler raised in its own."""
+
+
+class WorkerDied(InturnError):
+    def __init__(self, pid: int, why: str) -> None:
+        self.pid, self.why = pid, why
+        super().__init__(f"worker process {pid}: {why}; the attempt counts as failed, another process takes its place")
+
+
+class TrialTimeout(InturnError):
+    def __init__(self, member: str, place: str, waited_s: float) -> None:
+        self.member, self.place, self.waited_s = member, place, waited_s
+        super().__init__(
+            f"member {member} has not told within {waited_s:g} s what became of {place}; its handler may still run, or "
+            "run another trial: wait longer, or look at the member itself"
+        )
 
 
 class WireError(InturnError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from inturn.model.errors import InvalidInput
+from inturn.model.tags import tags_text
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -315,6 +316,7 @@ class ConsumerSettings:
     """How a consumer pulls, handles and commits."""
 
     concurrency: int = 8  # handlers that run at once
+    workers: str = "threads"  # or "processes": each handler in a process, for those that need a CPU each
     batch: int = 1  # above 1: the handler gets a list of up to so many messages
     ack: str = "auto"  # or "manual"
     strategy: Strategy = Strategy.STRICT
@@ -336,6 +338,7 @@ class ConsumerSettings:
     trace: str | None = None  # a folder: record there what is done, for an audit
     # Shared groups: a message that is not acknowledged so long after it was given out is given out again.
     visibility_s: float = 30.0
+    tags: str | None = None  # only messages with one of these: "paid || shipped"; the same for all members of a group
 
     def __post_init__(self) -> None:
         _set_enum(self, "strategy", Strategy)
@@ -371,6 +374,9 @@ class ConsumerSettings:
             if not isinstance(self.trace, str | os.PathLike) or not os.fspath(self.trace):
                 raise InvalidInput(f"ConsumerSettings.trace is {self.trace!r}; give the path of a folder")
             object.__setattr__(self, "trace", os.fspath(self.trace))
+        if self.workers not in ("threads", "processes"):
+            raise InvalidInput(f"ConsumerSettings.workers is {self.workers!r}; use 'threads' or 'processes'")
+        object.__setattr__(self, "tags", tags_text(self.tags) or None)
         if self.ack not in ("auto", "manual"):
             raise InvalidInput(f"ConsumerSettings.ack is {self.ack!r}; use 'auto' or 'manual'")
         if self.pull_bytes > PULL_BYTES_MAX:

@@ -57,3 +57,15 @@ def order_of(described: GroupDescription, asked: Order | None) -> Order:
             "leave it out, or use the same"
         )
     return one_of(Order, "order", described.order)
+
+
+def tags_of(described: GroupDescription, asked: str | None) -> str | None:
+    """The expression of the group's members, as `order_of`: tasks must not handle what its consumers pass by."""
+    if described.tags is None:
+        return asked
+    if asked is not None and asked != described.tags:
+        raise InvalidInput(
+            f"tags={asked!r}: the members of group {described.group!r} use {described.tags or '*'!r}; "
+            "leave them out, or use the same"
+        )
+    return described.tags or None

@@ -28,6 +28,7 @@ from pyspark.sql.window import Window
 
 from inturn.consumer.trace import ALONE, EXCEPTION, FAILED, MOVED, OF_KEY, OF_PARTITION, RESULTS, ROLLBACK, SUCCESS
 from inturn.model.errors import InturnError, InvalidInput
+from inturn.model.tags import TagFilter, tag_filter, tags_text
 from inturn.model.violation import ViolationKind
 from inturn.spark.plain import Leases, Steps, judged, looked_at, place_number
 from inturn.spark.traces import TracePaths, Traces, read_traces
@@ -193,6 +194,7 @@ def audit(
     subject: str | None = None,
     group: str | None = None,
     order: str | None = None,
+    tags: str | None = None,
     complete: bool = False,
     clock_skew_s: float = CLOCK_SKEW_S,
     violations_max: int = VIOLATIONS_MAX,
@@ -204,6 +206,8 @@ def audit(
                    nothing that is stored can be left out unnoticed.
     sent           what producers were told is stored, with the same columns.
     order          "partition" or "key": a lane is that, whatever the consumers said. For messages that never ran.
+    tags           the expression of the group, if it has one: other messages of `log` and `sent`, which need the column
+                   tags then, must not have been handled.
     complete       all work was done when the traces ended: whatever is stored has to be finished.
     clock_skew_s   how far the clocks of two consumers may be apart.
     """
@@ -213,6 +217,9 @@ def audit(
         raise InvalidInput(f"audit(clock_skew_s={clock_skew_s!r}): it must be 0 or more")
     if isinstance(log, str | os.PathLike):
         log = _log_at(spark, os.fspath(log), subject)
+    wanted_tags = tag_filter(tags_text(tags))
+    if wanted_tags is not None:
+        log, sent = _tagged(log, "log", wanted_tags), _tagged(sent, "sent", wanted_tags)
     rows = traces if isinstance(traces, Traces) else read_traces(spark, traces)
     for name, wanted in (("subject", subject), ("group", group)):
         if wanted is not None:
@@ -227,7 +234,15 @@ def audit(
 def _log_at(spark: SparkSession, target: str, subject: str | None) -> DataFrame:
     if subject is None:
         raise InvalidInput(f"audit(log={target!r}) needs the subject, too: audit(…, subject=…)")
-    return spark.read.format("inturn").option("subject", subject).load(target).select("partition", "offset", "key")
+    rows = spark.read.format("inturn").option("subject", subject).load(target)
+    return rows.select("partition", "offset", "key", "tags")
+
+
+def _tagged(rows: DataFrame | None, what: str, tags: TagFilter) -> DataFrame | None:
+    if rows is not None and "tags" not in rows.columns:
+        raise InvalidInput(f"audit({what}=…, tags=…) has no column tags; it has {', '.join(rows.columns)}")
+    wanted = F.array(*(F.lit(tag) for tag in sorted(tags.wanted)))
+    return None if rows is None else rows.where(F.arrays_overlap("tags", wanted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from inturn.model.names import retry_subject
 from inturn.model.request import ask
 from inturn.model.settings import SPAN_MAX, AssignmentStrategy, ConsumerSettings, Order, one_of
 from inturn.spark.admission import check_target as check_target
-from inturn.spark.admission import describe_existing, order_of
+from inturn.spark.admission import describe_existing, order_of, tags_of
 from inturn.spark.connections import connected
 from inturn.spark.execution import PATIENCE_S, ROUND_S, TASK_SETTINGS, LimitReached, TaskOutcome, TaskPlan
 from inturn.spark.handler import HandlerName, load_handler, module_of
@@ -234,7 +234,8 @@ class Drain:
         described = describe_existing(self._connection, self._subject_name, self._group)
         order = order_of(described, self._order)
         strategy = described.assignment or str(self._consumer.assignment)
-        consumer = replace(self._consumer, assignment=one_of(AssignmentStrategy, "assignment", strategy))
+        tags = tags_of(described, self._consumer.tags)
+        consumer = replace(self._consumer, assignment=one_of(AssignmentStrategy, "assignment", strategy), tags=tags)
         settings = self._settings
         self._plan = Work(
             self._target, self._subject, self._group, order, consumer, settings.round_s, settings.patience_s

@@ -96,8 +96,9 @@ class Holding:
             name=name,
             duty=Duty(keeps_only=True, takes_over=takes_over),
         )
-        strategy = str((settings if settings is not None else ConsumerSettings()).assignment)
-        self._beat = Heartbeat(subject, group, self._keeper.name, order.value, start, assignment=strategy)
+        settings = settings if settings is not None else ConsumerSettings()
+        strategy, tags = str(settings.assignment), settings.tags or ""
+        self._beat = Heartbeat(subject, group, self._keeper.name, order.value, start, assignment=strategy, tags=tags)
 
     @property
     def owner(self) -> str:

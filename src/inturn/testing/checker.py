@@ -33,6 +33,7 @@ from inturn.testing.history import (
     Committed,
     ConsumerCrashed,
     Event,
+    GroupFiltered,
     Grown,
     HandlerEnd,
     HandlerStart,
@@ -97,6 +98,7 @@ class _Check:
         self.tracks: dict[tuple[str, str, int], Track | None] = {}  # None: not asked for
         self.descents: dict[str, list[tuple[int, int, SlotSet]]] = {}  # by subject: child, parent, slots
         self.elders: dict[tuple[str, int, bytes], tuple[int, ...]] = {}
+        self.filters: dict[tuple[str, str], GroupFiltered] = {}  # by subject and group
         self.violations: list[Violation] = []
         self.started = self.finished = self.duplicates = self.grants = self.commits = self.leftover_overlaps = 0
 
@@ -111,6 +113,7 @@ class _Check:
             ClaimGranted: self._claim_grant,
             ClaimEnded: self._claim_end,
             OffsetsReset: self._reset,
+            GroupFiltered: None,
             KeySkipped: self._key_skip,
             KeyResumed: self._key_resume,
             ConsumerCrashed: self._crash,
@@ -149,6 +152,8 @@ class _Check:
                 else:
                     log.acknowledged[event.offset] = index
                     log.messages[event.offset] = event
+            elif type(event) is GroupFiltered:
+                self.filters[event.subject, event.group] = event
             elif type(event) is HandlerStart:
                 log = logs.get((event.subject, event.partition)) or self._log(event.subject, event.partition)
                 log.seen.setdefault(event.offset, index)
@@ -184,7 +189,10 @@ class _Check:
         if place not in self.tracks:
             wanted = self.subject in (None, subject) and self.group in (None, group)
             log = self.logs.get((subject, partition)) or Log()
-            self.tracks[place] = Track(subject, group, partition, log) if wanted else None
+            self.tracks[place] = track = Track(subject, group, partition, log) if wanted else None
+            known = self.filters.get((subject, group))
+            if track is not None and known is not None:
+                track.unwanted = log.unwanted(known.tags) | frozenset(known.unwanted.get(partition, ()))
         return self.tracks[place]
 
     # Handlers.
@@ -204,6 +212,8 @@ class _Check:
             or self.stored is not None
         ):
             self._judge_identity(track, index, event, message)
+        if offset in track.unwanted:
+            self._unwanted_start(track, index, event)
         key = event.key if message is None else message.key
         lane_key: LaneKey = None
         if self.by_key:
@@ -245,6 +255,16 @@ class _Check:
             return
         about = f"{track}: {event.consumer!r} (epoch {event.epoch}) started offset {event.offset} with {_name(event)}"
         self._violation_on(track, ViolationKind.UNEXPECTED, f"{about}, {reason}", (event.offset,), (*known, index))
+
+    def _unwanted_start(self, track: Track, index: int, event: HandlerStart) -> None:
+        self._violation_on(
+            track,
+            ViolationKind.UNEXPECTED,
+            f"{track}: {event.consumer!r} (epoch {event.epoch}) started offset {event.offset}, whose tags the group "
+            "does not want",
+            (event.offset,),
+            (*track.log.where((event.offset,)), index),
+        )
 
     def _stale_start(self, track: Track, run: Run) -> None:
         newest = track.grants[track.epoch_max]
@@ -599,7 +619,8 @@ class _Check:
                 continue
             if offset in track.claimed or offset in track.parked or _is_over(track, offset, event, granted):
                 continue
-            missing.append(offset)
+            if offset not in track.unwanted:
+                missing.append(offset)
         track.position = position
         if missing:
             self._premature(track, index, event, f"committed to offset {event.offset}", missing)
@@ -615,6 +636,7 @@ class _Check:
             if (
                 offset >= judged_below
                 and offset not in track.parked
+                and offset not in track.unwanted
                 and track.log.holds(offset)
                 and not _is_over(track, offset, event, granted)
             ):
@@ -719,6 +741,7 @@ class _Check:
             and offset not in gone
             and offset not in track.parked
             and offset not in track.ever_skipped
+            and offset not in track.unwanted
         )
         if lost:
             self._violation_on(

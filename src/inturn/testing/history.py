@@ -32,6 +32,7 @@ class SendAcknowledged(_Event, frozen=True, gc=False):
     offset: int
     key: bytes | None = None
     message_id: str | None = None
+    tags: tuple[str, ...] = ()
 
 
 class HandlerStart(_Event, frozen=True, gc=False):
@@ -147,6 +148,17 @@ class OffsetsReset(_Event, frozen=True, gc=False):
     offsets: dict[int, int]
 
 
+class GroupFiltered(_Event, frozen=True, gc=False):
+    """The group wants only messages whose tags match this expression, for the whole history: the others are finished
+    when a commit passes them by, and must not be handled. Which others is known from how they were sent; `unwanted` has
+    more of them, by partition."""
+
+    subject: str
+    group: str
+    tags: str  # as `ConsumerSettings.tags`
+    unwanted: dict[int, tuple[int, ...]] = {}
+
+
 class KeySkipped(_Event, frozen=True, gc=False):
     """Somebody gave this message up for the group: a named weakening, from here on it counts as finished."""
 
@@ -187,6 +199,7 @@ Event: TypeAlias = (
     | ClaimEnded
     | Grown
     | OffsetsReset
+    | GroupFiltered
     | KeySkipped
     | KeyResumed
     | ConsumerCrashed

@@ -20,6 +20,7 @@ from inturn.testing.history import (
     Committed,
     ConsumerCrashed,
     Event,
+    GroupFiltered,
     Grown,
     HandlerEnd,
     HandlerResult,
@@ -55,10 +56,26 @@ class Recorder:
             return History(self.history)
 
     def sent(
-        self, subject: str, partition: int, offset: int, key: bytes | None = None, message_id: str | None = None
+        self,
+        subject: str,
+        partition: int,
+        offset: int,
+        key: bytes | None = None,
+        message_id: str | None = None,
+        tags: tuple[str, ...] = (),
     ) -> None:
         with self._lock:
-            self._add(SendAcknowledged(subject, partition, offset, key, message_id, at_s=self._clock.monotonic()))
+            at_s = self._clock.monotonic()
+            self._add(SendAcknowledged(subject, partition, offset, key, message_id, tags, at_s=at_s))
+
+    def group_filtered(
+        self, subject: str, group: str, tags: str, unwanted: Mapping[int, tuple[int, ...]] | None = None
+    ) -> None:
+        """The group consumes with these tags, an expression; `unwanted` are offsets beside those that were `sent` with
+        other tags."""
+        with self._lock:
+            at_s = self._clock.monotonic()
+            self._add(GroupFiltered(subject, group, tags, dict(unwanted or {}), at_s=at_s))
 
     def started(
         self,

@@ -38,6 +38,7 @@ from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.result import Result, suspend
 from inturn.model.settings import ConsumerSettings, KeyAction, LeaseSettings, LotState, OnExhausted, Order
+from inturn.model.tags import tag_filter
 from inturn.testing.recorder import Recorder
 from inturn.testing.sim_client import SimClient
 from inturn.testing.sim_network import SimNetwork
@@ -67,10 +68,16 @@ class SimRecorder(Recorder):
         self._known: dict[int, BitMap64] = defaultdict(BitMap64)  # by partition: acknowledged, or pulled by anybody
 
     def sent(
-        self, subject: str, partition: int, offset: int, key: bytes | None = None, message_id: str | None = None
+        self,
+        subject: str,
+        partition: int,
+        offset: int,
+        key: bytes | None = None,
+        message_id: str | None = None,
+        tags: tuple[str, ...] = (),
     ) -> None:
         self._known[partition].add(offset)
-        super().sent(subject, partition, offset, key, message_id)
+        super().sent(subject, partition, offset, key, message_id, tags)
 
     def pulled(self, partition: int, what: Opened) -> None:
         self._known[partition].update(message.offset for messages in what.messages for message in messages)
@@ -109,6 +116,7 @@ class SimConsumer(SimClient):
         self._kept: dict[_Place, int] = {}  # the first since the last commit
         self._rolled_back: dict[_Place, int] = {}  # where to go on
         self._order = order
+        self._tags = tag_filter(settings.tags or "")
         self.concurrency = settings.concurrency
         self.problems: list[str] = []
         self._next_tick_s = float("inf")
@@ -187,7 +195,7 @@ class SimConsumer(SimClient):
         elif isinstance(answer, LotContent):
             self._coverage["lot.read in several pieces"] += not answer.is_end
         if isinstance(answer, Pulled) and isinstance(command, Pull):
-            what = opened(answer, command.subject, command.partition)
+            what = opened(answer, command.subject, command.partition, self._tags)
             self._recorder.pulled(command.partition, what)
             if self.quick is not None and self.quick.random() < 0.5:
                 self.core.handling.scheduler.expect(QUICK_S)

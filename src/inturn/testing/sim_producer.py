@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from typing import TypeAlias
 
 from inturn.model.commands import Answer, FindSubject, OpenProducer, ProducerOpened
 from inturn.model.errors import InturnError
@@ -17,6 +18,7 @@ from inturn.testing.sim_network import SimNetwork
 from inturn.testing.world import World
 
 _OPEN_TIMEOUT_S = 0.5
+_Sent: TypeAlias = tuple[Flight, int, bytes, str, tuple[str, ...]]  # its place in the flight; key, message id, tags
 
 
 class SimProducer(SimClient):
@@ -41,7 +43,7 @@ class SimProducer(SimClient):
         self._writer = writer
         self._core: ProducerCore | None = None
         self._number = 0
-        self._tracked: deque[tuple[Flight, int, bytes, str]] = deque()
+        self._tracked: deque[_Sent] = deque()
         self._next_tick_s = float("inf")
         self.error: InturnError | None = None
         self._open()
@@ -50,18 +52,19 @@ class SimProducer(SimClient):
     def is_idle(self) -> bool:
         return self.is_dead or self.error is not None or (self._core is not None and self._core.is_idle)
 
-    def send(self, key: bytes) -> bool:
+    def send(self, key: bytes, tags: tuple[str, ...] = ()) -> bool:
         """False: not now (it is not open yet, or it ended)."""
         if self._core is None or self.error is not None or self.is_dead:
             return False
         message_id = f"{self.name}:{self._number}"
         try:
-            flight = self._core.add(self._subject.name, b"x" * 20, key, self.world.time_ms(), message_id=message_id)
+            now_ms = self.world.time_ms()
+            flight = self._core.add(self._subject.name, b"x" * 20, key, now_ms, tags, message_id=message_id)
         except InturnError as error:
             self._end(error)
             return False
         self._number += 1
-        self._tracked.append((flight, len(flight.messages) - 1, key, message_id))
+        self._tracked.append((flight, len(flight.messages) - 1, key, message_id, tags))
         self.later(self.world.spread(0.0, 0.004), self._tick)
         return True
 
@@ -108,14 +111,15 @@ class SimProducer(SimClient):
         self.is_dead = True
 
     def _record(self) -> None:
-        waiting = deque[tuple[Flight, int, bytes, str]]()
-        for flight, index, key, message_id in self._tracked:
+        waiting = deque[_Sent]()
+        for sent in self._tracked:
+            flight, index, key, message_id, tags = sent
             if not flight.done:
-                waiting.append((flight, index, key, message_id))
+                waiting.append(sent)
                 continue
             while flight.parts is not None:
                 flight, index = flight.parts[index]
             if flight.error is None:
                 offset = flight.base_offset + index
-                self._recorder.sent(self._subject.name, flight.partition, offset, key, message_id)
+                self._recorder.sent(self._subject.name, flight.partition, offset, key, message_id, tags)
         self._tracked = waiting

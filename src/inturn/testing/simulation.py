@@ -14,7 +14,7 @@ import contextlib
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -89,6 +89,8 @@ TROUBLE_S = 10.0  # faults happen until then
 PATIENCE_S = 120.0  # after healing everything must be done within this time
 WRITER = "ledger"
 QUICK_SHARE = 0.4
+WANTED = "wanted"  # a tag
+TAGS_SHARE = 0.1  # of all histories have a group that leaves out what has not this tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,9 @@ class Simulation:
             answer_timeout_s=0.5,
             flow=FlowControl(buffered_count=rng.choice((5, 40, 1000)), span=rng.choice((15, 100, 100_000))),
         )
+        self._tags = tags_chance(seed)
+        if self._tags is not None:
+            self._consumer_settings = replace(self._consumer_settings, tags=WANTED)
         # With slow handlers there is always a backlog, so that whatever happens to a lease happens amid work.
         self._handler_s_max = rng.choice((0.0005, 0.01, 0.01, 0.05))
         self._count_settings(log)
@@ -367,10 +372,19 @@ class Simulation:
                 self.add_producer()
         producer = self.pick_producer()
         for _ in range(rng.choice((1, 2, 10))):
-            if self._messages_left and producer.send(rng.choice(self._keys)):
+            if self._messages_left and producer.send(rng.choice(self._keys), self._choose_tags()):
                 self._messages_left -= 1
         if self._messages_left:
             self.world.after(self.world.spread(0.0, 0.08), self._produce)
+
+    def _choose_tags(self) -> tuple[str, ...]:
+        """Stretches of messages that nobody wants, and some that have another tag as well."""
+        if self._tags is None:
+            return ()
+        if self._tags.random() < 0.05:
+            self._is_dull = not self._is_dull
+        wanted = self._tags.random() < (0.02 if self._is_dull else 0.6)
+        return self._tags.choice(((WANTED,), (WANTED, "other"))) if wanted else self._tags.choice(((), ("other",)))
 
     def _choose_on_exhausted(self, ack: str) -> OnExhausted:
         """Parking repeats what was handled but not committed, which the checker knows of rollbacks only."""
@@ -434,6 +448,8 @@ class Simulation:
         self.node.crash(power=self._promises_all and self.loses_power)
         self.node.start()
         stored = self._stored()
+        if self._tags is not None:
+            self._note_unwanted(stored)
         history = self._judged_history(stored)
         ids = {(SUBJECT, *place): message.message_id for place, message in stored.items()}
         verdict = check(history, subject=SUBJECT, group=GROUP, order=self._order.value, stored=ids)
@@ -454,6 +470,7 @@ class Simulation:
         return Report(self.world_seed, verdict, problems, self.faults, self.coverage, history, self.world.now_s)
 
     world_seed = 0
+    _is_dull = False  # next to nothing of what is sent now is wanted
 
     def _heal(self) -> None:
         self._is_healing = True
@@ -518,6 +535,15 @@ class Simulation:
             except LogDamaged as error:
                 self._damage.append(f"damaged: {error}")
         return stored
+
+    def _note_unwanted(self, stored: dict[tuple[int, int], Message]) -> None:
+        unwanted: dict[int, list[int]] = defaultdict(list)
+        for (partition, offset), message in stored.items():
+            if WANTED not in message.tags:
+                unwanted[partition].append(offset)
+        known = {partition: tuple(offsets) for partition, offsets in unwanted.items()}
+        self.recorder.group_filtered(SUBJECT, GROUP, WANTED, known)
+        self.coverage["log.unwanted message"] += sum(map(len, known.values()))
 
     def _dead_letter_problems(self, history: History) -> list[str]:
         """What was given up must be among the dead letters, unless it was handled after all or given up by somebody."""
@@ -644,6 +670,13 @@ def _gone_problems(history: History) -> list[str]:
         for event in history
         if isinstance(event, LeaseEnded) and event.why == "gone"
     ]
+
+
+def tags_chance(seed: int) -> random.Random | None:
+    """What the tags of this history are decided by; None if its group wants all. A chance of its own, so that other
+    histories are what they would be anyway; the 44 leaves those alone that tests know by their seeds."""
+    rng = random.Random(f"tags 44 {seed}")
+    return rng if rng.random() < TAGS_SHARE else None
 
 
 def simulate(seed: int) -> Report:

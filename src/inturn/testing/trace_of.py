@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from inturn.consumer.trace import ALONE, CRASHED, OF_KEY, OF_PARTITION, RESULTS, key_hash
+from inturn.model.tags import tag_filter
 from inturn.testing.history import (
     ClaimGranted,
     Committed,
     ConsumerCrashed,
     Event,
+    GroupFiltered,
     HandlerEnd,
     HandlerStart,
     KeyResumed,
@@ -40,12 +42,17 @@ class TraceRows:
 
 
 def trace_of(history: Iterable[Event], *, order: str, subject: str | None = None) -> TraceRows:
-    """`subject` stands for that of the history, so that several histories fit into one audit."""
+    """`subject` stands for that of the history, so that several histories fit into one audit. What the tags of its
+    group leave out is not told as sent."""
     rows = TraceRows()
+    history = list(history)
+    unwanted = unwanted_of(history)
     running: dict[_Open, tuple[int, HandlerStart]] = {}
     for index, event in enumerate(history):
         at_ns = index * TICK_NS
         match event:
+            case SendAcknowledged() if (event.partition, event.offset) in unwanted:
+                pass
             case SendAcknowledged():
                 name = event.subject if subject is None else subject
                 rows.sent.append((name, event.partition, event.offset, event.key, event.message_id))
@@ -67,6 +74,19 @@ def trace_of(history: Iterable[Event], *, order: str, subject: str | None = None
         )
     rows.runs.extend(_run(*started, None, None, order, subject) for started in running.values())
     return rows
+
+
+def unwanted_of(history: Iterable[Event]) -> set[tuple[int, int]]:
+    """By partition and offset, what the tags of the group leave out, in a history of one group."""
+    history = list(history)
+    found: set[tuple[int, int]] = set()
+    for known in (event for event in history if isinstance(event, GroupFiltered)):
+        tags = tag_filter(known.tags)
+        found |= {(partition, offset) for partition, offsets in known.unwanted.items() for offset in offsets}
+        for event in history:
+            if isinstance(event, SendAcknowledged) and tags is not None and not tags.wants(event.tags):
+                found.add((event.partition, event.offset))
+    return found
 
 
 def _place(event: HandlerStart | HandlerEnd) -> _Open:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from inturn.model.slot import SlotSet
+from inturn.model.tags import tag_filter
 from inturn.testing.history import Event, HandlerStart, SendAcknowledged
 from inturn.testing.verdict import STR_OFFSETS_MAX
 
@@ -47,6 +48,14 @@ class Log:
 
     def holds(self, offset: int) -> bool:
         return offset in self.messages or offset in self.stored
+
+    def unwanted(self, expression: str) -> frozenset[int]:
+        """Offsets of messages that were acknowledged with other tags."""
+        tags = tag_filter(expression)
+        if tags is None:
+            return frozenset()
+        sent = ((offset, one) for offset, one in self.messages.items() if type(one) is SendAcknowledged)
+        return frozenset(offset for offset, one in sent if not tags.wants(one.tags))
 
     def where(self, offsets: Sequence[int]) -> tuple[int, ...]:
         """Indexes of the events from which these messages are known, of the first few of them."""
@@ -116,7 +125,7 @@ class Track:
     __slots__ = (
         *("subject", "group", "partition", "log", "lanes", "open", "last", "finished", "finished_by", "ever_finished"),
         *("floor", "committed", "commit_index", "claimed", "position", "lease", "grants", "epoch_max"),
-        *("parked", "ever_parked", "lots", "skipped", "ever_skipped", "attempts", "claims", "elders"),
+        *("parked", "ever_parked", "lots", "skipped", "ever_skipped", "attempts", "claims", "elders", "unwanted"),
     )
 
     def __init__(self, subject: str, group: str, partition: int, log: Log) -> None:
@@ -142,6 +151,7 @@ class Track:
         self.lots: dict[bytes, list[int]] = {}  # by key, a heap of parked offsets; some may be over already
         self.skipped: set[int] = set()  # given up since the last reset
         self.ever_skipped: set[int] = set()
+        self.unwanted: frozenset[int] = frozenset()  # offsets that the tags of the group leave out
         self.attempts: dict[bytes | None, dict[int, Run]] = {}  # by key and offset, the last run of its highest attempt
 
     def __str__(self) -> str:
@@ -153,6 +163,8 @@ class Track:
             offsets = self.log.offsets
             if by_key:
                 offsets = self.log.by_key.get(key, []) if isinstance(key, bytes) else []
+            if self.unwanted:
+                offsets = [offset for offset in offsets if offset not in self.unwanted]
             lane = self.lanes[key] = Lane(offsets, bisect_left(offsets, self.floor))
         return lane
 

@@ -78,6 +78,11 @@ KINDS: dict[int, type] = {
     157: commands.Acknowledge,
     158: commands.Acknowledged,
     159: commands.SetOrder,
+    150: commands.TryMessage,
+    151: commands.Trial,
+    152: commands.FindTrial,
+    153: commands.TrialState,
+    154: commands.ReportTrial,
 }
 CODES = {kind: code for code, kind in KINDS.items()}
 
