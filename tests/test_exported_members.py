@@ -48,11 +48,13 @@ PUBLIC = [
     "Stored",
     "Strategy",
     "Subject",
+    "TlsSettings",
     "__version__",
     "connect",
     "errors",
     "slot_of",
     "suspend",
+    "token_from_environment",
 ]
 DOCUMENTED = [name for name in PUBLIC if name not in ("SLOT_COUNT", "__version__")]
 CLASSES = [name for name in DOCUMENTED if inspect.isclass(getattr(inturn, name))]

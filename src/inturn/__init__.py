@@ -32,6 +32,8 @@ from inturn.model.subject import Subject
 from inturn.producer.flight import SendHandle, Stored
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
+from inturn.security.credentials import token_from_environment
+from inturn.security.tls import TlsSettings
 from inturn.version import VERSION
 
 __version__ = VERSION
@@ -74,9 +76,11 @@ __all__ = [
     "Stored",
     "Strategy",
     "Subject",
+    "TlsSettings",
     "__version__",
     "connect",
     "errors",
     "slot_of",
     "suspend",
+    "token_from_environment",
 ]

@@ -1,7 +1,9 @@
 """Everything inturn raises; see `inturn.model.errors` for the tree."""
 
 from inturn.model.errors import (
+    AccessDenied,
     AlreadyExists,
+    AuthenticationFailed,
     BufferFull,
     Closed,
     ConnectionLost,
@@ -22,6 +24,7 @@ from inturn.model.errors import (
     ProducerError,
     ProducerFenced,
     ProtocolError,
+    QuotaExceeded,
     RouteChanged,
     SchemaMismatch,
     SendFailed,
@@ -34,7 +37,9 @@ from inturn.model.errors import (
 )
 
 __all__ = [
+    "AccessDenied",
     "AlreadyExists",
+    "AuthenticationFailed",
     "BufferFull",
     "Closed",
     "ConnectionLost",
@@ -55,6 +60,7 @@ __all__ = [
     "ProducerError",
     "ProducerFenced",
     "ProtocolError",
+    "QuotaExceeded",
     "RouteChanged",
     "SchemaMismatch",
     "SendFailed",

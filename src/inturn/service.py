@@ -10,6 +10,8 @@ from inturn.model.clock import Clock, SystemClock
 from inturn.model.observer import Observer
 from inturn.model.settings import LeaseSettings, LogSettings
 from inturn.opened_folder import OpenedFolder
+from inturn.security.guard import Guard
+from inturn.security.settings import SecuritySettings
 from inturn.shared_folder import listen_in
 from inturn.version import SOFTWARE
 from inturn.wire.address import DEFAULT_PORT, Address
@@ -18,10 +20,14 @@ from inturn.wire.session import ServerSettings
 
 GRACE_S = 5.0
 _LOOK_S = 0.01
+_UNGUARDED, _INSECURE = SecuritySettings(), SecuritySettings(is_insecure=True)
 
 
 class Service:
-    """Meta and broker in one process. It also listens on the socket in the folder, for `connect(path)`."""
+    """Meta and broker in one process. It also listens on the socket in the folder, for `connect(path)`.
+
+    Unless `security` says how clients are known, it serves nobody but this machine: InvalidInput for another address.
+    """
 
     def __init__(
         self,
@@ -33,19 +39,29 @@ class Service:
         settings: ServerSettings | None = None,
         clock: Clock | None = None,
         observer: Observer | None = None,
+        security: SecuritySettings | None = None,
     ) -> None:
+        security = security if security is not None else SecuritySettings()
+        address = address if address is not None else Address("127.0.0.1", DEFAULT_PORT)
+        if address.path is None:
+            security.check_host(address.host)
         lease = lease if lease is not None else LeaseSettings()
         clock = clock if clock is not None else SystemClock()
         log = log if log is not None else LogSettings()
         self._clock = clock
         self._is_closed = False
         with contextlib.ExitStack() as undo:
+            # Before the folder is opened or made: what is wrong with its files is told first.
+            guard = None if security in (_UNGUARDED, _INSECURE) else Guard(security, clock)
+            if guard is not None:
+                undo.callback(guard.close)
+            self._guard = guard
             self._opened = OpenedFolder(path, log, lease, clock, observer, create=True)
             undo.callback(self._opened.close)
-            self._server = Server(self._opened.node, lease, clock, SOFTWARE, settings)
+            self._server = Server(self._opened.node, lease, clock, SOFTWARE, settings, guard)
             undo.callback(self._server.close)
             listen_in(self._server, self._opened.folder)
-            self.address = self._server.listen(address if address is not None else Address("127.0.0.1", DEFAULT_PORT))
+            self.address = self._server.listen(address)
             undo.pop_all()
 
     @property
@@ -56,6 +72,10 @@ class Service:
     def held_count(self) -> int:
         """How many leases are live."""
         return self._opened.node.held_count
+
+    def reload(self) -> None:
+        """Read tokens, rules and certificates again. That also happens by itself, about a second after they change."""
+        self._server.reload()
 
     def close(self, grace_s: float = GRACE_S) -> bool:
         """Take no new work, ask consumers to give their partitions back and let their commits in, for `grace_s` at the
@@ -71,4 +91,6 @@ class Service:
         is_clean = not node.held_count
         self._server.close()
         self._opened.close()
+        if self._guard is not None:
+            self._guard.close()
         return is_clean

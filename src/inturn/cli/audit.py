@@ -10,7 +10,7 @@ import typer
 from inturn.cli.complete import complete_group, complete_subject
 from inturn.cli.options import Json, examples
 from inturn.cli.screen import plain
-from inturn.cli.session import command
+from inturn.cli.session import command, credentials_for
 
 if TYPE_CHECKING:
     from inturn.spark.audit import AuditVerdict, AuditViolation
@@ -78,6 +78,7 @@ def audit(
         from inturn.spark.audit import CLOCK_SKEW_S, audit
         from inturn.spark.session import session
 
+        known = credentials_for(target or "")
         spark = session("inturn audit", master)
         try:
             verdict = audit(
@@ -88,6 +89,8 @@ def audit(
                 group=group,
                 complete=complete,
                 clock_skew_s=CLOCK_SKEW_S if clock_skew is None else clock_skew,
+                token=known.token,
+                tls=known.tls,
             )
         finally:
             spark.stop()

@@ -45,6 +45,7 @@ from inturn.model.commands import (
     Renewed,
 )
 from inturn.model.errors import (
+    AccessDenied,
     Closed,
     ConnectionLost,
     GroupConflict,
@@ -531,10 +532,10 @@ class ConsumerCore:
 
     def _failed(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
         if held is None:
-            if isinstance(command, Leave) and isinstance(error, NotFound | Closed | ConnectionLost):
+            if isinstance(command, Leave) and isinstance(error, NotFound | AccessDenied | Closed | ConnectionLost):
                 # Nothing is held any more: whoever cannot hear it will count us out for our silence.
                 self.is_stopped, self.error = True, self._refusal
-            elif isinstance(error, NotFound | GroupConflict | InvalidInput | VersionMismatch | Closed):
+            elif isinstance(error, NotFound | GroupConflict | InvalidInput | VersionMismatch | AccessDenied | Closed):
                 self.error = error
             else:
                 self._retry_at_s[type(command)] = now_s + RETRY_S

@@ -24,10 +24,13 @@ InturnError
 │   └── SendFailed          given up
 ├── GroupConflict           members of one group that ask for different things, or a reset of a group at work
 ├── HandlerError            a handler returned something that is not a result
+├── AccessDenied            the principal may not do this here
+├── QuotaExceeded           the principal has as much as it may have at once (retriable)
 ├── WireError               between a client and a server
 │   ├── ConnectionLost      the server cannot be reached, or the answer did not come (retriable)
 │   ├── ServerStopping      the server takes no new work, it is about to end (retriable)
 │   ├── VersionMismatch     client and server know no common version of the protocol
+│   ├── AuthenticationFailed  the server does not know who the client is
 │   └── ProtocolError       bytes that are no frame, or a frame that nobody knows
 └── Closed                  the connection, producer or consumer was closed
 
@@ -234,6 +237,23 @@ class HandlerError(InturnError):
         super().__init__(f"handler {handler} returned {returned!r}; return one of {', '.join(allowed)}")
 
 
+class AccessDenied(InturnError):
+    def __init__(self, principal: str, what: str, next_step: str) -> None:
+        self.principal, self.what = principal, what
+        super().__init__(f"principal {principal!r} may not {what}; {next_step}")
+
+
+class QuotaExceeded(InturnError):
+    retriable = True
+
+    def __init__(self, principal: str, what: str, limit: int) -> None:
+        self.principal, self.what, self.limit = principal, what, limit
+        super().__init__(
+            f"principal {principal!r} has {limit} {what}, as many as its quota allows; close some, or raise the quota "
+            "in the server's access file"
+        )
+
+
 class WireError(InturnError):
     """Something between a client and a server."""
 
@@ -261,6 +281,15 @@ class VersionMismatch(WireError):
         super().__init__(
             f"the client speaks protocol versions {theirs[0]} to {theirs[1]}, the server ({software}) {ours[0]} to "
             f"{ours[1]}; install versions of inturn that have one in common"
+        )
+
+
+class AuthenticationFailed(WireError):
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(
+            f"authentication failed: {why}; give connect() a token that `inturn token create` has made for this server "
+            "(commands take it from INTURN_TOKEN), or a client certificate if it asks for one"
         )
 
 

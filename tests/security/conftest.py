@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from inturn.security.tls import ServerTlsSettings
+from tests.security.bed import Certificates, Guarded
+
+Serve = Callable[..., Guarded]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts a guarded server; it ends with the test."""
+    made: list[Guarded] = []
+
+    def start(*principals: str, **options: object) -> Guarded:
+        folder = tmp_path / f"server-{len(made)}"
+        folder.mkdir()
+        made.append(Guarded(folder, *principals, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def server_tls(certificates: Certificates) -> ServerTlsSettings:
+    return ServerTlsSettings(*certificates.issue("server", "127.0.0.1", "localhost"))
