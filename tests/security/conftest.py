@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from inturn.security.tls import ServerTlsSettings
 from tests.security.bed import Certificates, Guarded
@@ -35,3 +37,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(scope="session")
 def server_tls(certificates: Certificates) -> ServerTlsSettings:
     return ServerTlsSettings(*certificates.issue("server", "127.0.0.1", "localhost"))
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Handlers that fail on purpose are not written about."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()

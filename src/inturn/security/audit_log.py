@@ -8,12 +8,11 @@ new one.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-
-import msgspec
 
 from inturn.model.clock import Clock
 from inturn.model.errors import InvalidInput
@@ -70,7 +69,8 @@ class AuditLog:
     def _write(self, fields: dict[str, object]) -> None:
         at = datetime.fromtimestamp(self._clock.time_ms() / 1000, UTC).isoformat(timespec="milliseconds")
         present = {name: value for name, value in fields.items() if value is not None}
-        line = msgspec.json.encode({"at": at, **present}, enc_hook=repr) + b"\n"
+        # In ASCII: what somebody has named cannot look like the end of a line, or play with a terminal.
+        line = json.dumps({"at": at, **present}, default=repr, separators=(",", ":")).encode() + b"\n"
         try:
             self._reopen_if_moved()
             assert self._file is not None

@@ -19,13 +19,19 @@ class Owners:
         self._owners: dict[Hashable, str] = {}
         self._names: dict[str, dict[Hashable, None]] = {}  # of each principal, oldest first
 
-    def owner_of(self, name: Hashable, principal: str) -> str:
-        """The owner of the name, which is this principal if nobody was before."""
-        owner = self._owners.get(name)
-        if owner is None:
+    def take(self, principal: str, *names: Hashable) -> Hashable | None:
+        """The names are this principal's from now on. If one of them is another's, that one, and none is taken."""
+        owners = self._owners
+        new = []
+        for name in names:
+            owner = owners.get(name)
+            if owner is None:
+                new.append(name)
+            elif owner != principal:
+                return name
+        for name in new:
             self._take(name, principal)
-            return principal
-        return owner
+        return None
 
     def forget(self, name: Hashable) -> None:
         """It is nobody's."""

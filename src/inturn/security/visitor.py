@@ -32,12 +32,11 @@ if TYPE_CHECKING:
     from inturn.security.tokens import TokenRecord
 
 _ASK_FOR_RULE = "ask for a rule in the server's access file"
-_OWN_NAME = "use a name of your own"
 _NAMELESS = (LOCAL, ANONYMOUS)  # of whom nobody knows whether they are one or many: names are not theirs
 
 
 class Visitor:
-    """See `inturn.wire.session.Pass` for when it is asked what."""
+    """See `inturn.wire.guarding.Pass` for when it is asked what."""
 
     def __init__(self, guard: Guard, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> None:
         self._guard = guard
@@ -123,21 +122,18 @@ class Visitor:
         if member is None:
             return None
         names = (member, command.owner) if isinstance(command, Claim) else (member,)
-        for name in names:
-            if self._guard.members.owner_of(_place(command, name), principal) != principal:
-                return AccessDenied(principal, f"act for member {name!r}, which is another principal's", _OWN_NAME)
-        return None
+        taken = self._guard.members.take(principal, *(_place(command, name) for name in names))
+        return None if taken is None else _not_yours(principal, f"act for member {taken[-1]!r}")  # type: ignore[index]
 
     def _name_refusal(self, name: str | None, principal: str) -> AccessDenied | None:
-        if name is None or self._guard.producers.owner_of(name, principal) == principal:
+        if name is None or self._guard.producers.take(principal, name) is None:
             return None
-        return AccessDenied(principal, f"open producer {name!r}, which is another principal's", _OWN_NAME)
+        return _not_yours(principal, f"open producer {name!r}")
 
     def _producer_refusal(self, producer_id: int, principal: str) -> AccessDenied | None:
-        if not producer_id or self._guard.producers.owner_of(producer_id, principal) == principal:
+        if not producer_id or self._guard.producers.take(principal, producer_id) is None:
             return None
-        what = f"send as producer {producer_id}, which is another principal's"
-        return AccessDenied(principal, what, "open one of your own")
+        return _not_yours(principal, f"send as producer {producer_id}")
 
     # What is changed on its way back
 
@@ -145,7 +141,7 @@ class Visitor:
         """Whoever opened a producer is its owner from the start."""
         known = self._known
         if isinstance(answer, ProducerOpened) and known is not None and known.principal not in _NAMELESS:
-            self._guard.producers.owner_of(answer.producer_id, known.principal)
+            self._guard.producers.take(known.principal, answer.producer_id)
         return answer
 
     def _listed(self, answer: Answer) -> Answer:
@@ -164,6 +160,10 @@ class Visitor:
             self._guard.audit_log.refused(
                 source, principal=principal, address=self._address, command=command, **fields, why=why
             )
+
+
+def _not_yours(principal: str, what: str) -> AccessDenied:
+    return AccessDenied(principal, f"{what}, which is another principal's", "use one of your own")
 
 
 def _place(command: Any, member: str) -> tuple[str, str, str]:

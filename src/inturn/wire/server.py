@@ -9,9 +9,8 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol, cast
+from typing import cast
 
 from inturn.model.clock import Clock
 from inturn.model.errors import InvalidInput
@@ -20,8 +19,9 @@ from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
 from inturn.wire.address import Address
 from inturn.wire.doors import Doors, Visit
+from inturn.wire.guarding import Guard
 from inturn.wire.peer import Peer
-from inturn.wire.session import Pass, ServedNode, ServerSettings
+from inturn.wire.session import ServedNode, ServerSettings
 from inturn.wire.tls_door import TlsDoor
 
 _log = get_logger("inturn.wire")
@@ -29,23 +29,6 @@ WATCH_S = 5.0
 GUARDED_WATCH_S = 1.0  # so soon a token that was revoked is of no use any more
 CLOSING_TURNS = 5
 BACKLOG = 100  # as asyncio has it
-
-
-class Guard(Protocol):
-    """Who is let in, and what they may do. Called in the server's event loop."""
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """For addresses that are reached over a network."""
-        ...
-
-    def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> Pass:
-        """What a new client may do. `is_local`: it came through a socket that only the folder's user can open."""
-        ...
-
-    def reload(self, *, always: bool = False) -> None:
-        """Read again what was changed by its operator, or `always`."""
-        ...
 
 
 class Server:

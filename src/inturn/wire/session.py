@@ -47,6 +47,7 @@ from inturn.model.settings import LeaseSettings
 from inturn.model.zstd_frame import HEADER_BYTES_MAX, content_bytes
 from inturn.wire.codec import VERSIONS, pack, unpack
 from inturn.wire.frames import NUMBER_MAX, Frame, FrameReader
+from inturn.wire.guarding import Pass
 
 _log = get_logger("inturn.wire")
 MIB = 1 << 20
@@ -79,42 +80,6 @@ class ServedNode(Node, Protocol):
 
     def hung_up(self, session: object) -> None:
         """Answers to a session (see `SessionReply`) are of no use any more, and its members may be gone."""
-        ...
-
-
-class Metered(Protocol):
-    """What a principal may do per second. While it has to wait nothing more of it is looked at."""
-
-    def take_command(self) -> None: ...
-
-    def take_bytes(self, size_bytes: int) -> None: ...
-
-    def wait_s(self) -> float: ...
-
-
-class Pass(Protocol):
-    """What one client may do, as a guard sees it."""
-
-    @property
-    def metered(self) -> Metered | None:
-        """Known after `greet`; None: nothing is counted."""
-        ...
-
-    @property
-    def is_valid(self) -> bool:
-        """False: it is to be hung up on."""
-        ...
-
-    def greet(self, hello: Hello) -> None:
-        """Called once. Raises AuthenticationFailed or QuotaExceeded."""
-        ...
-
-    def admitted(self, command: Command, reply: Reply) -> Reply | None:
-        """The reply to hand to the node; None if the command was refused, and answered."""
-        ...
-
-    def gone(self) -> None:
-        """The stream is."""
         ...
 
 
