@@ -9,6 +9,7 @@ import structlog
 
 from inturn.security.tls import ServerTlsSettings
 from tests.security.bed import Certificates, Guarded
+from tests.security.secured_bed import SecuredBed
 
 Serve = Callable[..., Guarded]
 
@@ -45,3 +46,13 @@ def quiet() -> Iterator[None]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def bed(tmp_path: Path, certificates: Certificates) -> Iterator[SecuredBed]:
+    """What tests of the contract suite are run on here."""
+    made = SecuredBed(tmp_path / "data", certificates)
+    yield made
+    made.close()
+    refused = [text for text in made.audit_file.read_text().splitlines() if '"refused"' in text]
+    assert refused == [], "what a client does by itself is allowed by the actions that there are"
