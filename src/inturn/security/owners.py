@@ -19,6 +19,9 @@ class Owners:
         self._owners: dict[Hashable, str] = {}
         self._names: dict[str, dict[Hashable, None]] = {}  # of each principal, oldest first
 
+    def owner(self, name: Hashable) -> str | None:
+        return self._owners.get(name)
+
     def take(self, principal: str, *names: Hashable) -> Hashable | None:
         """The names are this principal's from now on. If one of them is another's, that one, and none is taken."""
         owners = self._owners

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _ASK_FOR_RULE = "ask for a rule in the server's access file"
 _NAMELESS = (LOCAL, ANONYMOUS)  # of whom nobody knows whether they are one or many: names are not theirs
 
+_SPECIAL = frozenset((ListSubjects, ListGroups, OpenProducer, Leave))
+
 
 class Visitor:
     """See `inturn.wire.guarding.Pass` for when it is asked what."""
@@ -90,15 +92,19 @@ class Visitor:
             self._refused(known.principal, known.principal, type(command).__name__, refusal.what, **fields)
             reply(refusal)
             return None
-        kind = type(command)
-        if kind is ListSubjects or kind is ListGroups:
-            return Filtered(reply, self._listed)
-        if kind is OpenProducer:
-            return Filtered(reply, self._opened)
-        if kind is Leave:
-            self._guard.members.forget(_place(command, command.member))  # type: ignore[attr-defined]
+        if type(command) in _SPECIAL:
+            return self._special(command, reply)
         if self._guard.audit_log is not None and is_act(command):
             return Noted(reply, self._guard.audit_log, known.principal, self._address, command)
+        return reply
+
+    def _special(self, command: Command, reply: Reply) -> Reply:
+        if isinstance(command, ListSubjects | ListGroups):
+            return Filtered(reply, self._listed)
+        if isinstance(command, OpenProducer):
+            return Filtered(reply, self._opened)
+        assert isinstance(command, Leave)
+        self._guard.members.forget(_place(command, command.member))
         return reply
 
     def _refusal(self, command: Command, known: Known) -> AccessDenied | None:
@@ -121,8 +127,11 @@ class Visitor:
         member: str | None = getattr(command, "member", None)
         if member is None:
             return None
-        names = (member, command.owner) if isinstance(command, Claim) else (member,)
-        taken = self._guard.members.take(principal, *(_place(command, name) for name in names))
+        members, place = self._guard.members, _place(command, member)
+        if type(command) is not Claim and members.owner(place) == principal:  # most of the time
+            return None
+        places = (place, _place(command, command.owner)) if isinstance(command, Claim) else (place,)
+        taken = members.take(principal, *places)
         return None if taken is None else _not_yours(principal, f"act for member {taken[-1]!r}")  # type: ignore[index]
 
     def _name_refusal(self, name: str | None, principal: str) -> AccessDenied | None:
@@ -131,7 +140,8 @@ class Visitor:
         return _not_yours(principal, f"open producer {name!r}")
 
     def _producer_refusal(self, producer_id: int, principal: str) -> AccessDenied | None:
-        if not producer_id or self._guard.producers.take(principal, producer_id) is None:
+        producers = self._guard.producers
+        if not producer_id or producers.owner(producer_id) == principal or not producers.take(principal, producer_id):
             return None
         return _not_yours(principal, f"send as producer {producer_id}")
 
