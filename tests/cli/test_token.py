@@ -12,8 +12,9 @@ import pytest
 
 import inturn
 from inturn.errors import AuthenticationFailed
-from inturn.security.credentials import TOKEN
+from inturn.security.credentials import TOKEN, TOKEN_FILE
 from tests.cli.conftest import Cli
+from tests.security.bed import Certificates
 
 
 def test_a_token_is_shown_once_and_its_hash_is_kept(cli: Cli) -> None:
@@ -123,3 +124,35 @@ def test_settings_that_make_no_sense_are_told_before_anything_is_made(
     error = cli("serve", "--port", "0", "--json", *arguments).error
     assert said in error["message"]
     assert not os.path.exists(cli.data)
+
+
+def test_a_server_with_tls_and_client_certificates(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands take theirs from the environment."""
+    certificates = Certificates(tmp_path / "certificates")
+    cert, key = certificates.issue("server", "127.0.0.1")
+    client_cert, client_key = certificates.issue("client", "ops.example.com", common_name="ops")
+    access = tmp_path / "access.toml"
+    access.write_text('[[allow]]\nprincipals = "ops"\nactions = "create"\nsubjects = "*"\n')
+    arguments = ("--tls-cert", cert, "--tls-key", key, "--tls-client-ca", certificates.ca_file, "--access", str(access))
+    for name in (TOKEN, TOKEN_FILE):
+        monkeypatch.delenv(name, raising=False)
+    with cli.serve("--host", "0.0.0.0", *arguments) as served:
+        assert served.address.startswith("inturns://0.0.0.0:")
+        to = ("--server", served.address.replace("0.0.0.0", "127.0.0.1"), "--json")
+        assert "not trusted" in cli("subject", "list", *to).error["message"]
+        monkeypatch.setenv("INTURN_TLS_CA", certificates.ca_file)
+        assert cli("subject", "list", *to).error["type"] == "ConnectionLost"
+        monkeypatch.setenv("INTURN_TLS_CERT", client_cert)
+        monkeypatch.setenv("INTURN_TLS_KEY", client_key)
+        assert cli("subject", "create", "orders", *to).json["name"] == "orders"
+        ended = served.end()
+    assert ended.code == 0
+    assert "warning" not in ended.err.replace('"level":"warning"', "")
+
+
+def test_tokens_without_tls_on_an_address_that_others_reach_are_warned_of(cli: Cli) -> None:
+    cli("token", "create", "ops")
+    with cli.serve("--host", "0.0.0.0") as served:
+        ended = served.end()
+    assert ended.code == 0
+    assert "there is no TLS: tokens and messages can be read on their way" in json.loads(ended.err)["warning"]
