@@ -97,5 +97,9 @@ def test_a_drain_takes_its_token_to_the_tasks(spark: SparkSession, secured: Secu
     )
     report = drain.run()
     assert (report.ended, report.done, report.lag) == ("end", 40, 0)
-    assert Noted(notes)
+    noted = Noted(notes)
+    assert sorted(noted.handled().values()) == [1] * 40
+    for key in (b"k0", b"k1", b"k2", b"k3"):
+        offsets = [one.offset for one in noted.starts if one.key == key]
+        assert offsets == sorted(offsets)
     assert secured.token not in repr(vars(drain))

@@ -141,7 +141,9 @@ class Visitor:
 
     def _producer_refusal(self, producer_id: int, principal: str) -> AccessDenied | None:
         producers = self._guard.producers
-        if not producer_id or producers.owner(producer_id) == principal or not producers.take(principal, producer_id):
+        if not producer_id or producers.owner(producer_id) == principal:  # most of the time
+            return None
+        if producers.take(principal, producer_id) is None:
             return None
         return _not_yours(principal, f"send as producer {producer_id}")
 

@@ -92,8 +92,7 @@ class Server:
                 with contextlib.suppress(OSError):
                     os.close(listening.fileno())
         for door in self._tls_doors:
-            with contextlib.suppress(OSError):
-                os.close(door.listening.fileno())
+            door.disown()
         for peer in self.peers:
             peer.disown()
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
 import socket
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING
 
 from inturn.model.logs import get_logger
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("inturn.wire")
 ACCEPT_AGAIN_S = 0.1
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TlsDoor:
@@ -31,21 +36,28 @@ class TlsDoor:
         self._task.cancel()
         self.listening.close()
 
+    def disown(self) -> None:
+        """In a forked child: all of them are the parent's."""
+        for one in (self.listening, *(handshake.socket for handshake in self._handshakes)):
+            with contextlib.suppress(OSError):
+                os.close(one.fileno())
+
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 accepted, address = await loop.sock_accept(self.listening)
-            except OSError as error:  # too many files, for one
+            except OSError as error:  # a client that is gone again, or no room for another file
                 _log.warning("wire.not_accepted", error=str(error))
-                await asyncio.sleep(ACCEPT_AGAIN_S)
+                await asyncio.sleep(ACCEPT_AGAIN_S if error.errno in _NO_ROOM else 0)
                 continue
-            accepted.setblocking(False)
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             handshake = _Handshake(self._server, accepted, str(address[0]))
             if handshake.begin(self._tls):
                 self._handshakes.add(handshake)
-                handshake.task.add_done_callback(lambda _, done=handshake: self._handshakes.discard(done))  # type: ignore[misc]
+                handshake.task.add_done_callback(partial(self._over, handshake))
+
+    def _over(self, handshake: _Handshake, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(handshake)
 
 
 class _Handshake:
@@ -55,14 +67,14 @@ class _Handshake:
 
     def __init__(self, server: Server, accepted: socket.socket, host: str) -> None:
         self._server = server
-        self._socket = accepted
+        self.socket = accepted
         self._peer = Peer(server)
         self._host = host
 
     def begin(self, tls: ssl.SSLContext) -> bool:
         """False if there is no room."""
         if self._server.is_closed or not self._peer.enter(self._host, self):
-            self._socket.close()
+            self.socket.close()
             return False
         self.task = asyncio.get_running_loop().create_task(self._shake_hands(tls))
         return True
@@ -70,13 +82,15 @@ class _Handshake:
     async def _shake_hands(self, tls: ssl.SSLContext) -> None:
         timeout_s = self._server.settings.greeting_s
         try:
+            self.socket.setblocking(False)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._peer, self._socket, ssl=tls, ssl_handshake_timeout=timeout_s
+                lambda: self._peer, self.socket, ssl=tls, ssl_handshake_timeout=timeout_s
             )
         except (OSError, asyncio.CancelledError) as error:  # whatever TLS does not like, or it took too long
             _log.info("wire.tls_failed", address=self._host, error=str(error))
             self._peer.leave()
-            self._socket.close()
+            self.socket.close()
 
     def abort(self) -> None:
         self.task.cancel()
