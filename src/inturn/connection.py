@@ -82,6 +82,7 @@ from inturn.model.subject import Subject
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
 from inturn.security.credentials import NONE, Credentials
+from inturn.security.settings import is_loopback
 from inturn.security.tls import TlsSettings
 from inturn.shared_folder import SharedFolder
 from inturn.version import SOFTWARE
@@ -555,6 +556,8 @@ def dialled(target: str, credentials: Credentials) -> tuple[Address, tuple[ssl.S
     if address.path is not None:
         return address, None
     if credentials.tls is None and not address.is_tls:
+        if credentials.token is not None and not is_loopback(address.host):
+            _log.warning("connection.token_in_clear", address=str(address), next_step="use inturns://")
         return address, None
     tls = credentials.tls if credentials.tls is not None else TlsSettings()
     name = tls.server_name if tls.server_name is not None else address.host

@@ -11,10 +11,12 @@ import pytest
 
 import inturn
 from inturn import aio
+from inturn.connection import dialled
 from inturn.errors import AuthenticationFailed, ConnectionLost, InvalidInput
 from inturn.model.clock import SystemClock
 from inturn.model.commands import Hello, ListSubjects, SubjectList, Welcome
 from inturn.model.errors import ProtocolError
+from inturn.security.credentials import Credentials
 from inturn.security.settings import SecuritySettings, is_loopback
 from inturn.security.tokens import TokenFile
 from inturn.service import Service
@@ -268,3 +270,11 @@ def test_consumers_work_with_tokens_and_go_on_after_a_restart_of_the_stream(serv
 def test_a_server_that_is_not_there_is_still_just_not_there() -> None:
     with pytest.raises(ConnectionLost):
         inturn.connect("inturn://127.0.0.1:1", token=SECRET)
+
+
+def test_a_token_that_would_be_seen_on_its_way_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for target, is_warned in (("inturn://192.0.2.1:1", True), ("inturn://127.0.0.1:1", False)):
+        dialled(target, Credentials(SECRET))
+        assert ("token_in_clear" in caplog.text) == is_warned
+        assert SECRET not in caplog.text
+        caplog.clear()
