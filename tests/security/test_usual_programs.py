@@ -8,8 +8,8 @@ import pytest
 
 from inturn import Connection
 from inturn.errors import AccessDenied
-from tests.contract.bed import Seen, eventually, quick, send
-from tests.security.bed import Guarded
+from tests.contract.bed import Seen, quick, send
+from tests.security.bed import Guarded, eventually
 from tests.security.conftest import Serve
 
 RULES = """
