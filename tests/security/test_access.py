@@ -41,7 +41,7 @@ from inturn.model.route import Partition, Route
 from inturn.model.slot import even_ranges
 from inturn.model.subject import Subject
 from inturn.security.access import Access, Patterns, parse_access
-from inturn.security.actions import TABLE, Action, derived, needed
+from inturn.security.actions import AS_MEMBER, OF_OTHERS, TABLE, Action, derived, needed
 from tests.security.played import PlayedGuard, all_commands, batch, sample
 
 FREE = {"Hello", "Ping", "ListSubjects", "ListGroups"}  # the lists are filtered
@@ -219,7 +219,14 @@ def open_to_all(tmp_path: Path) -> PlayedGuard:
     return PlayedGuard(tmp_path, access=EVERYTHING)
 
 
-MEMBER_COMMANDS = [kind for kind in all_commands() if "member" in kind.__struct_fields__]
+def test_every_command_that_names_a_member_says_whose_it_is() -> None:
+    """The sender's own, so that nobody else may use the name; or somebody else's, so that it is not taken for one."""
+    named = {kind for kind in all_commands() if "member" in kind.__struct_fields__}
+    assert named == AS_MEMBER | OF_OTHERS, "see AS_MEMBER and OF_OTHERS in inturn/security/actions.py"
+    assert not AS_MEMBER & OF_OTHERS
+
+
+MEMBER_COMMANDS = [kind for kind in all_commands() if kind in AS_MEMBER]
 
 
 @pytest.mark.parametrize("kind", MEMBER_COMMANDS, ids=lambda kind: kind.__name__)

@@ -154,6 +154,23 @@ TABLE: dict[type[Command], Needs] = {
     commands.ListKeys: _for_group(Action.DESCRIBE, Action.STEER, Action.CONSUME),
     commands.DescribeKey: _for_group(Action.READ),  # with what is parked of it
 }
+# Commands whose `member` is the sender's own: the name is bound to its principal. Those that name somebody else's
+# member, to do something with it, are `OF_OTHERS`.
+AS_MEMBER: frozenset[type[Command]] = frozenset(
+    (
+        commands.Heartbeat,
+        commands.Leave,
+        commands.Acquire,
+        commands.Claim,
+        commands.Renew,
+        commands.Pull,
+        commands.Commit,
+        commands.Release,
+        commands.ReadLot,
+        commands.Move,
+    )
+)
+OF_OTHERS: frozenset[type[Command]] = frozenset()
 # What is written into the audit log when it is done: what changes more than the progress of a group.
 ACTS = frozenset((commands.CreateSubject, commands.ResetGroup, commands.SteerKey))
 

@@ -21,7 +21,7 @@ from inturn.model.commands import (
     SubjectList,
 )
 from inturn.model.errors import AccessDenied, AuthenticationFailed, QuotaExceeded
-from inturn.security.actions import Action, Need, derived, is_act, needed
+from inturn.security.actions import AS_MEMBER, Action, Need, derived, is_act, needed
 from inturn.security.meter import Metered
 from inturn.security.principal import ANONYMOUS, LOCAL
 from inturn.security.replies import Filtered, Noted, where
@@ -119,15 +119,12 @@ class Visitor:
             return self._producer_refusal(command.batch.producer_id, principal)  # type: ignore[attr-defined]
         if kind is OpenProducer:
             return self._name_refusal(command.name, principal)  # type: ignore[attr-defined]
-        return self._member_refusal(command, principal)
+        return self._member_refusal(command, principal) if kind in AS_MEMBER else None
 
     # Names belong to whoever used them first
 
     def _member_refusal(self, command: Command, principal: str) -> AccessDenied | None:
-        member: str | None = getattr(command, "member", None)
-        if member is None:
-            return None
-        members, place = self._guard.members, _place(command, member)
+        members, place = self._guard.members, _place(command, command.member)  # type: ignore[attr-defined]
         if type(command) is not Claim and members.owner(place) == principal:  # most of the time
             return None
         places = (place, _place(command, command.owner)) if isinstance(command, Claim) else (place,)
