@@ -59,6 +59,7 @@ PUBLIC = [
     "Stored",
     "Strategy",
     "Subject",
+    "TlsSettings",
     "Trial",
     "TrialState",
     "__version__",
@@ -66,6 +67,7 @@ PUBLIC = [
     "errors",
     "slot_of",
     "suspend",
+    "token_from_environment",
 ]
 DOCUMENTED = [name for name in PUBLIC if name not in ("SLOT_COUNT", "__version__")]
 CLASSES = [name for name in DOCUMENTED if inspect.isclass(getattr(inturn, name))]

@@ -37,6 +37,8 @@ from inturn.producer.flight import Kept, SendHandle, Stored
 from inturn.producer.hook import SendHook, Sending
 from inturn.producer.producer import Producer, ProducerStatistics
 from inturn.reader import Reader
+from inturn.security.credentials import token_from_environment
+from inturn.security.tls import TlsSettings
 from inturn.version import VERSION
 
 __version__ = VERSION
@@ -90,6 +92,7 @@ __all__ = [
     "Stored",
     "Strategy",
     "Subject",
+    "TlsSettings",
     "Trial",
     "TrialState",
     "__version__",
@@ -97,4 +100,5 @@ __all__ = [
     "errors",
     "slot_of",
     "suspend",
+    "token_from_environment",
 ]

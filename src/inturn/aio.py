@@ -21,7 +21,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
-from inturn.connection import Connection, check_served
+from inturn.connection import Connection, check_folder_credentials, check_served, dialled
 from inturn.connection import connect as connect_blocking
 from inturn.consumer.consumer import Consumer, ConsumerStatistics
 from inturn.consumer.hook import Hook
@@ -46,8 +46,10 @@ from inturn.producer.flight import SendHandle, Stored
 from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
+from inturn.security.credentials import Credentials
+from inturn.security.tls import TlsSettings
 from inturn.version import SOFTWARE
-from inturn.wire.address import is_address, parse_address
+from inturn.wire.address import is_address
 from inturn.wire.async_client import AsyncRemoteNode
 
 _Parameters = ParamSpec("_Parameters")
@@ -434,12 +436,15 @@ def connect(
     lease: LeaseSettings | None = None,
     observer: Observer | None = None,
     wait_s: float = 0.0,
+    token: str | None = None,
+    tls: TlsSettings | None = None,
 ) -> Opening[AsyncConnection]:
     """As `inturn.connect`; to be awaited, or used in an `async with` block."""
+    credentials = Credentials(token, tls)
 
     async def make() -> AsyncConnection:
         if is_address(target):
-            return await _reached(str(target), wait_s)
+            return await _reached(str(target), wait_s, credentials)
         opened = functools.partial(connect_blocking, target, flush=flush, log=log, lease=lease, observer=observer)
         threads = _Threads()
         try:
@@ -450,13 +455,16 @@ def connect(
 
     if is_address(target):
         check_served(str(target), log if flush is None else LogSettings(), lease, observer)
+    else:
+        check_folder_credentials(str(target), credentials)
     return Opening(make)
 
 
-async def _reached(target: str, wait_s: float) -> AsyncConnection:
+async def _reached(target: str, wait_s: float, credentials: Credentials) -> AsyncConnection:
     """The stream lives in this loop: no thread stands between it and what is awaited."""
     clock = SystemClock()
-    node = AsyncRemoteNode(parse_address(target), SOFTWARE, clock)
+    address, tls = dialled(target, credentials)
+    node = AsyncRemoteNode(address, SOFTWARE, clock, token=credentials.token or "", tls=tls)
     try:
         await node.wait_until_up(wait_s)
     except BaseException:

@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import threading
 import uuid
 import weakref
@@ -93,9 +94,12 @@ from inturn.outbox.outbox import Outbox
 from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
+from inturn.security.credentials import NONE, Credentials
+from inturn.security.settings import is_loopback
+from inturn.security.tls import TlsSettings
 from inturn.shared_folder import SharedFolder
 from inturn.version import SOFTWARE
-from inturn.wire.address import is_address, parse_address
+from inturn.wire.address import Address, is_address, parse_address
 from inturn.wire.client import RemoteNode
 
 TRIAL_LOOK_S = 20.0  # a node holds nothing back for much longer
@@ -131,6 +135,7 @@ class Connection:
         create: bool = True,
         wait_s: float = 0.0,
         node: ConnectedNode | None = None,
+        credentials: Credentials = NONE,
     ) -> None:
         """`node` is for a connection that somebody has made already."""
         self._clock = clock if clock is not None else SystemClock()
@@ -142,8 +147,9 @@ class Connection:
             self._node = node
         elif is_address(target):
             check_served(str(target), log, lease, observer)
-            self._node = _reached(str(target), self._clock, wait_s)
+            self._node = _reached(str(target), self._clock, wait_s, credentials)
         else:
+            check_folder_credentials(str(target), credentials)
             self._node = SharedFolder(
                 target, log or LogSettings(), lease or LeaseSettings(), self._clock, observer, create=create
             )
@@ -693,9 +699,31 @@ def check_served(target: str, log: LogSettings | None, lease: LeaseSettings | No
         )
 
 
-def _reached(target: str, clock: Clock, wait_s: float) -> RemoteNode:
+def check_folder_credentials(target: str, credentials: Credentials) -> None:
+    """A token that nobody asks for is a mistake: better told than forgotten."""
+    if credentials != NONE:
+        raise InvalidInput(
+            f"connect({target!r}): token and tls are for servers (inturns://host:port), this is a folder"
+        )
+
+
+def dialled(target: str, credentials: Credentials) -> tuple[Address, tuple[ssl.SSLContext, str] | None]:
+    """Where to connect to, and how to talk TLS there, if that is to be done. InvalidInput if files are wrong."""
     address = parse_address(target)
-    node = RemoteNode(address.dial, str(address), SOFTWARE, clock)
+    if address.path is not None:
+        return address, None
+    if credentials.tls is None and not address.is_tls:
+        if credentials.token is not None and not is_loopback(address.host):
+            _log.warning("connection.token_in_clear", address=str(address), next_step="use inturns://")
+        return address, None
+    tls = credentials.tls if credentials.tls is not None else TlsSettings()
+    name = tls.server_name if tls.server_name is not None else address.host
+    return replace(address, is_tls=True), (tls.context(), name)
+
+
+def _reached(target: str, clock: Clock, wait_s: float, credentials: Credentials) -> RemoteNode:
+    address, tls = dialled(target, credentials)
+    node = RemoteNode(address.dial, str(address), SOFTWARE, clock, token=credentials.token or "", tls=tls)
     try:
         node.wait_until_up(wait_s)
     except BaseException:
@@ -753,18 +781,23 @@ def connect(
     lease: LeaseSettings | None = None,
     observer: Observer | None = None,
     wait_s: float = 0.0,
+    token: str | None = None,
+    tls: TlsSettings | None = None,
 ) -> Connection:
-    """Open a folder, or make it; or connect to a server: `inturn://host:port`.
+    """Open a folder, or make it; or connect to a server: `inturn://host:port`, with TLS `inturns://host:port`.
 
     A folder needs no server. The first process that opens it serves all others through a socket in it, and when it
     ends, one of them takes over. `flush` (short for `log=LogSettings(flush=...)`: "always", the default, "interval" or
     "os"), `log`, `lease` and `observer` are those of the process that has the folder open; a server has its own.
 
-    A server that cannot be reached raises ConnectionLost, after `wait_s`. Later losses are mended by themselves. A
-    forked child must not use the connection of its parent: there everything raises Closed.
+    A server that cannot be reached raises ConnectionLost, after `wait_s`. Later losses are mended by themselves. One
+    that asks who you are wants a `token`, or a certificate in `tls`, else AuthenticationFailed is raised; `tls` also
+    says which CA to trust, and switches TLS on whatever the address says. The token is shown nowhere. A forked child
+    must not use the connection of its parent: there everything raises Closed.
     """
     if flush is not None:
         if log is not None:
             raise InvalidInput("connect(): give flush= or log=, not both")
         log = LogSettings(flush=one_of(Flush, "flush", flush))
-    return Connection(target, log=log, lease=lease, observer=observer, wait_s=wait_s)
+    credentials = Credentials(token, tls)
+    return Connection(target, log=log, lease=lease, observer=observer, wait_s=wait_s, credentials=credentials)

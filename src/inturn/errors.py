@@ -1,7 +1,9 @@
 """Everything inturn raises; see `inturn.model.errors` for the tree."""
 
 from inturn.model.errors import (
+    AccessDenied,
     AlreadyExists,
+    AuthenticationFailed,
     BufferFull,
     Closed,
     ConnectionLost,
@@ -28,6 +30,7 @@ from inturn.model.errors import (
     ProducerError,
     ProducerFenced,
     ProtocolError,
+    QuotaExceeded,
     ReceiptExpired,
     RouteChanged,
     SchemaMismatch,
@@ -43,7 +46,9 @@ from inturn.model.errors import (
 )
 
 __all__ = [
+    "AccessDenied",
     "AlreadyExists",
+    "AuthenticationFailed",
     "BufferFull",
     "Closed",
     "ConnectionLost",
@@ -70,6 +75,7 @@ __all__ = [
     "ProducerError",
     "ProducerFenced",
     "ProtocolError",
+    "QuotaExceeded",
     "ReceiptExpired",
     "RouteChanged",
     "SchemaMismatch",

@@ -38,7 +38,7 @@ class Folder:
         if not create and not self.path.is_dir():
             raise InvalidInput(f"no folder {str(self.path)!r}; give the folder that connect() was called with")
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # messages are nobody else's business
             self._real_path = os.path.realpath(self.path)
         except (OSError, ValueError) as error:
             raise self._not_opened(error) from error

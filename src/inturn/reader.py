@@ -8,7 +8,7 @@ from datetime import datetime
 
 from inturn.model.batch import decode, is_intact
 from inturn.model.commands import FindSubject, Node, Offsets, Pulled, Read, ResolvePosition
-from inturn.model.errors import LogDamaged, NotFound
+from inturn.model.errors import InvalidInput, LogDamaged, NotFound
 from inturn.model.message import Message, Origin
 from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
@@ -71,7 +71,13 @@ class Reader:
                 if messages:
                     return messages, False
                 raise LogDamaged(f"{origin.subject}/{partition}", batch.header.base_offset, "a checksum does not fit")
-            messages += [message for message in decode(batch, origin) if self._is_wanted(message, offset)]
+            try:
+                decoded = decode(batch, origin)
+            except InvalidInput as error:
+                if messages:
+                    break
+                raise LogDamaged(f"{origin.subject}/{partition}", batch.header.base_offset, str(error)) from error
+            messages += [message for message in decoded if self._is_wanted(message, offset)]
             self.offsets[partition] = batch.header.next_offset
         if not answer.batches or self._filter is not None:
             self.offsets[partition] = answer.next_offset

@@ -13,6 +13,8 @@ from inturn.model.observer import Observer
 from inturn.model.settings import LeaseSettings, LogSettings
 from inturn.opened_folder import OpenedFolder
 from inturn.ops.measured_node import MeasuredNode, Measures
+from inturn.security.guard import Guard
+from inturn.security.settings import SecuritySettings
 from inturn.shared_folder import listen_in
 from inturn.version import SOFTWARE
 from inturn.wire.address import DEFAULT_PORT, Address
@@ -24,10 +26,14 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 _LOOK_S = 0.01
+_UNGUARDED, _INSECURE = SecuritySettings(), SecuritySettings(is_insecure=True)
 
 
 class Service:
-    """Meta and broker in one process. It also listens on the socket in the folder, for `connect(path)`."""
+    """Meta and broker in one process. It also listens on the socket in the folder, for `connect(path)`.
+
+    Unless `security` says how clients are known, it serves nobody but this machine: InvalidInput for another address.
+    """
 
     def __init__(
         self,
@@ -40,14 +46,24 @@ class Service:
         clock: Clock | None = None,
         observer: Observer | None = None,
         http: tuple[str, int] | None = None,
+        security: SecuritySettings | None = None,
     ) -> None:
         """`http` is where to tell operators how it is: host and port, 0 for any. Measuring is on only then."""
+        security = security if security is not None else SecuritySettings()
+        address = address if address is not None else Address("127.0.0.1", DEFAULT_PORT)
+        if address.path is None:
+            security.check_host(address.host)
         lease = lease if lease is not None else LeaseSettings()
         clock = clock if clock is not None else SystemClock()
         log = log if log is not None else LogSettings()
         self._clock = clock
         self._is_closed = False
         with contextlib.ExitStack() as undo:
+            # Before the folder is opened or made: what is wrong with its files is told first.
+            guard = None if security in (_UNGUARDED, _INSECURE) else Guard(security, clock)
+            if guard is not None:
+                undo.callback(guard.close)
+            self._guard = guard
             self._opened = OpenedFolder(path, log, lease, clock, observer, create=True)
             undo.callback(self._opened.close)
             node: ServedNode = self._opened.node
@@ -55,10 +71,10 @@ class Service:
             if measures is not None:
                 node = MeasuredNode(node, clock, measures)
             on_error = None if measures is None else measures.failed
-            self._server = Server(node, lease, clock, SOFTWARE, settings, on_error)
+            self._server = Server(node, lease, clock, SOFTWARE, settings, on_error, guard)
             undo.callback(self._server.close)
             listen_in(self._server, self._opened.folder)
-            self.address = self._server.listen(address if address is not None else Address("127.0.0.1", DEFAULT_PORT))
+            self.address = self._server.listen(address)
             self._endpoint: Endpoint | None = None
             if http is not None and measures is not None:
                 self._endpoint = self._told_over_http(*http, measures, log)
@@ -86,6 +102,10 @@ class Service:
         """How many leases are live."""
         return self._opened.node.held_count
 
+    def reload(self) -> None:
+        """Read tokens, rules and certificates again. That also happens by itself, about a second after they change."""
+        self._server.reload()
+
     def close(self, grace_s: float = GRACE_S) -> bool:
         """Take no new work, ask consumers to give their partitions back and let their commits in, for `grace_s` at the
         most; then hang up. False if somebody still held a lease then: it stays theirs for its life."""
@@ -102,4 +122,6 @@ class Service:
         if self._endpoint is not None:
             self._endpoint.close()
         self._opened.close()
+        if self._guard is not None:
+            self._guard.close()
         return is_clean

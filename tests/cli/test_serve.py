@@ -156,11 +156,16 @@ def test_a_folder_in_use_is_told_with_who_has_it(cli: Cli) -> None:
         assert (ran.code, ran.err.count("\n")) == (1, 1)
 
 
-def test_an_address_that_others_reach_is_warned_of(cli: Cli) -> None:
-    with cli.serve("--host", "0.0.0.0") as served:
+def test_an_address_that_others_reach_needs_authentication_or_a_word(cli: Cli) -> None:
+    """Without tokens or client certificates, only --insecure serves others, and says what that means."""
+    error = cli("serve", "--host", "0.0.0.0", "--port", "0", "--json").error
+    assert error["type"] == "InvalidInput"
+    assert "--insecure serves all the same: whoever reaches the port" in error["message"]
+    assert not cli.data.exists()
+    with cli.serve("--host", "0.0.0.0", "--insecure") as served:
         ended = served.end()
     assert ended.code == 0
-    assert "no authentication yet" in json.loads(ended.err)["warning"]
+    assert "nobody is asked who they are (--insecure)" in json.loads(ended.err)["warning"]
 
 
 def test_settings_that_cannot_be_are_refused(cli: Cli) -> None:

@@ -7,8 +7,10 @@ import pytest
 
 from inturn.errors import InvalidInput, InvalidName
 from inturn.model.settings import Order
+from inturn.security.credentials import Credentials
+from inturn.security.tls import TlsSettings
 from inturn.spark.offsets import Bound
-from inturn.spark.options import NAMES, parse_options
+from inturn.spark.options import NAMES, credential_options, parse_options
 
 HERE = {"server": "inturn://127.0.0.1:4242", "subject": "order.book"}
 
@@ -129,7 +131,19 @@ def test_a_folder_is_the_same_wherever_a_task_runs() -> None:
 
 def test_credentials_are_not_shown() -> None:
     options = parse_options({**HERE, "token": "tok-secret", "password": "pw-secret"})
-    assert (options.token, options.password) == ("tok-secret", "pw-secret")
+    assert (options.credentials.token, options.password) == ("tok-secret", "pw-secret")
     assert "secret" not in repr(options)
     assert "secret" not in str(options)
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_a_token_for_a_folder_is_a_mistake() -> None:
+    with pytest.raises(InvalidInput, match="a folder asks for none"):
+        parse_options({"path": "./data", "subject": "order.book", "token": "tok-secret"})
+
+
+def test_credentials_become_options_and_back() -> None:
+    credentials = Credentials("tok-secret", TlsSettings("ca.pem", "cert.pem", "key.pem"))
+    options = parse_options({**HERE, **credential_options(credentials)})
+    assert options.credentials == credentials
+    assert parse_options({**HERE, **credential_options(Credentials())}).credentials == Credentials()

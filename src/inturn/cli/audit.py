@@ -10,7 +10,7 @@ import typer
 from inturn.cli.complete import complete_group, complete_subject
 from inturn.cli.options import Json, examples
 from inturn.cli.screen import plain
-from inturn.cli.session import command
+from inturn.cli.session import command, credentials_for
 
 if TYPE_CHECKING:
     from inturn.spark.audit import AuditVerdict, AuditViolation
@@ -86,6 +86,7 @@ def audit(
         from inturn.spark.audit import CLOCK_SKEW_S, audit
         from inturn.spark.session import session
 
+        known = credentials_for(target or "")
         spark = session("inturn audit", master)
         try:
             verdict = audit(
@@ -97,6 +98,8 @@ def audit(
                 tags=tags,
                 complete=complete,
                 clock_skew_s=CLOCK_SKEW_S if clock_skew is None else clock_skew,
+                token=known.token,
+                tls=known.tls,
             )
         finally:
             spark.stop()

@@ -10,7 +10,7 @@ import typer
 
 from inturn.cli.options import DEFAULT_DATA, Data, Group, Json, Server, Subject, examples
 from inturn.cli.screen import Screen, counted, plain, rate_text
-from inturn.cli.session import check_folder, command, opened
+from inturn.cli.session import check_folder, command, credentials_for, opened
 from inturn.model.settings import OnExhausted, Order, Strategy
 from inturn.wire.address import is_address
 
@@ -146,7 +146,7 @@ def _drain(
     from inturn.cli.drain_view import DrainView
     from inturn.spark.admission import check_master, describe_existing, order_of
     from inturn.spark.connections import disconnect
-    from inturn.spark.drain import Drain
+    from inturn.spark.drain import Drain, DrainOptions
     from inturn.spark.handler import load_handler
     from inturn.spark.session import session
 
@@ -164,7 +164,9 @@ def _drain(
     spark = session(f"inturn drain {subject} for {group}", master)
     try:
         with DrainView(screen) as view:
-            drain = Drain(spark, data, subject, group, handler, order=order, consumer=consumer, settings=settings)
+            known = credentials_for(data)
+            options = DrainOptions(order=order, consumer=consumer, settings=settings, token=known.token, tls=known.tls)
+            drain = Drain(spark, data, subject, group, handler, **options)
             return drain.run(view.show)
     finally:
         disconnect(data)

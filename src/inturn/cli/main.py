@@ -19,6 +19,7 @@ from inturn.cli import (
     produce,
     serve,
     subject,
+    token,
     top,
 )
 from inturn.cli.options import Json, examples
@@ -61,7 +62,8 @@ def main(
     """Ordered messaging in a folder: what belongs together is handled in the order it happened.
 
     All commands work on a folder: --data, or the environment variable INTURN_DATA, or ./data. Several processes may
-    use it at once. Or on a server (`inturn serve`): --server, or INTURN_SERVER.
+    use it at once. Or on a server (`inturn serve`): --server, or INTURN_SERVER; its token is in INTURN_TOKEN, or in
+    the file INTURN_TOKEN_FILE, and for TLS there are INTURN_TLS_CA, INTURN_TLS_CERT and INTURN_TLS_KEY.
     """
 
 
@@ -71,6 +73,7 @@ app.command("consume", epilog=consume.EXAMPLES)(consume.consume)
 app.add_typer(group.app, name="group")
 app.command("top", epilog=top.EXAMPLES)(top.top)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
+app.add_typer(token.app, name="token")
 app.add_typer(key.app, name="key")
 app.add_typer(dead_letter.app, name="dead-letter")
 app.add_typer(outbox.app, name="outbox")

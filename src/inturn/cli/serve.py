@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import signal
@@ -26,13 +25,15 @@ from inturn.model.settings import Flush, LeaseSettings, LogSettings
 from inturn.wire.address import is_address
 
 if TYPE_CHECKING:
+    from inturn.security.settings import SecuritySettings
     from inturn.service import Service
 
 EXAMPLES = examples(
     "inturn serve ./data",
     "inturn serve ./data --port 0 --json",
     "inturn serve ./data --http 7421 --log-format json",
-    "inturn serve /var/lib/queue --host 0.0.0.0 --retention-s 604800",
+    "inturn serve /var/lib/queue --host 0.0.0.0 --tokens tokens.json --tls-cert queue.pem --tls-key queue.key",
+    "inturn serve ./data --access access.toml --audit-log /var/log/inturn-audit.jsonl",
 )
 LOOK_S = 0.1  # how soon a signal is acted upon
 DRAW_S = 0.5
@@ -60,6 +61,50 @@ def serve(
     grace_s: Annotated[
         float, typer.Option(help="When stopped: how long consumers have to commit and give back.", min=0)
     ] = 5.0,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Clients need a token that is in it (inturn token create); FOLDER/tokens.json, if it is there.",
+            show_default=False,
+        ),
+    ] = None,
+    access: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Who may do what, in TOML; without it, everybody who is known may do everything.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Talk TLS, with this certificate chain.", show_default=False)
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The key of the certificate.", show_default=False)
+    ] = None,
+    tls_client_ca: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Clients need a certificate of this CA, which names them unless a token does.",
+            show_default=False,
+        ),
+    ] = None,
+    audit_log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Append refusals and administrative acts, as JSON lines.", show_default=False
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Let others than this machine in without asking who they are: whoever reaches the port can read, "
+            "write and delete everything.",
+        ),
+    ] = False,
     http: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +124,8 @@ def serve(
     """Serve a folder to other processes and machines: inturn.connect("inturn://host:7420").
 
     One line on stdout says when it listens; everything else goes to stderr. SIGTERM and Ctrl-C stop it gracefully, a
-    second one at once. There is no authentication yet: whoever reaches the port may do everything.
+    second one at once. SIGHUP reads tokens, rules and certificates again, which also happens when they change. It
+    listens on 127.0.0.1 only, unless clients have to say who they are.
     """
     path = _folder(context, folder, data)
     with command(json_output) as screen:
@@ -89,10 +135,11 @@ def serve(
         teller = Teller(screen, is_logged=log_format is LogFormat.JSON)
         http_at = None if http is None else _http(http)
         log = LogSettings(flush=flush, retention_s=retention_s, retention_bytes=retention_bytes)
+        security = _security(path, tokens, access, tls_cert, tls_key, tls_client_ca, audit_log, insecure)
         with _signals() as signals:
-            service = _opened(path, host, port, log, _lease(lease_s), http_at)
+            service = _opened(path, host, port, log, _lease(lease_s), http_at, security)
             teller.ready(service, path)
-            _warn_if_open(teller, host, None if http_at is None else http_at[0])
+            _warn_if_open(teller, host, None if http_at is None else http_at[0], security)
             try:
                 _wait(screen, service, signals)
             finally:
@@ -117,6 +164,33 @@ def _http(text: str) -> tuple[str, int]:
     return parse_http(text)
 
 
+def _security(
+    path: str,
+    tokens: str | None,
+    access: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    audit_log: str | None,
+    insecure: bool,
+) -> SecuritySettings:
+    from inturn.security.settings import SecuritySettings
+    from inturn.security.tls import ServerTlsSettings
+    from inturn.security.tokens import TOKENS_NAME
+
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidInput("--tls-cert and --tls-key belong together: give both, or neither")
+    if tls_client_ca is not None and tls_cert is None:
+        raise InvalidInput("--tls-client-ca asks for TLS: give --tls-cert and --tls-key, too")
+    tls = None
+    if tls_cert is not None and tls_key is not None:
+        tls = ServerTlsSettings(tls_cert, tls_key, tls_client_ca)
+    beside = os.path.join(path, TOKENS_NAME)
+    if tokens is None and os.path.exists(beside):
+        tokens = beside
+    return SecuritySettings(tokens, access, tls, audit_log, insecure)
+
+
 def _lease(life_s: float) -> LeaseSettings:
     """Renewing and the margin in the proportions of the defaults."""
     share = life_s / _LEASE.life_s
@@ -124,13 +198,19 @@ def _lease(life_s: float) -> LeaseSettings:
 
 
 def _opened(
-    path: str, host: str, port: int, log: LogSettings, lease: LeaseSettings, http: tuple[str, int] | None
+    path: str,
+    host: str,
+    port: int,
+    log: LogSettings,
+    lease: LeaseSettings,
+    http: tuple[str, int] | None,
+    security: SecuritySettings,
 ) -> Service:
     from inturn.service import Service
     from inturn.wire.address import Address
 
     try:
-        return Service(path, address=Address(host, port), log=log, lease=lease, http=http)
+        return Service(path, address=Address(host, port), log=log, lease=lease, http=http, security=security)
     except InvalidInput as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
@@ -140,26 +220,24 @@ def _opened(
         raise
 
 
-def _warn_if_open(teller: Teller, host: str, http_host: str | None) -> None:
-    if _is_reached_by_others(host):
+def _warn_if_open(teller: Teller, host: str, http_host: str | None, security: SecuritySettings) -> None:
+    from inturn.security.settings import is_loopback
+
+    if not is_loopback(host) and not security.authenticates:
         teller.warn(
-            f"{host} can be reached from other machines, and there is no authentication yet: whoever reaches the port "
-            "can read and write everything; let only a network that you trust reach it"
+            f"{host} can be reached from other machines, and nobody is asked who they are (--insecure): whoever "
+            "reaches the port can read, write and delete everything; let only a network that you trust reach it"
         )
-    if http_host is not None and _is_reached_by_others(http_host):
+    elif not is_loopback(host) and security.tls is None:
+        teller.warn(
+            f"{host} can be reached from other machines, and there is no TLS: tokens and messages can be read on their "
+            "way, and tokens then be used by others; give --tls-cert and --tls-key"
+        )
+    if http_host is not None and not is_loopback(http_host):
         teller.warn(
             f"HTTP on {http_host} can be reached from other machines: /metrics names all subjects and groups; let only "
             "a network that you trust reach it"
         )
-
-
-def _is_reached_by_others(host: str) -> bool:
-    if host == "localhost":
-        return False
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: who knows where it leads
-        return True
 
 
 class _Signals:
@@ -168,17 +246,22 @@ class _Signals:
     def __init__(self) -> None:
         self.is_asked = False
         self.is_stopping = False
+        self.is_reload_asked = False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         if self.is_stopping:
             os._exit(0)  # as kill -9 would: what was acknowledged is safe, and leases live on
         self.is_asked = True
 
+    def reload(self, number: int, frame: FrameType | None) -> None:
+        self.is_reload_asked = True
+
 
 @contextlib.contextmanager
 def _signals() -> Iterator[_Signals]:
     signals = _Signals()
     former = {number: signal.signal(number, signals.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    former[signal.SIGHUP] = signal.signal(signal.SIGHUP, signals.reload)
     try:
         yield signals
     finally:
@@ -190,6 +273,7 @@ def _wait(screen: Screen, service: Service, signals: _Signals) -> None:
     """Until a signal, with a line of figures below the log where there is a terminal."""
     if screen.is_json or not screen.err.is_terminal:
         while not signals.is_asked:
+            _reload_if_asked(service, signals)
             time.sleep(LOOK_S)
         return
     from rich.live import Live
@@ -197,6 +281,7 @@ def _wait(screen: Screen, service: Service, signals: _Signals) -> None:
     started_at_s = draw_at_s = time.monotonic()
     with Live(console=screen.err, auto_refresh=False, transient=True) as live:
         while not signals.is_asked:
+            _reload_if_asked(service, signals)
             now_s = time.monotonic()
             if now_s >= draw_at_s:
                 draw_at_s = now_s + DRAW_S
@@ -207,3 +292,9 @@ def _wait(screen: Screen, service: Service, signals: _Signals) -> None:
                 up = age_text(now_s - started_at_s)
                 live.update(f"[dim]{connections}, {leases} held, up {up}; Ctrl-C stops[/dim]", refresh=True)
             time.sleep(LOOK_S)
+
+
+def _reload_if_asked(service: Service, signals: _Signals) -> None:
+    if signals.is_reload_asked:
+        signals.is_reload_asked = False
+        service.reload()

@@ -21,6 +21,7 @@ from inturn.wire.address import is_address
 if TYPE_CHECKING:
     from inturn.connection import Connection
     from inturn.model.settings import LogSettings
+    from inturn.security.credentials import Credentials
 
 
 @contextlib.contextmanager
@@ -50,8 +51,16 @@ def opened(data: str, *, create: bool = False, log: LogSettings | None = None) -
 
     if not create and not is_address(data):
         check_folder(data)
-    with Connection(data, log=log, create=create) as connection:
+    with Connection(data, log=log, create=create, credentials=credentials_for(data)) as connection:
         yield connection
+
+
+def credentials_for(data: str) -> Credentials:
+    """From the environment, for a server: there is no option for a token, since others can see what a command was
+    called with."""
+    from inturn.security.credentials import NONE, credentials_from_environment
+
+    return credentials_from_environment() if is_address(data) else NONE
 
 
 def _unreachable(error: ConnectionLost) -> ConnectionLost:

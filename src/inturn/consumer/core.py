@@ -49,6 +49,7 @@ from inturn.model.commands import (
     ReportTrial,
 )
 from inturn.model.errors import (
+    AccessDenied,
     Closed,
     ConnectionLost,
     GroupConflict,
@@ -580,10 +581,10 @@ class ConsumerCore:
         if isinstance(command, Read | ReportTrial):
             self._trial_failed(command, error, now_s)
         elif held is None:
-            if isinstance(command, Leave) and isinstance(error, NotFound | Closed | ConnectionLost):
+            if isinstance(command, Leave) and isinstance(error, NotFound | AccessDenied | Closed | ConnectionLost):
                 # Nothing is held any more: whoever cannot hear it will count us out for our silence.
                 self.is_stopped, self.error = True, self._refusal
-            elif isinstance(error, NotFound | GroupConflict | InvalidInput | VersionMismatch | Closed):
+            elif isinstance(error, NotFound | GroupConflict | InvalidInput | VersionMismatch | AccessDenied | Closed):
                 self.error = error
             else:
                 self._retry_at_s[type(command)] = now_s + RETRY_S

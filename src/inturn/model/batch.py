@@ -21,14 +21,17 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
 from inturn.model.errors import InvalidInput
 from inturn.model.message import Message, Origin, Outgoing
-from inturn.model.slot import SlotSet
+from inturn.model.settings import MIB
+from inturn.model.slot import SLOT_COUNT, SlotSet
 from inturn.model.tags import TagFilter
+from inturn.model.zstd_frame import content_bytes
 
 MAGIC = b"iT"
 VERSION = 1
@@ -44,6 +47,8 @@ _HEADER = struct.Struct("<2sBBIIIQQIIQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 PAYLOAD_BYTES_MAX = 2**31 - 1
+# A producer gathers less than 50 MB into a batch. What says that it is more was made to harm whoever reads it.
+DECOMPRESSED_BYTES_MAX = 64 * MIB
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
@@ -188,10 +193,12 @@ def is_intact(batch: StoredBatch) -> bool:
 
 
 def decode(batch: StoredBatch, origin: Origin) -> list[Message]:
-    """The messages of an intact batch (see `is_intact`), each with its offset; those that were chosen, if any were."""
+    """The messages of an intact batch (see `is_intact`), each with its offset; those that were chosen, if any were.
+
+    Raises InvalidInput for what no producer of ours would send: it is no msgpack, or too large when decompressed."""
     if batch.header.compression == CHOSEN:
         return _decode_chosen(batch, origin)
-    messages = _decoder.decode(_body(batch))
+    messages = _decoded(_decoder, batch)
     offset = batch.header.base_offset
     for message in messages:
         message.offset = offset
@@ -202,7 +209,7 @@ def decode(batch: StoredBatch, origin: Origin) -> list[Message]:
 
 def _decode_chosen(batch: StoredBatch, origin: Origin) -> list[Message]:
     messages = []
-    for offset, message in enumerate(_chosen_decoder.decode(_body(batch)), batch.header.base_offset):
+    for offset, message in enumerate(_decoded(_chosen_decoder, batch), batch.header.base_offset):
         if message is not None:
             message.offset = offset
             message.origin = origin
@@ -213,17 +220,32 @@ def _decode_chosen(batch: StoredBatch, origin: Origin) -> list[Message]:
 def contents(batch: StoredBatch) -> list[Outgoing]:
     """What an intact batch stores, without places, which is quicker than `decode`. Where messages were left out
     (see `chosen`) there is None, which whoever asked for other slots does not look at."""
-    return _contents_decoder.decode(_body(batch))  # type: ignore[return-value]
+    return _decoded(_contents_decoder, batch)  # type: ignore[arg-type]
+
+
+_Decoded = TypeVar("_Decoded")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[list[_Decoded]], batch: StoredBatch) -> list[_Decoded]:
+    try:
+        messages = decoder.decode(_body(batch))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidInput(f"a batch that cannot be decoded: {error}") from None
+    if len(messages) != batch.header.count:
+        raise InvalidInput(f"a batch of {batch.header.count} messages that has {len(messages)}")
+    return messages
 
 
 def chosen(batch: StoredBatch, slots: SlotSet) -> StoredBatch:
     """The same batch with nil for messages of other slots. A damaged one stays as it is, for its reader to find."""
     if not is_intact(batch):
         return batch
-    wanted = slots.flags
+    wanted, vector = slots.flags, slots_of(batch)
+    if max(vector) >= SLOT_COUNT:
+        return batch
     try:
-        return _with_nil(batch, _body(batch), [wanted[slot] for slot in slots_of(batch)])
-    except msgspec.MsgspecError:
+        return _with_nil(batch, _decoded(_raw_decoder, batch), [wanted[slot] for slot in vector])
+    except InvalidInput:
         return batch
 
 
@@ -247,14 +269,14 @@ def tagged(batch: StoredBatch, tags: TagFilter) -> tuple[StoredBatch | None, Seq
             return batch, ()
         if len(unwanted) == header.count:
             return None, range(header.base_offset, header.next_offset)
-        return _with_nil(batch, body, wanted), unwanted
+        return _with_nil(batch, _raw_decoder.decode(body), wanted), unwanted
     except Exception:  # whatever a decoder or decompressor says of content that it cannot read
         return batch, ()
 
 
-def _with_nil(batch: StoredBatch, body: memoryview | bytes, wanted: Sequence[int]) -> StoredBatch:
-    """The same batch with the messages of this body that are wanted, and a checksum of its own."""
-    header, messages = batch.header, _raw_decoder.decode(body)
+def _with_nil(batch: StoredBatch, messages: Sequence[msgspec.Raw], wanted: Sequence[int]) -> StoredBatch:
+    """The same batch with those of its messages that are wanted, and a checksum of its own."""
+    header = batch.header
     chosen_body = _encoder.encode([one if is_wanted else None for one, is_wanted in zip(messages, wanted, strict=True)])
     payload = bytes(batch.payload[: 2 * header.count]) + chosen_body
     header = msgspec.structs.replace(
@@ -270,8 +292,8 @@ def cut(batch: StoredBatch, offsets: Sequence[int]) -> StoredBatch:
     if len(offsets) == header.count or not is_intact(batch):
         return batch
     try:
-        messages = _raw_decoder.decode(_body(batch))
-    except msgspec.MsgspecError:
+        messages = _decoded(_raw_decoder, batch)
+    except InvalidInput:
         return batch
     first, last = offsets[0] - header.base_offset, offsets[-1] - header.base_offset
     kept: list[msgspec.Raw | None] = [None] * (last - first + 1)
@@ -320,4 +342,13 @@ def _decompress(body: memoryview) -> bytes:
         import zstandard
     except ImportError as error:
         raise InvalidInput(_ZSTD_MISSING) from error
-    return zstandard.ZstdDecompressor().decompress(body)
+    size_bytes = content_bytes(body)
+    if size_bytes is not None and size_bytes > DECOMPRESSED_BYTES_MAX:
+        raise InvalidInput(
+            f"a compressed batch says that it has {size_bytes} bytes; the limit is {DECOMPRESSED_BYTES_MAX}, and no "
+            "producer of inturn sends as much: find out who may produce here"
+        )
+    try:
+        return zstandard.ZstdDecompressor().decompress(body, max_output_size=DECOMPRESSED_BYTES_MAX)
+    except zstandard.ZstdError as error:
+        raise InvalidInput(f"a compressed batch that is damaged, or larger than it says: {error}") from None

@@ -28,10 +28,16 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hello(Command, frozen=True, gc=False):
-    """The first frame of a client; nothing else is taken before. Answered with Welcome, or VersionMismatch."""
+    """The first frame of a client; nothing else is taken before. Answered with Welcome, VersionMismatch or
+    AuthenticationFailed."""
 
     versions: tuple[int, int]  # of the protocol, the lowest and the highest that the client speaks
     software: str = ""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        """Without the token: it is nobody's business but the server's."""
+        return f"Hello(versions={self.versions!r}, software={self.software!r})"
 
 
 class Welcome(msgspec.Struct, frozen=True, gc=False):

@@ -34,10 +34,13 @@ InturnError
 ├── HandlerRaised           a handler raised in a worker process; its class is named as what it raised
 ├── WorkerDied              a worker process ended while a handler ran in it
 ├── TrialTimeout            a member did not tell in time what became of a message that it was to try
+├── AccessDenied            the principal may not do this here
+├── QuotaExceeded           the principal has as much as it may have at once (retriable)
 ├── WireError               between a client and a server
 │   ├── ConnectionLost      the server cannot be reached, or the answer did not come (retriable)
 │   ├── ServerStopping      the server takes no new work, it is about to end (retriable)
 │   ├── VersionMismatch     client and server know no common version of the protocol
+│   ├── AuthenticationFailed  the server does not know who the client is
 │   └── ProtocolError       bytes that are no frame, or a frame that nobody knows
 └── Closed                  the connection, producer or consumer was closed
 
@@ -321,6 +324,23 @@ class TrialTimeout(InturnError):
         )
 
 
+class AccessDenied(InturnError):
+    def __init__(self, principal: str, what: str, next_step: str) -> None:
+        self.principal, self.what = principal, what
+        super().__init__(f"principal {principal!r} may not {what}; {next_step}")
+
+
+class QuotaExceeded(InturnError):
+    retriable = True
+
+    def __init__(self, principal: str, what: str, limit: int) -> None:
+        self.principal, self.what, self.limit = principal, what, limit
+        super().__init__(
+            f"principal {principal!r} has {limit} {what}, as many as its quota allows; close some, or raise the quota "
+            "in the server's access file"
+        )
+
+
 class WireError(InturnError):
     """Something between a client and a server."""
 
@@ -348,6 +368,15 @@ class VersionMismatch(WireError):
         super().__init__(
             f"the client speaks protocol versions {theirs[0]} to {theirs[1]}, the server ({software}) {ours[0]} to "
             f"{ours[1]}; install versions of inturn that have one in common"
+        )
+
+
+class AuthenticationFailed(WireError):
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(
+            f"authentication failed: {why}; give connect() a token that `inturn token create` has made for this server "
+            "(commands take it from INTURN_TOKEN), or a client certificate if it asks for one"
         )
 
 

@@ -30,6 +30,9 @@ from inturn.consumer.trace import ALONE, EXCEPTION, FAILED, MOVED, OF_KEY, OF_PA
 from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.tags import TagFilter, tag_filter, tags_text
 from inturn.model.violation import ViolationKind
+from inturn.security.credentials import Credentials
+from inturn.security.tls import TlsSettings
+from inturn.spark.options import credential_options
 from inturn.spark.plain import Leases, Steps, judged, looked_at, place_number
 from inturn.spark.traces import TracePaths, Traces, read_traces
 
@@ -198,6 +201,8 @@ def audit(
     complete: bool = False,
     clock_skew_s: float = CLOCK_SKEW_S,
     violations_max: int = VIOLATIONS_MAX,
+    token: str | None = None,
+    tls: TlsSettings | None = None,
 ) -> AuditVerdict:
     """Judge traces; `subject` and `group` restrict it to these. All members of a group must have recorded.
 
@@ -210,13 +215,14 @@ def audit(
                    tags then, must not have been handled.
     complete       all work was done when the traces ended: whatever is stored has to be finished.
     clock_skew_s   how far the clocks of two consumers may be apart.
+    token, tls     as `connect` takes them, if `log` is the address of a server.
     """
     if order not in (None, "partition", "key"):
         raise InvalidInput(f"audit(order={order!r}): use 'partition' or 'key', or leave it out")
     if not clock_skew_s >= 0:
         raise InvalidInput(f"audit(clock_skew_s={clock_skew_s!r}): it must be 0 or more")
     if isinstance(log, str | os.PathLike):
-        log = _log_at(spark, os.fspath(log), subject)
+        log = _log_at(spark, os.fspath(log), subject, Credentials(token, tls))
     wanted_tags = tag_filter(tags_text(tags))
     if wanted_tags is not None:
         log, sent = _tagged(log, "log", wanted_tags), _tagged(sent, "sent", wanted_tags)
@@ -231,11 +237,11 @@ def audit(
         events.unpersist()
 
 
-def _log_at(spark: SparkSession, target: str, subject: str | None) -> DataFrame:
+def _log_at(spark: SparkSession, target: str, subject: str | None, credentials: Credentials) -> DataFrame:
     if subject is None:
         raise InvalidInput(f"audit(log={target!r}) needs the subject, too: audit(…, subject=…)")
-    rows = spark.read.format("inturn").option("subject", subject).load(target)
-    return rows.select("partition", "offset", "key", "tags")
+    reader = spark.read.format("inturn").option("subject", subject).options(**credential_options(credentials))
+    return reader.load(target).select("partition", "offset", "key", "tags")
 
 
 def _tagged(rows: DataFrame | None, what: str, tags: TagFilter) -> DataFrame | None:

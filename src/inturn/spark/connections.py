@@ -1,4 +1,5 @@
-"""One connection per process and target, whoever asks for it: a Spark worker runs many tasks in its life."""
+"""One connection per process, target and credentials, whoever asks for it: a Spark worker runs many tasks in its
+life."""
 
 from __future__ import annotations
 
@@ -7,25 +8,29 @@ import socket
 from inturn.connection import Connection
 from inturn.folder import socket_path
 from inturn.model.errors import ConnectionLost
+from inturn.security.credentials import NONE, Credentials
 from inturn.wire.address import Address, is_address
 
 CONNECT_WAIT_S = 5.0  # for a server that is just being started again
-_connections: dict[str, Connection] = {}
+_connections: dict[str, dict[Credentials, Connection]] = {}
 
 
-def connected(target: str, who: str) -> Connection:
+def connected(target: str, who: str, credentials: Credentials = NONE) -> Connection:
     """To a server or to a folder that is there. `who` is named if it cannot be reached: "the driver", "a task".
 
     After a fork the parent's connections are closed ones here, so a child opens its own.
     """
-    known = _connections.get(target)
+    there = _connections.setdefault(target, {})
+    known = there.get(credentials)
     if known is not None and not known.is_closed:
         return known
     try:
-        made = _served(target) or Connection(target, create=False, wait_s=CONNECT_WAIT_S)
+        made = _served(target) or Connection(
+            target, create=False, wait_s=CONNECT_WAIT_S, credentials=credentials if is_address(target) else NONE
+        )
     except ConnectionLost as error:
         raise unreachable(error, who) from error
-    _connections[target] = made
+    there[credentials] = made
     return made
 
 
@@ -53,6 +58,5 @@ def unreachable(error: ConnectionLost, who: str) -> ConnectionLost:
 
 
 def disconnect(target: str) -> None:
-    known = _connections.pop(target, None)
-    if known is not None:
+    for known in _connections.pop(target, {}).values():
         known.close()

@@ -26,6 +26,8 @@ from inturn.model.logs import get_logger
 from inturn.model.names import retry_subject
 from inturn.model.request import ask
 from inturn.model.settings import SPAN_MAX, AssignmentStrategy, ConsumerSettings, Order, one_of
+from inturn.security.credentials import Credentials
+from inturn.security.tls import TlsSettings
 from inturn.spark.admission import check_target as check_target
 from inturn.spark.admission import describe_existing, order_of, tags_of
 from inturn.spark.connections import connected
@@ -147,11 +149,14 @@ Watch = Callable[[DrainProgress], None]
 
 class DrainOptions(TypedDict, total=False):
     """How something is drained. `order` is what the group's members use; it has to be given only if there are none.
-    `consumer` are the settings of the group's consumers; their `concurrency` is that of each task."""
+    `consumer` are the settings of the group's consumers; their `concurrency` is that of each task. `token` and `tls`
+    are what `connect` takes; tasks use them, too, so the files have to be where they run."""
 
     order: Order | str | None
     consumer: ConsumerSettings | None
     settings: DrainSettings | None
+    token: str | None
+    tls: TlsSettings | None
 
 
 def drain(
@@ -167,7 +172,8 @@ def drain(
     """Take the backlog of a group over, handle it on Spark with this handler, and hand the group back.
 
     `target` is a server's address, or with a local master a folder. `handler` is a function, or its name as
-    "module:function". Options are `order`, `consumer` and `settings`: `DrainOptions`. Ctrl-C hands back as well.
+    "module:function". Options are `order`, `consumer`, `settings`, `token` and `tls`: `DrainOptions`. Ctrl-C hands back
+    as well.
     """
     return Drain(spark, target, subject, group, handler, **options).run(watch)
 
@@ -192,6 +198,7 @@ class Drain:
         check_target(spark, target)
         self._spark = spark
         self._target = target
+        self._credentials = Credentials(options.get("token"), options.get("tls"))
         self._subject_name = subject
         self._group = group
         self._handler = handler
@@ -224,7 +231,7 @@ class Drain:
         """Called once. In the main thread SIGINT and SIGTERM interrupt it."""
         self._watch = watch
         self._began_s = time.monotonic()
-        self._connection: Connection = connected(self._target, "the driver")
+        self._connection: Connection = connected(self._target, "the driver", self._credentials)
         self._subject = self._connection.subject(self._subject_name)
         if self._until is not None:
             self._check_until(self._until)  # before a group is made
@@ -238,7 +245,14 @@ class Drain:
         consumer = replace(self._consumer, assignment=one_of(AssignmentStrategy, "assignment", strategy), tags=tags)
         settings = self._settings
         self._plan = Work(
-            self._target, self._subject, self._group, order, consumer, settings.round_s, settings.patience_s
+            self._target,
+            self._subject,
+            self._group,
+            order,
+            consumer,
+            settings.round_s,
+            settings.patience_s,
+            self._credentials,
         )
         self._base = count_done(described)
         ends = {one.partition: one.end_offset for one in described.partitions}

@@ -21,6 +21,7 @@ from inturn.consumer.outcome import text_of
 from inturn.model.clock import SystemClock
 from inturn.model.errors import InturnError, LogDamaged
 from inturn.model.settings import SPAN_MAX, ConsumerSettings, FlowControl, Order
+from inturn.security.credentials import NONE, Credentials
 from inturn.spark.connections import connected
 from inturn.spark.handler import HandlerName, load_handler
 from inturn.spark.slices import Slice
@@ -46,6 +47,7 @@ class TaskPlan:
     index: int = 0
     round_s: float = ROUND_S
     patience_s: float = PATIENCE_S
+    credentials: Credentials = NONE
 
 
 class LimitReached(msgspec.Struct, frozen=True):
@@ -101,7 +103,7 @@ def run_task(plan: TaskPlan, handler: HandlerName) -> TaskOutcome:
 
 def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutcome:
     function = load_handler(handler)
-    connection = connected(plan.target, "a task")
+    connection = connected(plan.target, "a task", plan.credentials)
     subject = connection.subject(plan.subject)
     parts = {one.partition: ClaimedPart(plan.owner, plan.epochs[one.partition], one.slots) for one in plan.slices}
     settings = _roomy(plan.settings)

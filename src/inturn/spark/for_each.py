@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Unpack
 
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import ConsumerSettings, Order
+from inturn.security.credentials import Credentials
+from inturn.security.tls import TlsSettings
 from inturn.spark.drain import Drain, DrainOptions, DrainReport, Watch, check_target
 from inturn.spark.execution import ROUND_S
 from inturn.spark.handler import HandlerName, load_handler, module_of
-from inturn.spark.options import handler_options
+from inturn.spark.options import credential_options, handler_options
 from inturn.spark.shipping import check_executors, ship
 from inturn.wire.address import is_address
 
@@ -56,6 +58,8 @@ def for_each_stream(
     max_messages_per_trigger: int | None = None,
     trigger: Mapping[str, str | bool] | None = None,
     name: str | None = None,
+    token: str | None = None,
+    tls: TlsSettings | None = None,
 ) -> StreamingQuery:
     """The same without an end: the query is a member of the group, shares its partitions with other members, and hands
     them over as they do. `handler` is "module:function"; `trigger` is what `DataStreamWriter.trigger` takes; `start` is
@@ -72,7 +76,7 @@ def for_each_stream(
         check_executors(spark, modules)
     options = handler_options(handler, order, consumer, takes_over=takes_over, round_s=round_s)
     reader = spark.readStream.format("inturn").option("subject", subject).option("group", group).options(**options)
-    reader = reader.option("startingOffsets", start)
+    reader = reader.option("startingOffsets", start).options(**credential_options(Credentials(token, tls)))
     if tasks is not None:
         reader = reader.option("minPartitions", tasks)
     if max_messages_per_trigger is not None:

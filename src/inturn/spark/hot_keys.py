@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from inturn.connection import Connection
 from inturn.model.batch import decode, is_intact
 from inturn.model.commands import Pulled, Read
-from inturn.model.errors import InturnError
+from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.message import Origin
 from inturn.model.request import ask
 from inturn.model.settings import KIB
@@ -57,8 +58,8 @@ class HotKeys:
             return 0  # it is only a look
         count = 0
         for batch in pulled.batches:
-            if is_intact(batch):
-                messages = decode(batch, Origin(self._subject.name, partition))
+            with contextlib.suppress(InvalidInput):  # whoever handles them will tell
+                messages = decode(batch, Origin(self._subject.name, partition)) if is_intact(batch) else []
                 self._counts.update([one.key for one in messages if one.key is not None])
                 count += len(messages)
         self._sampled += count

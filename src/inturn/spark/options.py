@@ -14,6 +14,8 @@ from inturn.model.errors import InvalidInput
 from inturn.model.names import check_name
 from inturn.model.settings import ConsumerSettings, Order, one_of
 from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, SlotSet
+from inturn.security.credentials import NONE, Credentials
+from inturn.security.tls import TlsSettings
 from inturn.spark.execution import ROUND_S, TASK_SETTINGS
 from inturn.spark.offsets import EARLIEST, Bound, parse_bound, parse_time
 from inturn.wire.address import is_address, parse_address
@@ -39,10 +41,13 @@ NAMES = (
     "takeOver",
     "roundSeconds",
     "token",
+    "tlsCa",
+    "tlsCert",
+    "tlsKey",
     "password",
 )
 _BY_LOWER = {name.lower(): name for name in NAMES}
-SECRETS = ("token", "password")
+TLS_FILES = ("tlsCa", "tlsCert", "tlsKey")  # at the same path wherever tasks run
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 STREAM_ONLY = ("maxMessagesPerTrigger", "takeOver", "roundSeconds")
 HANDLER_ONLY = ("concurrency", "consumerSettings", "takeOver", "roundSeconds")
@@ -78,8 +83,8 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     handler: HandlerOptions | None = None
     order: Order | None = None  # of a stream of rows with a group; None: that of its members
-    token: str | None = field(default=None, repr=False)  # reserved: servers ask for no credentials yet
-    password: str | None = field(default=None, repr=False)
+    credentials: Credentials = NONE
+    password: str | None = field(default=None, repr=False)  # reserved: servers ask for tokens and certificates only
 
     def start(self, otherwise: str) -> Bound:
         """A query that names a group goes on where the group stands, unless it says something else."""
@@ -121,9 +126,26 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool | None = Non
         fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
         handler=handler,
         order=_order(given, group, is_streaming) if handler is None else None,
-        token=given.get("token"),
+        credentials=_credentials(given),
         password=given.get("password"),
     )
+
+
+def credential_options(credentials: Credentials) -> dict[str, str]:
+    """The options that say the same as these."""
+    tls = credentials.tls
+    files = (None, None, None) if tls is None else (tls.ca_file, tls.cert_file, tls.key_file)
+    named = zip(("token", *TLS_FILES), (credentials.token, *files), strict=True)
+    return {name: value for name, value in named if value is not None}
+
+
+def _credentials(given: Mapping[str, str]) -> Credentials:
+    files = [given.get(name) for name in TLS_FILES]
+    tls = TlsSettings(*files) if any(files) else None
+    credentials = Credentials(given.get("token"), tls)
+    if credentials != NONE and not is_address(given.get("server") or given.get("path")):
+        raise InvalidInput("the options token and tls… are for servers; a folder asks for none of them")
+    return credentials
 
 
 def handler_options(

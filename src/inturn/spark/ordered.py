@@ -80,13 +80,21 @@ class _Ordered:
         self._group: str = options.group
 
     def _connection(self) -> Connection:
-        return connected(self._options.target, "the driver")
+        return connected(self._options.target, "the driver", self._options.credentials)
 
     def _work(self) -> Work:
         options, handler = self._options, self._handler
         load_handler(handler.name)  # before anything is taken from anybody
         subject = self._connection().subject(options.subject)
-        return Work(options.target, subject, self._group, handler.order, handler.consumer, handler.round_s)
+        return Work(
+            options.target,
+            subject,
+            self._group,
+            handler.order,
+            handler.consumer,
+            handler.round_s,
+            credentials=options.credentials,
+        )
 
     def _hold(self, *, takes_over: bool) -> Holding:
         holding = Holding(

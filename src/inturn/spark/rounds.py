@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from inturn.model.commands import GroupDescription, KeyDescription
 from inturn.model.settings import SPAN_MAX, ConsumerSettings, LotState, Order
 from inturn.model.subject import Subject
+from inturn.security.credentials import NONE, Credentials
 from inturn.spark.execution import PATIENCE_S, ROUND_S, TASK_SETTINGS, TaskPlan
 from inturn.spark.slices import Waiting, plan
 
@@ -25,6 +26,7 @@ class Work:
     consumer: ConsumerSettings = TASK_SETTINGS
     round_s: float = ROUND_S
     patience_s: float = PATIENCE_S
+    credentials: Credentials = NONE
 
     def waiting(
         self,
@@ -74,6 +76,7 @@ class Work:
                 index,
                 self.round_s,
                 self.patience_s,
+                self.credentials,
             )
             for index, slices in enumerate(plan(self.subject, self.order, held, task_count))
         ]

@@ -16,10 +16,11 @@ from pyspark.sql.types import StructType
 
 from inturn.model.batch import StoredBatch, contents, is_intact, slots_of
 from inturn.model.commands import Answer, Node, Pulled, Read
-from inturn.model.errors import ConnectionLost, InturnError, LogDamaged, ServerStopping
+from inturn.model.errors import ConnectionLost, InturnError, InvalidInput, LogDamaged, ServerStopping
 from inturn.model.message import Outgoing
 from inturn.model.request import ask
 from inturn.model.settings import MIB
+from inturn.model.slot import SLOT_COUNT
 from inturn.spark.connections import unreachable
 from inturn.spark.filters import Wanted
 from inturn.spark.offsets import extents_of, lose
@@ -79,7 +80,11 @@ def read_rows(
                 break
             if not is_intact(batch):
                 raise LogDamaged(f"{subject}/{work.partition}", batch.header.base_offset, "a checksum does not fit")
-            piece = _piece(batch, work, wanted, done, schema.names)
+            try:
+                piece = _piece(batch, work, wanted, done, schema.names)
+            except InvalidInput as error:
+                place = f"{subject}/{work.partition}"
+                raise LogDamaged(place, batch.header.base_offset, str(error)) from error
             if piece is not None:
                 pieces.append(piece)
         yield from arrow_batches(Rows(subject, work.partition, pieces), schema)
@@ -172,6 +177,8 @@ def _piece(batch: StoredBatch, work: OffsetRange, wanted: Wanted, done: Numbers,
     """What is wanted of an intact batch; None if that is nothing, which the slot vector may tell without decoding."""
     header = batch.header
     slots: Numbers = np.frombuffer(slots_of(batch), np.uint16)
+    if slots.max() >= SLOT_COUNT:
+        raise InvalidInput(f"a batch with a slot above {SLOT_COUNT - 1}")
     is_wanted: Numbers = np.frombuffer(wanted.slots.flags, np.bool_)[slots]
     if not is_wanted.any():
         return None

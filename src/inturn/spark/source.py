@@ -34,7 +34,7 @@ from inturn.spark.offsets import (
     parse_offsets,
     resolve,
 )
-from inturn.spark.options import SECRETS, ReadOptions, parse_options
+from inturn.spark.options import ReadOptions, parse_options
 from inturn.spark.ordered import OUTCOMES, OrderedBatchReader, OrderedStreamReader
 from inturn.spark.rows import OffsetRange, cut, read_rows
 from inturn.spark.schema import COLUMNS, check_columns
@@ -68,9 +68,10 @@ class InturnDataSource(DataSource):
         return StreamReader(options, schema) if options.handler is None else OrderedStreamReader(options)
 
     def _options(self, *, is_streaming: bool) -> ReadOptions:
-        for name in SECRETS:
-            if name in self.options:
-                _log.warning("spark.credentials_unused", option=name, why="servers ask for no credentials yet")
+        if "password" in self.options:
+            _log.warning(
+                "spark.credentials_unused", option="password", why="servers ask for a token, not for a password"
+            )
         return parse_options(self.options, is_streaming=is_streaming)
 
     def __repr__(self) -> str:
@@ -88,7 +89,7 @@ class _Reading:
         self._driver_host = socket.gethostname()
 
     def _connection(self) -> Connection:
-        return connected(self._options.target, "the driver")
+        return connected(self._options.target, "the driver", self._options.credentials)
 
     def _ranges(
         self, start: ByPartition, end: ByPartition, done: Mapping[int, bytes] | None = None
@@ -116,7 +117,7 @@ class _Reading:
                 f"folder {options.target!r}: the driver's host is {self._driver_host!r}, this task is on "
                 f"{socket.gethostname()!r}; folders are for local masters, use `inturn serve` and the option server"
             )
-        node = connected(options.target, "a task").node
+        node = connected(options.target, "a task", options.credentials).node
         return read_rows(node, options.subject, partition, self._wanted, self._columns, options.fail_on_data_loss)
 
 

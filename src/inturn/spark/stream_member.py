@@ -33,7 +33,7 @@ class StreamMember(SupportsTriggerAvailableNow):
         return {**self.__dict__, "_arrivals": None, "_holding": None}
 
     def _connection(self) -> Connection:
-        return connected(self._options.target, "the driver")
+        return connected(self._options.target, "the driver", self._options.credentials)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         limit = self._options.max_messages_per_trigger

@@ -1,4 +1,5 @@
-"""Where a server is: `inturn://host:port`, or the path of a socket, `inturn+unix:///path`."""
+"""Where a server is: `inturn://host:port`, with TLS `inturns://host:port`, or the path of a socket,
+`inturn+unix:///path`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from inturn.model.errors import InvalidInput
 
 DEFAULT_PORT = 7420
-TCP, UNIX = "inturn", "inturn+unix"
+TCP, TLS, UNIX = "inturn", "inturns", "inturn+unix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,13 @@ class Address:
     host: str = ""
     port: int = 0
     path: str | None = None
+    is_tls: bool = False
 
     def __str__(self) -> str:
         if self.path is not None:
             return f"{UNIX}://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{TCP}://{host}:{self.port}"
+        return f"{TLS if self.is_tls else TCP}://{host}:{self.port}"
 
     def dial(self, timeout_s: float) -> socket.socket:
         """A connected socket. Raises OSError."""
@@ -48,7 +50,7 @@ def is_address(text: object) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    hint = f"give {TCP}://host:port, or {UNIX}:///path/of/socket"
+    hint = f"give {TCP}://host:port, {TLS}://host:port for TLS, or {UNIX}:///path/of/socket"
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -58,6 +60,8 @@ def parse_address(text: str) -> Address:
         if not parts.path or parts.netloc:
             raise InvalidInput(f"address {text!r} has no path; {hint}")
         return Address(path=unquote(parts.path))
-    if parts.scheme != TCP or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.username:
+    if parts.username or parts.password:
+        raise InvalidInput(f"an address has no user and no password in it; {hint}, and the token to connect(token=…)")
+    if parts.scheme not in (TCP, TLS) or not parts.hostname or parts.path not in ("", "/") or parts.query:
         raise InvalidInput(f"address {text!r} is no address of a server; {hint}")
-    return Address(parts.hostname, DEFAULT_PORT if port is None else port)
+    return Address(parts.hostname, DEFAULT_PORT if port is None else port, is_tls=parts.scheme == TLS)

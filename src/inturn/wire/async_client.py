@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import socket
+import ssl
 import threading
 from typing import cast
 
@@ -20,7 +21,8 @@ from inturn.model.errors import Closed, ConnectionLost, InturnError, ProtocolErr
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
 from inturn.wire.address import Address
-from inturn.wire.link import Link, LinkSettings, LinkState, deliver
+from inturn.wire.link import Link, LinkSettings, LinkState, NotLetIn, deliver, hung_up_text
+from inturn.wire.tls_stream import tls_error_text
 
 _log = get_logger("inturn.wire")
 _READ_S = 0.05  # for what has come while the process was frozen to be read
@@ -28,13 +30,24 @@ _LOOK_S = 0.5  # how often it is looked whether the loop still runs
 
 
 class AsyncRemoteNode:
-    """Made and closed in the loop that it lives in, which must run as long as it is used."""
+    """Made and closed in the loop that it lives in, which must run as long as it is used. `tls` comes with the name of
+    the server."""
 
-    def __init__(self, address: Address, software: str, clock: Clock, settings: LinkSettings | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        software: str,
+        clock: Clock,
+        settings: LinkSettings | None = None,
+        token: str = "",
+        tls: tuple[ssl.SSLContext, str] | None = None,
+    ) -> None:
         self._address = address
+        self._tls = None if tls is None else tls[0]
+        self._server_name = None if tls is None else tls[1]
         self._clock = clock
         self._settings = settings if settings is not None else LinkSettings()
-        self._link = Link(str(address), software, self._settings, random.Random(), self._send)
+        self._link = Link(str(address), software, self._settings, random.Random(), self._send, token)
         self._loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
         self._transport: asyncio.Transport | None = None
@@ -176,9 +189,12 @@ class AsyncRemoteNode:
                 if self._address.path is not None:
                     await self._loop.create_unix_connection(lambda: _Stream(self), self._address.path)
                 else:
-                    await self._loop.create_connection(lambda: _Stream(self), self._address.host, self._address.port)
+                    host, port = self._address.host, self._address.port
+                    await self._loop.create_connection(
+                        lambda: _Stream(self), host, port, ssl=self._tls, server_hostname=self._server_name
+                    )
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be one of a host
-            return str(error) or "no answer"
+            return tls_error_text(error) or "no answer"
         watching = self._loop.create_task(self._watch())
         try:
             return await self._ended
@@ -212,11 +228,18 @@ class AsyncRemoteNode:
             _log.warning("wire.protocol_error", address=str(self._address), error=str(error))
             self.end(error.why)
             return
+        except NotLetIn as error:
+            _log.warning("wire.not_let_in", address=str(self._address), error=str(error))
+            self.end(error.why)
+            return
         if not was_up:
             self._tried.set()
             if self._link.refusal is not None:
                 self.end(str(self._link.refusal))
         deliver(deliveries)
+
+    def hung_up(self, error: Exception | None) -> None:
+        self.end(hung_up_text(self._link.state, str(self._address)) if error is None else tls_error_text(error))
 
     def end(self, why: str) -> None:
         if self._ended is not None and not self._ended.done():
@@ -243,4 +266,4 @@ class _Stream(asyncio.Protocol):
         self._node.received(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._node.end("the server hung up" if error is None else str(error))
+        self._node.hung_up(error)

@@ -11,6 +11,7 @@ import os
 import random
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 
@@ -19,7 +20,8 @@ from inturn.model.commands import Command, Reply
 from inturn.model.errors import Closed, ConnectionLost, ProtocolError
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
-from inturn.wire.link import Link, LinkSettings, LinkState, deliver
+from inturn.wire.link import Link, LinkSettings, LinkState, NotLetIn, deliver, hung_up_text
+from inturn.wire.tls_stream import TlsStream
 
 _log = get_logger("inturn.wire")
 READ_BYTES = 256 * 1024
@@ -28,7 +30,8 @@ MANY = 64  # unanswered: then nobody waits for a single one, and those that come
 
 class RemoteNode:
     """`dial` gives a connected socket, raises OSError, or returns None when there is nothing to be connected to any
-    more: then this is over. It is called from the client's own thread."""
+    more: then this is over. It is called from the client's own thread. `tls` with the name of the server: each stream
+    begins with a TLS handshake."""
 
     def __init__(
         self,
@@ -37,16 +40,21 @@ class RemoteNode:
         software: str,
         clock: Clock,
         settings: LinkSettings | None = None,
+        token: str = "",
+        tls: tuple[ssl.SSLContext, str] | None = None,
     ) -> None:
         self._dial = dial
+        self._tls_settings = tls
+        self._tls: TlsStream | None = None
         self._address = address
         self._clock = clock
         self._settings = settings if settings is not None else LinkSettings()
-        self._link = Link(address, software, self._settings, random.Random(), self._send)
+        self._link = Link(address, software, self._settings, random.Random(), self._send, token)
         self._lock = threading.Lock()
         self._tried = threading.Condition(self._lock)
         self._tries = 0
-        self._out: list[bytes] = []
+        self._out: list[bytes] = []  # frames
+        self._rest = b""  # bytes that the socket did not take
         self._socket: socket.socket | None = None
         self._is_closed = False
         self._is_over = False  # there is nothing to be connected to any more
@@ -120,6 +128,7 @@ class RemoteNode:
                 with self._tried:
                     deliveries = self._link.lost(why, self._clock.monotonic())
                     self._out.clear()
+                    self._rest = b""
                     self._tries += 1
                     self._tried.notify_all()
                 deliver(deliveries)
@@ -146,20 +155,31 @@ class RemoteNode:
             self._is_over = True
             return "there is nothing to be connected to any more"
         with dialed:
-            dialed.setblocking(False)
-            with self._lock:
-                self._socket = dialed
-                self._link.opened(self._clock.monotonic())
             try:
+                self._begin(dialed)
                 return self._talk(dialed)
             except OSError as error:
                 return error.strerror or str(error)
             except ProtocolError as error:
                 _log.warning("wire.protocol_error", address=self._address, error=str(error))
                 return error.why
+            except NotLetIn as error:
+                _log.warning("wire.not_let_in", address=self._address, error=str(error))
+                return error.why
             finally:
                 with self._lock:
                     self._socket = None
+
+    def _begin(self, dialed: socket.socket) -> None:
+        tls = None
+        if self._tls_settings is not None:
+            tls = TlsStream(*self._tls_settings)
+            tls.shake_hands(dialed)
+        dialed.setblocking(False)
+        with self._lock:
+            self._tls = tls
+            self._socket = dialed
+            self._link.opened(self._clock.monotonic())
 
     def _talk(self, dialed: socket.socket) -> str:
         poll = select.poll()
@@ -180,8 +200,10 @@ class RemoteNode:
                 if ready == number and event & ~select.POLLOUT:
                     data = dialed.recv(READ_BYTES)
                     if not data:
-                        return "the server hung up" if self._link.refusal is None else str(self._link.refusal)
+                        return self._hung_up()
                     with self._lock:
+                        if self._tls is not None:
+                            data = self._unseal(self._tls, data)
                         deliveries = self._link.received(data, self._clock.monotonic())
                         if not is_up and self._link.state is LinkState.UP:
                             is_up = True
@@ -189,11 +211,26 @@ class RemoteNode:
                     deliver(deliveries)
                     if self._link.refusal is not None:
                         return str(self._link.refusal)
+                    if self._tls is not None and self._tls.is_ended:
+                        return self._hung_up()
             # By the time before the look: whoever was frozen since then has not read yet what came meanwhile.
             with self._lock:
                 if self._link.is_silent(now_s):
                     return f"no answer for {self._settings.silence_s:g} s"
         return "the connection is closed"
+
+    def _hung_up(self) -> str:
+        if self._link.refusal is not None:
+            return str(self._link.refusal)
+        return hung_up_text(self._link.state, self._address)
+
+    def _unseal(self, tls: TlsStream, data: bytes) -> bytes:
+        said = tls.unseal(data)
+        to_send = tls.to_send()
+        if to_send:  # TLS has its own business, now and then
+            self._rest += to_send
+            self._wake()
+        return said
 
     def _sleep_until(self, at_s: float) -> None:
         poll = select.poll()
@@ -208,25 +245,31 @@ class RemoteNode:
     # Sending, under the lock
 
     def _send(self, frame: bytes) -> None:
-        if self._out or self._link.unanswered_count > MANY:
+        if self._out or self._rest or self._link.unanswered_count > MANY:
             self._out.append(frame)
             if len(self._out) == 1:
                 self._wake()
             return
-        sent = self._send_some(frame)
-        if sent < len(frame):
-            self._out.append(frame[sent:])
+        self._put(frame)
+        if self._rest:
             self._wake()
 
     def _write_rest(self, dialed: socket.socket) -> bool:
         """Whether everything is sent."""
         with self._lock:
-            data = b"".join(self._out)
-            self._out.clear()
-            sent = self._send_some(data)
-            if sent < len(data):
-                self._out.append(data[sent:])
-            return not self._out
+            if self._rest:
+                self._rest = self._rest[self._send_some(self._rest) :]
+            if self._out and not self._rest:
+                data = b"".join(self._out)
+                self._out.clear()
+                self._put(data)
+            return not self._rest
+
+    def _put(self, data: bytes) -> None:
+        """Nothing may be left over from before."""
+        if self._tls is not None:
+            data = self._tls.seal(data)
+        self._rest = data[self._send_some(data) :]
 
     def _send_some(self, data: bytes) -> int:
         """How much the socket took."""

@@ -1,7 +1,10 @@
 """The client's end of a stream, without I/O: what to send, which answer belongs to what, and when to give it up.
 
     DOWN ─ opened ─► GREETING ─ Welcome ─► UP ─ lost ─► DOWN, until the back-off is over
-                         └─ VersionMismatch ─► REFUSED
+                         └─ VersionMismatch, or AuthenticationFailed at the first time ─► REFUSED
+
+Once a client was let in, a server that does not know it any more is like one that is not there: tokens are renewed by
+people, who make mistakes, and what waits to be sent is not to be lost for it.
 
 Whatever is unanswered when the stream is lost is answered with ConnectionLost: it may have been done or not, and
 whoever asked repeats it, which every command allows. Nothing is kept for later, so nothing is sent when it is stale.
@@ -16,7 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from inturn.model.commands import Answer, Command, Hello, Ping, Reply, Welcome
-from inturn.model.errors import ConnectionLost, InturnError, InvalidInput, ProtocolError, VersionMismatch, WireError
+from inturn.model.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    InturnError,
+    InvalidInput,
+    ProtocolError,
+    QuotaExceeded,
+    VersionMismatch,
+    WireError,
+)
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
 from inturn.wire.codec import VERSIONS, pack, unpack
@@ -45,6 +57,21 @@ class LinkState(enum.Enum):
 Delivery = tuple[Reply, Answer | InturnError]
 
 
+class NotLetIn(Exception):
+    """The server answered the greeting with an error that may be gone later."""
+
+    @property
+    def why(self) -> str:
+        return str(self)
+
+
+def hung_up_text(state: LinkState, address: str) -> str:
+    """Why a stream is over that the server has ended."""
+    if state is LinkState.GREETING and address.startswith("inturn://"):
+        return "the server hung up without a word; does it talk TLS? Then use inturns://"
+    return "the server hung up"
+
+
 def deliver(deliveries: list[Delivery]) -> None:
     """Call the replies; one that fails is not to cost the others theirs."""
     for reply, answer in deliveries:
@@ -67,7 +94,9 @@ class Link:
         settings: LinkSettings,
         rng: random.Random,
         send: Callable[[bytes], None],
+        token: str = "",
     ) -> None:
+        self._token = token
         self.state = LinkState.DOWN
         self.why = "not connected yet"
         self.refusal: WireError | None = None
@@ -95,7 +124,7 @@ class Link:
         self.state = LinkState.GREETING
         self._reader = FrameReader(HELLO_BYTES_MAX)
         self._heard_at_s = self._pinged_at_s = now_s
-        self._ask(Hello(VERSIONS, self._software), lambda _: None)
+        self._ask(Hello(VERSIONS, self._software, self._token), lambda _: None)
 
     def submit(self, command: Command, reply: Reply) -> Delivery | None:
         """Send it. If that cannot be, what to answer instead is returned."""
@@ -104,7 +133,8 @@ class Link:
         return self._ask(command, reply)
 
     def received(self, data: bytes, now_s: float) -> list[Delivery]:
-        """Bytes came. Raises ProtocolError if they make no sense: then the stream is to be given up (`lost`)."""
+        """Bytes came. Raises ProtocolError if they make no sense, NotLetIn if the server wants nothing of us now: then
+        the stream is to be given up (`lost`)."""
         self._heard_at_s = now_s
         answered: dict[int, Delivery] = {}
         try:
@@ -119,7 +149,7 @@ class Link:
                     answered[frame.number] = reply, answer
                 elif frame.number == 0 and isinstance(answer, InturnError):
                     raise ProtocolError(f"the server hung up: {answer}")
-        except ProtocolError:
+        except (ProtocolError, NotLetIn):
             # What came before the nonsense is not returned, so `lost` has to answer it.
             self._pending.update((number, reply) for number, (reply, _) in answered.items())
             raise
@@ -164,8 +194,10 @@ class Link:
             self.lease = answer.lease
             self._frame_bytes = answer.frame_bytes
             self._reader.bytes_max = answer.frame_bytes
-        elif isinstance(answer, VersionMismatch):
+        elif isinstance(answer, VersionMismatch) or (isinstance(answer, AuthenticationFailed) and self.lease is None):
             self.state, self.refusal = LinkState.REFUSED, answer
+        elif isinstance(answer, AuthenticationFailed | QuotaExceeded):
+            raise NotLetIn(str(answer))
         else:
             raise ProtocolError(f"the server greeted with {answer!r}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,12 +20,15 @@ from inturn.model.event_loop import new_event_loop
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
 from inturn.wire.address import Address
-from inturn.wire.session import ServedNode, ServerSettings, Session
+from inturn.wire.doors import Doors, Visit
+from inturn.wire.guarding import Guard
+from inturn.wire.peer import Peer
+from inturn.wire.session import ServedNode, ServerSettings
+from inturn.wire.tls_door import TlsDoor
 
 _log = get_logger("inturn.wire")
-OUT_BYTES_MAX = 256 << 20  # of answers that a client does not take
-OUT_BYTES_HIGH = 4 << 20
 WATCH_S = 5.0
+GUARDED_WATCH_S = 1.0  # so soon a token that was revoked is of no use any more
 CLOSING_TURNS = 5
 LOAD_S = 1.0  # how long somebody who looks waits for an answer
 
@@ -38,6 +43,9 @@ class ServerLoad:
     delay_s: float  # until its thread came to tell this
 
 
+BACKLOG = 100  # as asyncio has it
+
+
 class Server:
     """Serves a node from `listen` to `close`."""
 
@@ -49,18 +57,22 @@ class Server:
         software: str,
         settings: ServerSettings | None = None,
         on_error: Callable[[InturnError], None] | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        """`on_error` is told of answers that are errors, from any thread."""
+        """`on_error` is told of answers that are errors, from any thread. `guard` None: whoever comes may do all."""
+        self.guard = guard
         self.node = node
         self.on_error = on_error
         self.lease = lease
         self.clock = clock
         self.software = software
         self.settings = settings if settings is not None else ServerSettings()
-        self.peers: set[_Peer] = set()
+        self.peers: set[Peer] = set()
+        self.doors: Doors[Visit] = Doors(self.settings)
         self._unix_paths: list[str] = []
         self._servers: list[asyncio.Server] = []
-        self._dirty: deque[_Peer] = deque()
+        self._tls_doors: list[TlsDoor] = []
+        self._dirty: deque[Peer] = deque()
         self._is_woken = False
         self.is_closed = False
         self._started: Future[None] = Future()
@@ -86,6 +98,11 @@ class Server:
         except (TimeoutError, RuntimeError, CancelledError):  # it is busy, or was closed just now
             return None
 
+    def reload(self) -> None:
+        """Have the guard read its files again, from any thread."""
+        with contextlib.suppress(RuntimeError):  # it was closed just now
+            self._loop.call_soon_threadsafe(self._look_at_guard, True)
+
     def close(self) -> None:
         """Hang up on everybody. What is not answered will not be."""
         if self.is_closed:
@@ -101,10 +118,12 @@ class Server:
             for listening in server.sockets:
                 with contextlib.suppress(OSError):
                     os.close(listening.fileno())
+        for door in self._tls_doors:
+            door.disown()
         for peer in self.peers:
             peer.disown()
 
-    def wake(self, peer: _Peer) -> None:
+    def wake(self, peer: Peer) -> None:
         """There is something to send, from any thread; one wake-up is for all that come before it."""
         self._dirty.append(peer)
         if not self._is_woken:
@@ -127,7 +146,8 @@ class Server:
         self._started.set_result(None)
         while not self._ended.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), WATCH_S)
+                await asyncio.wait_for(self._ended.wait(), WATCH_S if self.guard is None else GUARDED_WATCH_S)
+            self._look_at_guard(False)
             now_s = self.clock.monotonic()
             for peer in list(self.peers):
                 peer.hang_up_if_silent(now_s)
@@ -140,135 +160,56 @@ class Server:
             self.clock.monotonic() - asked_at_s,
         )
 
+    def _look_at_guard(self, always: bool) -> None:
+        if self.guard is None:
+            return
+        self.guard.reload(always=always)
+        for peer in list(self.peers):
+            peer.hang_up_if_invalid()
+
     async def _listen(self, address: Address) -> Address:
         if address.path is not None:
-            unix_server = await self._loop.create_unix_server(lambda: _Peer(self), address.path)
-            self._servers.append(unix_server)
-            self._unix_paths.append(address.path)
+            bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                os.chmod(address.path, 0o600)
-            except OSError:
-                unix_server.close()  # better nobody than everybody
+                bound.bind(address.path)
+                self._unix_paths.append(address.path)
+                os.chmod(address.path, 0o600)  # before anybody can be heard there
+                unix_server = await self._loop.create_unix_server(lambda: Peer(self, is_local=True), sock=bound)
+            except BaseException:
+                bound.close()
                 raise
+            self._servers.append(unix_server)
             return address
-        server = await self._loop.create_server(lambda: _Peer(self), address.host, address.port)
+        if self.guard is not None and self.guard.tls is not None:
+            return await self._listen_tls(address, self.guard.tls)
+        server = await self._loop.create_server(lambda: Peer(self), address.host, address.port)
         self._servers.append(server)
         return Address(address.host, server.sockets[0].getsockname()[1])
+
+    async def _listen_tls(self, address: Address, tls: ssl.SSLContext) -> Address:
+        found = await self._loop.getaddrinfo(
+            address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _, _, _, where in dict.fromkeys(found):
+            listening = socket.create_server(cast(tuple[str, int], where[:2]), family=family, backlog=BACKLOG)
+            listening.setblocking(False)
+            self._tls_doors.append(TlsDoor(self, listening, tls))
+        return Address(address.host, self._tls_doors[0].listening.getsockname()[1], is_tls=True)
 
     async def _close(self) -> None:
         for server in self._servers:
             server.close()
+        for door in self._tls_doors:
+            door.close()
         for path in self._unix_paths:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         await asyncio.sleep(0)
         # Whoever was accepted at the last moment is here only a little later.
         for _ in range(CLOSING_TURNS):
+            for visit in self.doors.all():
+                visit.abort()
             for peer in list(self.peers):
                 peer.abort()
             await asyncio.sleep(0.001 if self.peers else 0)
         self._ended.set()
-
-
-class _Peer(asyncio.Protocol):
-    """A session on a socket."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._out: deque[bytes] = deque()
-        self._is_flushing = False  # a flush comes by itself
-        self._is_reading = True
-        self._heard_at_s = server.clock.monotonic()
-        self.session = Session(
-            server.node, server.settings, server.lease, server.software, self._send, self._hang_up_soon, server.on_error
-        )
-        self._hangs_up = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=OUT_BYTES_HIGH)
-        self._server.peers.add(self)
-        if self._server.is_closed:
-            self._transport.abort()
-        elif len(self._server.peers) > self._server.settings.connections:
-            _log.warning("wire.too_many_connections", limit=self._server.settings.connections)
-            self._transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        self._heard_at_s = self._server.clock.monotonic()
-        self._is_flushing = True
-        self.session.received(data)
-        self.flush()
-        self._look()
-
-    def pause_writing(self) -> None:
-        self.session.pause(True)
-        self._look()
-
-    def resume_writing(self) -> None:
-        self.session.pause(False)
-        self._look()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._server.peers.discard(self)
-        self.session.lost()
-
-    def hang_up_if_silent(self, now_s: float) -> None:
-        self._look()
-        if now_s >= self._heard_at_s + self._server.settings.silence_s and self._is_reading:
-            _log.info("wire.silent", silence_s=self._server.settings.silence_s)
-            self._transport.abort()
-
-    def abort(self) -> None:
-        """Without another word: what comes from the node from now on is not to be heard."""
-        self.session.is_closed = True
-        self._transport.abort()
-
-    @property
-    def untaken_bytes(self) -> int:
-        return self.session.unwritten_bytes + self._transport.get_write_buffer_size()
-
-    def disown(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._transport.get_extra_info("socket").fileno())
-
-    def flush(self) -> None:
-        self._is_flushing = False
-        out = self._out
-        if not out:
-            return
-        if len(out) == 1:
-            data: bytes | bytearray = out.popleft()
-        else:
-            frames = []
-            while out:
-                frames.append(out.popleft())
-            data = b"".join(frames)
-        self._transport.write(data)
-        self.session.written(len(data))
-        if self._hangs_up:
-            self._transport.close()
-        elif self._transport.get_write_buffer_size() > OUT_BYTES_MAX:
-            _log.warning("wire.answers_not_taken", limit_bytes=OUT_BYTES_MAX)
-            self._transport.abort()
-        if not self._is_reading or self.session.has_waiting:
-            self.session.go_on()
-            self._look()
-
-    def _send(self, frame: bytes) -> None:
-        self._out.append(frame)
-        if not self._is_flushing:
-            self._is_flushing = True
-            self._server.wake(self)
-
-    def _hang_up_soon(self) -> None:
-        self._hangs_up = True
-
-    def _look(self) -> None:
-        """Read only while there is room for what is read."""
-        if self.session.is_full == self._is_reading and not self._transport.is_closing():
-            self._is_reading = not self._is_reading
-            if self._is_reading:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()

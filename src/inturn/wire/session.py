@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from inturn.model.batch import NO_COMPRESSION, ZSTD, Batch, payload_checksum
+from inturn.model.batch import DECOMPRESSED_BYTES_MAX, NO_COMPRESSION, ZSTD, Batch, payload_checksum
 from inturn.model.commands import (
     Answer,
     Append,
@@ -34,18 +34,26 @@ from inturn.model.commands import (
     Reply,
     Welcome,
 )
-from inturn.model.errors import InturnError, InvalidInput, ProtocolError, VersionMismatch
+from inturn.model.errors import (
+    AuthenticationFailed,
+    InturnError,
+    InvalidInput,
+    ProtocolError,
+    QuotaExceeded,
+    VersionMismatch,
+)
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
+from inturn.model.zstd_frame import HEADER_BYTES_MAX, content_bytes
 from inturn.wire.codec import VERSIONS, pack, unpack
 from inturn.wire.frames import NUMBER_MAX, Frame, FrameReader
+from inturn.wire.guarding import Pass
 
 _log = get_logger("inturn.wire")
 MIB = 1 << 20
 HELLO_BYTES_MAX = 1024
 UNWRITTEN_BYTES_MAX = 4 * MIB
 MEMBER_LENGTH_MAX = 1000
-_ZSTD_MARK = b"\x28\xb5\x2f\xfd"
 _U32_MAX, _I64_MAX = 2**32 - 1, 2**63 - 1
 
 
@@ -58,7 +66,11 @@ class ServerSettings:
     unanswered_bytes: int = 128 * MIB  # of commands of one client
     unanswered_count: int = 65_536
     connections: int = 4096
+    connections_per_address: int = 2048  # of one host
     silence_s: float = 60.0  # a client that says nothing for so long is hung up on
+    # Before a client has said who it is:
+    greeting_s: float = 10.0  # how long it may take, TLS included
+    ungreeted: int = 256  # how many there may be; then the oldest of them is hung up on
 
 
 class ServedNode(Node, Protocol):
@@ -101,8 +113,11 @@ class Session:
         send: Callable[[bytes], None],
         hang_up: Callable[[], None],
         on_error: Callable[[InturnError], None] | None = None,
+        visitor: Pass | None = None,
     ) -> None:
+        """`visitor` None: whoever comes may do everything."""
         self.is_closed = False
+        self.is_greeted = False
         self._node = node
         self._settings = settings
         self._lease = lease
@@ -110,8 +125,8 @@ class Session:
         self._send = send
         self._hang_up = hang_up
         self._on_error = on_error
+        self._pass = visitor
         self._reader = FrameReader(HELLO_BYTES_MAX)
-        self._is_greeted = False
         self._next_number = 0  # the lowest number that was not seen yet
         self._is_paused = False
         self._inbox: deque[Frame] = deque()
@@ -136,6 +151,7 @@ class Session:
             or self._unwritten_bytes > UNWRITTEN_BYTES_MAX
             or self._unanswered_bytes > self._settings.unanswered_bytes
             or self._unanswered_count > self._settings.unanswered_count
+            or (self._pass is not None and self.quota_wait_s > 0)
         )
 
     @property
@@ -149,6 +165,16 @@ class Session:
         return self._unwritten_bytes + sum(self._given)
 
     @property
+    def quota_wait_s(self) -> float:
+        """How long nothing more is looked at since the client has used up what it may have per second."""
+        metered = None if self._pass is None else self._pass.metered
+        return 0.0 if metered is None else metered.wait_s()
+
+    @property
+    def is_valid(self) -> bool:
+        return self._pass is None or self._pass.is_valid
+
+    @property
     def has_waiting(self) -> bool:
         """Something has come that was not looked at, for want of room."""
         return bool(self._inbox)
@@ -156,9 +182,10 @@ class Session:
     def received(self, data: bytes) -> None:
         if self.is_closed:
             return
+        self._count_bytes(len(data))
         try:
             frames = self._reader.feed(data)
-            if frames and not self._is_greeted:
+            if frames and not self.is_greeted:
                 frames = self._greet(frames)
             self._inbox.extend(frames)
         except ProtocolError as error:
@@ -179,11 +206,25 @@ class Session:
     def written(self, size_bytes: int) -> None:
         """So much of what was sent is with the socket now, which tells by `pause` when it has too much."""
         self._unwritten_bytes -= size_bytes
+        self._count_bytes(size_bytes)
+
+    def keep_alive(self) -> None:
+        """Tell a client that has to wait that somebody is there: else it would give the stream up, and come again."""
+        if self.is_greeted and not self.is_closed:
+            self._give(pack(0, Done()))  # no command has this number, so it answers none
+
+    def _count_bytes(self, size_bytes: int) -> None:
+        if self._pass is not None:
+            metered = self._pass.metered
+            if metered is not None:
+                metered.take_bytes(size_bytes)
 
     def lost(self) -> None:
         """The stream is gone."""
         self.is_closed = True
         self._inbox.clear()
+        if self._pass is not None:
+            self._pass.gone()
         self._node.hung_up(self)
 
     def answer(self, number: int, size_bytes: int, answer: Answer | InturnError) -> None:
@@ -221,7 +262,13 @@ class Session:
         if highest < VERSIONS[0] or lowest > VERSIONS[1]:
             self._refuse(number, VersionMismatch(hello.versions, VERSIONS, self._software))
             return []
-        self._is_greeted = True
+        if self._pass is not None:
+            try:
+                self._pass.greet(hello)
+            except (AuthenticationFailed, QuotaExceeded) as error:
+                self._refuse(number, error)
+                return []
+        self.is_greeted = True
         self._next_number = number + 1  # a client goes on counting from stream to stream
         self._reader.bytes_max = self._settings.frame_bytes
         version = min(highest, VERSIONS[1])
@@ -254,10 +301,20 @@ class Session:
             reply(Done())
             return
         try:
-            self._node.submit_remote(command, reply)
+            if self._pass is None:
+                self._node.submit_remote(command, reply)
+            else:
+                self._submit_if_admitted(self._pass, command, reply)
         except Exception as error:  # of ours, or made by a command that no client of ours would send
             _log.exception("wire.command_failed", command=type(command).__name__)
             reply(InturnError(f"{type(command).__name__} failed: {error!r}"))
+
+    def _submit_if_admitted(self, visitor: Pass, command: Command, reply: SessionReply) -> None:
+        if visitor.metered is not None:
+            visitor.metered.take_command()
+        admitted = visitor.admitted(command, reply)
+        if admitted is not None:
+            self._node.submit_remote(command, admitted)
 
     def _checked(self, command: object) -> Command:
         """What our own clients take care of, nobody else has to."""
@@ -296,10 +353,12 @@ def _check_batch(batch: Batch) -> None:
 
 
 def _has_count(batch: Batch) -> bool:
-    """Whether the messages behind the slot vector say that they are as many; what is compressed cannot be asked."""
+    """Whether the messages behind the slot vector say that they are as many; what is compressed cannot be asked, but it
+    has to say its size, and one that readers take."""
     body = batch.payload[2 * batch.count : 2 * batch.count + 5]
     if batch.compression == ZSTD:
-        return body.startswith(_ZSTD_MARK)
+        size_bytes = content_bytes(batch.payload[2 * batch.count : 2 * batch.count + HEADER_BYTES_MAX])
+        return size_bytes is not None and size_bytes <= DECOMPRESSED_BYTES_MAX
     for mark, size in ((b"\xdc", 2), (b"\xdd", 4)):
         if body.startswith(mark):
             return int.from_bytes(body[1 : 1 + size], "big") == batch.count

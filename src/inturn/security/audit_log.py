@@ -1,0 +1,106 @@
+"""The audit log: refusals and administrative acts, one JSON object per line, appended and never read.
+
+Nothing of a message is in it, and no token. Whoever provokes refusals writes a few lines a second at the most; how many
+were left out is told by the next one. The file may be moved away at any time, as logrotate does: the next line makes a
+new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+from inturn.model.clock import Clock
+from inturn.model.errors import InvalidInput
+from inturn.model.logs import get_logger
+from inturn.security.meter import Meter
+
+_log = get_logger("inturn.security")
+REFUSALS_PER_S = 5.0  # of one principal, or of one address that nobody has authenticated
+REFUSALS_PER_S_MAX = 100.0  # of all
+SOURCES_MAX = 10_000
+BURST_S = 4.0
+
+
+class AuditLog:
+    """Safe to use from several threads. A line that cannot be written is an error in the server's own log; the server
+    goes on."""
+
+    def __init__(self, path: str | os.PathLike[str], clock: Clock) -> None:
+        self._path = Path(path)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._inode: tuple[int, int] | None = None
+        self._sources: dict[str, _Source] = {}
+        self._all = Meter(REFUSALS_PER_S_MAX, clock.monotonic, BURST_S)
+        try:
+            self._reopen_if_moved()
+        except OSError as error:
+            raise InvalidInput(f"audit log {str(path)!r} cannot be written: {error.strerror}") from error
+
+    def refused(self, source: str, **fields: object) -> None:
+        """`source` is what the rate is counted by."""
+        with self._lock:
+            known = self._sources.get(source)
+            if known is None:
+                if len(self._sources) >= SOURCES_MAX:
+                    self._sources.clear()
+                known = self._sources[source] = _Source(Meter(REFUSALS_PER_S, self._clock.monotonic, BURST_S))
+            if not (known.meter.try_take() and self._all.try_take()):
+                known.left_out += 1
+                return
+            left_out, known.left_out = known.left_out, 0
+            self._write({"event": "refused", **fields, **({"left_out": left_out} if left_out else {})})
+
+    def noted(self, event: str, **fields: object) -> None:
+        """An act: always written."""
+        with self._lock:
+            self._write({"event": event, **fields})
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _write(self, fields: dict[str, object]) -> None:
+        at = datetime.fromtimestamp(self._clock.time_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+        present = {name: value for name, value in fields.items() if value is not None}
+        # In ASCII: what somebody has named cannot look like the end of a line, or play with a terminal.
+        line = json.dumps({"at": at, **present}, default=repr, separators=(",", ":")).encode() + b"\n"
+        try:
+            self._reopen_if_moved()
+            assert self._file is not None
+            os.write(self._file, line)  # at once: lines of several servers do not mix
+        except OSError as error:
+            _log.error("audit_log.failed", path=str(self._path), error=str(error))
+
+    def _reopen_if_moved(self) -> None:
+        try:
+            found = os.stat(self._path)
+            inode = (found.st_dev, found.st_ino)
+        except FileNotFoundError:
+            inode = None
+        if self._file is not None and inode == self._inode:
+            return
+        self._close()
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        opened = os.fstat(self._file)
+        self._inode = opened.st_dev, opened.st_ino
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+
+class _Source:
+    __slots__ = ("left_out", "meter")
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.left_out = 0

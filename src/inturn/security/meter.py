@@ -1,0 +1,69 @@
+"""A meter: how much of something is left, when it comes back at a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+BURST_S = 1.0  # so much of the rate may be used at once
+
+
+class Meter:
+    """What is taken may exceed what is left: then there is a debt, and something to wait for. Nothing is refused here.
+
+    Not safe to use from several threads.
+    """
+
+    __slots__ = ("_at_s", "_burst", "_left", "_now_s", "_per_s")
+
+    def __init__(self, per_s: float, now_s: Callable[[], float], burst_s: float = BURST_S) -> None:
+        self._per_s = per_s
+        self._burst = max(1.0, per_s * burst_s)
+        self._left = self._burst
+        self._now_s = now_s
+        self._at_s = now_s()
+
+    def take(self, count: float) -> None:
+        self._fill()
+        self._left -= count
+
+    def try_take(self, count: float = 1.0) -> bool:
+        """Take it only if it is there."""
+        self._fill()
+        if self._left < count:
+            return False
+        self._left -= count
+        return True
+
+    def wait_s(self) -> float:
+        """Until the debt is paid; 0 if there is none."""
+        if self._left >= 0:  # most of the time, and no look at the clock
+            return 0.0
+        self._fill()
+        return max(0.0, -self._left / self._per_s)
+
+    def _fill(self) -> None:
+        now_s = self._now_s()
+        self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+
+
+class Metered:
+    """The commands and bytes of one principal, on all of its streams together."""
+
+    __slots__ = ("_bytes", "_commands")
+
+    def __init__(self, commands_per_s: float | None, bytes_per_s: float | None, now_s: Callable[[], float]) -> None:
+        self._commands = None if commands_per_s is None else Meter(commands_per_s, now_s)
+        self._bytes = None if bytes_per_s is None else Meter(bytes_per_s, now_s)
+
+    def take_command(self) -> None:
+        if self._commands is not None:
+            self._commands.take(1)
+
+    def take_bytes(self, size_bytes: int) -> None:
+        if self._bytes is not None:
+            self._bytes.take(size_bytes)
+
+    def wait_s(self) -> float:
+        commands_s = 0.0 if self._commands is None else self._commands.wait_s()
+        return max(commands_s, 0.0 if self._bytes is None else self._bytes.wait_s())

@@ -1,0 +1,96 @@
+"""The door of a server that talks TLS: connections are counted and timed from the moment that they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+from functools import partial
+from typing import TYPE_CHECKING
+
+from inturn.model.logs import get_logger
+from inturn.wire.peer import Peer
+
+if TYPE_CHECKING:
+    from inturn.wire.server import Server
+
+_log = get_logger("inturn.wire")
+ACCEPT_AGAIN_S = 0.1
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class TlsDoor:
+    """Takes connections itself, so that they count and have their time before TLS has heard a word of them."""
+
+    def __init__(self, server: Server, listening: socket.socket, tls: ssl.SSLContext) -> None:
+        self._server = server
+        self._tls = tls
+        self.listening = listening
+        self._task = asyncio.get_running_loop().create_task(self._accept())
+        self._handshakes: set[_Handshake] = set()
+
+    def close(self) -> None:
+        self._task.cancel()
+        self.listening.close()
+
+    def disown(self) -> None:
+        """In a forked child: all of them are the parent's."""
+        for one in (self.listening, *(handshake.socket for handshake in self._handshakes)):
+            with contextlib.suppress(OSError):
+                os.close(one.fileno())
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(self.listening)
+            except OSError as error:  # a client that is gone again, or no room for another file
+                _log.warning("wire.not_accepted", error=str(error))
+                await asyncio.sleep(ACCEPT_AGAIN_S if error.errno in _NO_ROOM else 0)
+                continue
+            handshake = _Handshake(self._server, accepted, str(address[0]))
+            if handshake.begin(self._tls):
+                self._handshakes.add(handshake)
+                handshake.task.add_done_callback(partial(self._over, handshake))
+
+    def _over(self, handshake: _Handshake, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(handshake)
+
+
+class _Handshake:
+    """A stream until TLS is there."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, server: Server, accepted: socket.socket, host: str) -> None:
+        self._server = server
+        self.socket = accepted
+        self._peer = Peer(server)
+        self._host = host
+
+    def begin(self, tls: ssl.SSLContext) -> bool:
+        """False if there is no room."""
+        if self._server.is_closed or not self._peer.enter(self._host, self):
+            self.socket.close()
+            return False
+        self.task = asyncio.get_running_loop().create_task(self._shake_hands(tls))
+        return True
+
+    async def _shake_hands(self, tls: ssl.SSLContext) -> None:
+        timeout_s = self._server.settings.greeting_s
+        try:
+            self.socket.setblocking(False)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._peer, self.socket, ssl=tls, ssl_handshake_timeout=timeout_s
+            )
+        except (OSError, asyncio.CancelledError) as error:  # whatever TLS does not like, or it took too long
+            _log.info("wire.tls_failed", address=self._host, error=str(error))
+            self._peer.leave()
+            self.socket.close()
+
+    def abort(self) -> None:
+        self.task.cancel()

@@ -1,0 +1,155 @@
+"""Those who are not let in, and those who are and want what is others': nothing of it reaches a log or a lease."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+import pytest
+
+from inturn.errors import AccessDenied
+from inturn.model.commands import (
+    Acquire,
+    Command,
+    Commit,
+    Heartbeat,
+    Hello,
+    Leave,
+    Move,
+    Progress,
+    Pull,
+    Release,
+    Renew,
+    Welcome,
+)
+from inturn.model.names import retry_subject
+from inturn.model.settings import LeaseSettings
+from inturn.security.tls import ServerTlsSettings
+from inturn.wire.codec import KINDS, VERSIONS, pack, unpack
+from inturn.wire.frames import FrameReader, frame_of
+from inturn.wire.session import ServerSettings, Session
+from tests.contract.bed import Seen, quick, send
+from tests.security.bed import Guarded, eventually
+from tests.security.conftest import Serve
+from tests.security.played import PlayedGuard, all_commands, batch, sample
+
+
+def stranger(played: PlayedGuard) -> tuple[Session, bytearray]:
+    said = bytearray()
+    visitor = played.guard.visitor("192.0.2.66", None, is_local=False)
+    session = Session(played.node, ServerSettings(), LeaseSettings(), "t", said.extend, lambda: None, None, visitor)
+    return session, said
+
+
+@pytest.mark.parametrize("kind", all_commands(), ids=lambda kind: kind.__name__)
+def test_no_command_is_looked_at_before_a_right_greeting(kind: type[Command], tmp_path: Path) -> None:
+    played = PlayedGuard(tmp_path)
+    command = pack(2, sample(kind))
+    for first in (b"", pack(1, Hello(VERSIONS, "x")), pack(1, Hello(VERSIONS, "x", "inturn_0_x"))):
+        session, said = stranger(played)
+        session.received(first + command)  # in one piece, as somebody would who does not wait for an answer
+        session.received(command)
+        session.go_on()
+        assert session.is_closed
+        assert not session.is_greeted
+        assert not any(isinstance(unpack(frame), Welcome) for frame in FrameReader(1 << 20).feed(bytes(said)))
+    assert not played.node.asked
+
+
+def test_random_frames_of_strangers_reach_nothing(tmp_path: Path) -> None:
+    played = PlayedGuard(tmp_path)
+    rng = random.Random(14)
+    for number in range(2_000):
+        session, _ = stranger(played)
+        code = rng.choice([0, *KINDS, 999])
+        body = rng.randbytes(rng.choice([0, 1, 8, 100, 900]))
+        frame = frame_of(number, code, body)
+        data = bytearray(frame if rng.random() < 0.7 else rng.randbytes(rng.randrange(1, 200)))
+        if rng.random() < 0.3:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        for _ in range(3):
+            session.received(bytes(data))
+        assert not session.is_greeted
+    assert not played.node.asked
+
+
+def test_nonsense_on_both_kinds_of_doors_harms_nobody(serve: Serve, server_tls: ServerTlsSettings) -> None:
+    rng = random.Random(15)
+    for guarded in (serve("shop"), serve("shop", tls=server_tls)):
+        for _ in range(100):
+            with socket.create_connection(("127.0.0.1", guarded.port), 5.0) as dialed:
+                dialed.sendall(rng.randbytes(rng.randrange(1, 2_000)))
+        assert guarded.local().subjects() == []
+
+
+# Somebody who may consume the same group, and knows from its description who holds what
+
+
+@pytest.fixture
+def guarded(serve: Serve) -> Guarded:
+    made = serve("billing", "mallory", "shop")
+    made.connect("shop").create_subject("orders", partitions=1)
+    return made
+
+
+def test_a_lease_cannot_be_used_given_back_or_taken_by_another_principal(guarded: Guarded) -> None:
+    """With its holder's name and its epoch, every command is refused; the holder notices nothing, and order is kept."""
+    shop, billing = guarded.connect("shop"), guarded.connect("billing")
+    seen = Seen()
+    with billing.consumer("orders", "billing", seen, order="key", settings=quick()) as consumer:
+        send(shop, "orders", *(f"k:{number}" for number in range(20)))
+        seen.wait_for(20)
+        eventually(lambda: consumer.statistics().partitions, "it holds the partition")
+        described = guarded.connect("mallory").describe_group("orders", "billing")
+        (place,) = described.partitions
+        owner, epoch = str(place.owner), place.epoch
+        assert owner in described.members
+        where = ("orders", "billing")
+        progress = Progress(0, epoch, 10_000, 10_000)
+        theft: list[Command] = [
+            Heartbeat(*where, owner, "key", "first"),
+            Acquire(*where, 0, owner, 1 << 40),
+            Renew(*where, owner, ((0, epoch),)),
+            Pull(*where, 0, owner, epoch, 0, 1 << 20),
+            Commit(*where, owner, (progress,)),
+            Release(*where, owner, progress),
+            Move(*where, 0, owner, epoch, retry_subject("billing", "orders"), 0, batch()),
+            Leave(*where, owner),
+        ]
+        with guarded.raw() as raw:
+            raw.ask(Hello(VERSIONS, "x", guarded.tokens["mallory"]))
+            assert [type(raw.ask(command)) for command in theft] == [AccessDenied] * len(theft)
+        send(shop, "orders", *(f"k:{number}" for number in range(20, 40)))
+        seen.wait_for(40)
+    assert [int(body) for body in seen.bodies] == list(range(40))
+    assert set(seen.epochs) == {epoch}, "it never lost its lease"
+
+
+def test_two_principals_share_a_group_as_two_members(guarded: Guarded) -> None:
+    """Each under its own names: the group divides its partitions among them as among any others."""
+    shop = guarded.connect("shop")
+    shop.create_subject("parcels", partitions=2)
+    one, two = Seen(), Seen()
+    first, second = guarded.connect("billing"), guarded.connect("mallory")
+    with (
+        first.consumer("parcels", "billing", one, order="key", settings=quick()) as a,
+        second.consumer("parcels", "billing", two, order="key", settings=quick()) as b,
+    ):
+        eventually(lambda: len(a.statistics().partitions) == len(b.statistics().partitions) == 1, "one each")
+        send(shop, "parcels", *(f"k{number % 8}:{number}" for number in range(40)))
+        eventually(lambda: len(one.messages) + len(two.messages) == 40, "all are handled")
+    for number in range(8):
+        bodies = [int(message.body) for message in one.messages + two.messages if message.key == b"k%d" % number]
+        assert bodies == sorted(bodies)
+    assert guarded.refusals() == []
+
+
+def test_a_producer_cannot_be_fenced_or_imitated_by_another_principal(guarded: Guarded) -> None:
+    shop, mallory = guarded.connect("shop"), guarded.connect("mallory")
+    with shop.producer("till") as till:
+        till.send_sync("orders", b"0", key="k")
+        with pytest.raises(AccessDenied, match="open producer 'till'"):
+            mallory.producer("till").send_sync("orders", b"x", key="k", timeout_s=5.0)
+        till.send_sync("orders", b"1", key="k")
+    assert [one.body for one in shop.reader("orders")] == [b"0", b"1"]

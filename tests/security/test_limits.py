@@ -1,0 +1,245 @@
+"""What one can take before saying who one is, and what a principal can take after."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+import inturn
+from inturn.errors import ConnectionLost
+from inturn.model.commands import Done, Hello, Ping
+from inturn.security.meter import Meter, Metered
+from inturn.security.owners import Owners
+from inturn.wire.codec import VERSIONS
+from inturn.wire.doors import Doors
+from inturn.wire.session import HELLO_BYTES_MAX, ServerSettings
+from tests.security.conftest import Serve
+
+ALL = '[[allow]]\nprincipals = "*"\nactions = "*"\nsubjects = "*"\ngroups = "*"\n'
+
+
+# Before
+
+
+def test_whoever_does_not_say_who_it_is_is_hung_up_on(serve: Serve) -> None:
+    guarded = serve("shop", settings=ServerSettings(greeting_s=0.2))
+    with guarded.raw() as raw:
+        raw.send(b"\x20")  # the first byte of a length: it talks, but says nothing
+        began_s = time.monotonic()
+        assert raw.is_hung_up_on()
+        assert time.monotonic() - began_s < 2.0
+    assert guarded.connect("shop").subjects() == []
+
+
+def test_whoever_has_said_it_may_stay(serve: Serve) -> None:
+    guarded = serve("shop", settings=ServerSettings(greeting_s=0.2))
+    with guarded.raw() as raw:
+        raw.ask(Hello(VERSIONS, "x", guarded.tokens["shop"]))
+        threading.Event().wait(0.4)
+        assert isinstance(raw.ask(Ping()), Done)
+
+
+def test_a_greeting_has_few_bytes(serve: Serve) -> None:
+    guarded = serve("shop")
+    with guarded.raw() as raw:
+        raw.send((HELLO_BYTES_MAX + 1).to_bytes(4, "little"))
+        assert raw.is_hung_up_on()
+
+
+def test_those_who_only_hold_the_door_lose_their_oldest(serve: Serve) -> None:
+    """However many come and say nothing, somebody with a token gets in."""
+    guarded = serve("shop", settings=ServerSettings(ungreeted=8, greeting_s=30.0))
+    silent = [socket.create_connection(("127.0.0.1", guarded.port)) for _ in range(50)]
+    assert guarded.connect("shop").subjects() == []
+    silent[0].settimeout(5.0)
+    assert silent[0].recv(1) == b""
+    for one in silent:
+        one.close()
+
+
+def test_one_address_has_so_many_connections_and_others_are_let_in(serve: Serve) -> None:
+    guarded = serve("shop", settings=ServerSettings(connections_per_address=3))
+    for _ in range(3):
+        guarded.connect("shop")
+    with pytest.raises(ConnectionLost):
+        guarded.connect("shop")
+    assert guarded.local().subjects() == []  # through the folder: no address
+
+
+class _Visit:
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_doors_count_by_host_in_all_and_by_what_was_said() -> None:
+    doors: Doors[_Visit] = Doors(ServerSettings(connections=4, connections_per_address=2, ungreeted=3))
+    a, b, c, d = (_Visit() for _ in range(4))
+    assert doors.come(a, "h1") is None
+    assert doors.come(b, "h1") is None
+    assert doors.come(_Visit(), "h1") == "2 connections of one address"
+    assert doors.come(c, "h2") is None
+    doors.greeted(a)
+    assert doors.come(d, "") is None
+    assert [one.is_aborted for one in (a, b, c, d)] == [False] * 4
+    assert doors.come(_Visit(), "h3") == "4 connections"
+    doors.leave(a)
+    doors.leave(a)
+    e = _Visit()
+    assert doors.come(e, "h1") is None
+    assert [one.is_aborted for one in (b, c, d, e)] == [True, False, False, False], "the oldest that was not greeted"
+    assert doors.all() == [c, d, e]
+
+
+# After
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_meter_allows_a_burst_and_then_its_rate() -> None:
+    clock = Time()
+    meter = Meter(10.0, clock)
+    for _ in range(10):
+        meter.take(1)
+        assert meter.wait_s() == 0.0
+    meter.take(5)
+    assert meter.wait_s() == pytest.approx(0.5)
+    clock.now_s += 0.5
+    assert meter.wait_s() == 0.0
+    assert not meter.try_take()
+    clock.now_s += 1000.0
+    assert [meter.try_take() for _ in range(11)] == [True] * 10 + [False]
+
+
+def test_commands_and_bytes_are_metered_apart() -> None:
+    clock = Time()
+    metered = Metered(10.0, 1000.0, clock)
+    metered.take_bytes(3000)
+    assert metered.wait_s() == pytest.approx(2.0)
+    for _ in range(40):
+        metered.take_command()
+    assert metered.wait_s() == pytest.approx(3.0)
+    assert Metered(None, 5.0, clock).wait_s() == 0.0
+
+
+def test_too_many_commands_are_answered_later_not_refused(serve: Serve) -> None:
+    """And nobody else waits."""
+    access = ALL + '[[quota]]\nprincipals = "shop"\ncommands_per_s = 50\n'
+    guarded = serve("shop", "billing", access=access)
+    shop, billing = guarded.connect("shop"), guarded.connect("billing")
+    began_s = time.monotonic()
+    for _ in range(100):  # 50 at once, the others at 50 a second
+        shop.subjects()
+    took_s = time.monotonic() - began_s
+    assert took_s > 0.7
+    began_s = time.monotonic()
+    for _ in range(100):
+        billing.subjects()
+    assert time.monotonic() - began_s < took_s
+
+
+def test_a_client_that_has_to_wait_for_long_is_not_lost(serve: Serve) -> None:
+    """It hears that somebody is there: else it would give the stream up after some seconds, and send all again."""
+    access = ALL + '[[quota]]\nprincipals = "shop"\nbytes_per_s = 100_000\n'
+    guarded = serve("shop", access=access)
+    shop = guarded.connect("shop")
+    shop.create_subject("orders", partitions=1)
+    streams = _streams_seen(guarded)
+    with shop.producer() as producer:
+        began_s = time.monotonic()
+        stored = producer.send("orders", bytes(350_000)).result(20.0)  # 100 kB at once, the rest takes 2.5 s
+        shop.subjects()
+        assert time.monotonic() - began_s > 1.5
+    assert stored.offset == 0
+    assert _streams_seen(guarded) == streams
+    assert [len(message.body) for message in guarded.local().reader("orders")] == [350_000]
+
+
+def _streams_seen(guarded: object) -> int:
+    return guarded.service.connection_count  # type: ignore[attr-defined,no-any-return]
+
+
+def test_quotas_are_of_a_principal_on_all_of_its_connections(serve: Serve) -> None:
+    access = ALL + '[[quota]]\nprincipals = "shop"\ncommands_per_s = 40\n'
+    guarded = serve("shop", access=access)
+    clients = [guarded.connect("shop") for _ in range(4)]
+    began_s = time.monotonic()
+    for _ in range(20):
+        for client in clients:
+            client.subjects()
+    assert time.monotonic() - began_s > 0.7
+
+
+def test_connections_over_the_quota_are_told_and_let_in_later(serve: Serve) -> None:
+    access = ALL + '[[quota]]\nprincipals = "sh*"\nconnections = 2\n'
+    guarded = serve("shop", "billing", access=access)
+    first, _ = guarded.connect("shop"), guarded.connect("shop")
+    with pytest.raises(ConnectionLost, match="2 connections, as many as its quota allows"):
+        guarded.connect("shop")
+    for _ in range(3):
+        guarded.connect("billing")
+    first.close()
+    assert guarded.connect("shop", wait_s=5.0).subjects() == []
+
+
+def test_new_quotas_hold_at_once(serve: Serve) -> None:
+    guarded = serve("shop", access=ALL)
+    shop = guarded.connect("shop")
+    guarded.rewrite_access(ALL + '[[quota]]\nprincipals = "shop"\ncommands_per_s = 20\n')
+    began_s = time.monotonic()
+    for _ in range(60):
+        shop.subjects()
+    assert time.monotonic() - began_s > 0.8
+
+
+def test_names_are_remembered_up_to_a_number_and_only_their_owner_loses_them() -> None:
+    owners = Owners(names_max=3)
+    assert owners.take("a", "1", "2", "3") is None
+    assert owners.take("b", "9") is None
+    assert owners.take("a", "9") == "9"
+    assert owners.take("a", "4") is None
+    assert owners.take("b", "1") is None, "the oldest of a is forgotten"
+    assert owners.take("b", "2") == "2"
+    assert owners.take("a", "9", "5") == "9"
+    assert owners.take("b", "5") is None, "what was refused took nothing"
+    owners.forget("2")
+    owners.forget("2")
+    assert owners.take("b", "2") is None
+
+
+def test_a_hostile_client_of_one_principal_does_not_hold_up_another(serve: Serve) -> None:
+    guarded = serve("mallory", "shop", access=ALL.replace('"*"', '"shop"', 1))
+    shop = guarded.connect("shop")
+    shop.create_subject("orders", partitions=1)
+    stop = threading.Event()
+
+    def flood() -> None:
+        mallory = guarded.connect("mallory")
+        while not stop.is_set():
+            with pytest.raises(inturn.errors.AccessDenied):
+                mallory.describe_subject("orders")
+
+    threads = [threading.Thread(target=flood) for _ in range(3)]
+    for one in threads:
+        one.start()
+    try:
+        with shop.producer() as producer:
+            for number in range(50):
+                producer.send_sync("orders", b"%d" % number, key="k", timeout_s=10.0)
+    finally:
+        stop.set()
+        for one in threads:
+            one.join()
+    assert [int(one.body) for one in shop.reader("orders")] == list(range(50))
+    assert len(guarded.refusals()) < 200, "the log of refusals is bounded"

@@ -1,0 +1,261 @@
+"""TLS and mutual TLS: on both kinds of clients, with certificates of a CA of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import inturn
+from inturn import TlsSettings, aio
+from inturn.errors import AuthenticationFailed, ConnectionLost, InvalidInput
+from inturn.security.principal import certificate_principal
+from inturn.security.tls import ServerTlsSettings
+from inturn.wire.session import ServerSettings
+from tests.contract.bed import Seen, quick, send
+from tests.security.bed import Certificates, eventually
+from tests.security.conftest import Serve
+
+
+@pytest.fixture
+def trusting(certificates: Certificates) -> TlsSettings:
+    return TlsSettings(ca_file=certificates.ca_file)
+
+
+def test_messages_go_through_tls_in_order(serve: Serve, server_tls: ServerTlsSettings, trusting: TlsSettings) -> None:
+    guarded = serve("shop", tls=server_tls)
+    assert guarded.address.startswith("inturns://127.0.0.1:")
+    mq = guarded.connect("shop", trusting)
+    mq.create_subject("orders", partitions=1)
+    seen = Seen()
+    with mq.consumer("orders", "billing", seen, settings=quick()):
+        send(mq, "orders", *(f"k:{number}" for number in range(500)))
+        seen.wait_for(500)
+    assert [int(body) for body in seen.bodies] == list(range(500))
+
+
+def test_large_messages_and_many_at_once_go_through_tls(
+    serve: Serve, server_tls: ServerTlsSettings, trusting: TlsSettings
+) -> None:
+    """More than a socket takes at once, in both directions, from several threads."""
+    guarded = serve("shop", tls=server_tls)
+    mq = guarded.connect("shop", trusting)
+    mq.create_subject("orders", partitions=4)
+    bodies = [bytes([number]) * (1 << 18) for number in range(32)]
+    with mq.producer() as producer:
+        handles = [producer.send("orders", body, key=f"k{number}") for number, body in enumerate(bodies)]
+        mq.subjects()
+        for handle in handles:
+            handle.result(20.0)
+    assert sorted(message.body for message in mq.reader("orders")) == bodies
+
+
+def test_asyncio_clients_talk_tls(serve: Serve, server_tls: ServerTlsSettings, trusting: TlsSettings) -> None:
+    guarded = serve("shop", tls=server_tls)
+
+    async def main() -> None:
+        async with aio.connect(guarded.address, token=guarded.tokens["shop"], tls=trusting) as mq:
+            await mq.create_subject("orders", partitions=1)
+            async with mq.producer() as producer:
+                for number in range(50):
+                    await producer.send("orders", b"%d" % number, key="k")
+
+    asyncio.run(main())
+    assert [int(one.body) for one in guarded.connect("shop", trusting).reader("orders")] == list(range(50))
+
+
+def test_tls_settings_switch_it_on_whatever_the_address_says(
+    serve: Serve, server_tls: ServerTlsSettings, trusting: TlsSettings
+) -> None:
+    guarded = serve("shop", tls=server_tls)
+    plain = guarded.address.replace("inturns://", "inturn://")
+    with inturn.connect(plain, token=guarded.tokens["shop"], tls=trusting) as mq:
+        assert mq.subjects() == []
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_server_that_nobody_vouches_for_is_not_trusted(
+    serve: Serve, server_tls: ServerTlsSettings, kind: str, tmp_path: Path
+) -> None:
+    """Neither one of another CA, nor one of another name; there is no way to switch that off. No token is sent."""
+    guarded = serve("shop", tls=server_tls)
+    stranger = TlsSettings(ca_file=Certificates(tmp_path / "other").ca_file)
+    for tls in (None, stranger):
+        with pytest.raises(ConnectionLost, match="not trusted"):
+            _connect(kind, guarded.address, guarded.tokens["shop"], tls)
+    assert guarded.refusals() == []
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_the_name_in_the_certificate_has_to_fit(
+    serve: Serve, certificates: Certificates, trusting: TlsSettings, kind: str
+) -> None:
+    guarded = serve("shop", tls=ServerTlsSettings(*certificates.issue("queue", "queue.example.com")))
+    token = guarded.tokens["shop"]
+    with pytest.raises(ConnectionLost, match="not trusted"):
+        _connect(kind, guarded.address, token, trusting)
+    _connect(kind, guarded.address, token, replace(trusting, server_name="queue.example.com"))
+
+
+def _connect(kind: str, address: str, token: str | None, tls: TlsSettings | None) -> None:
+    if kind == "blocking":
+        inturn.connect(address, token=token, tls=tls).close()
+        return
+
+    async def main() -> None:
+        async with aio.connect(address, token=token, tls=tls):
+            pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_who_talks_tls_to_whom_is_told(
+    serve: Serve, server_tls: ServerTlsSettings, trusting: TlsSettings, kind: str
+) -> None:
+    """A client without TLS at a server with it, and the other way round."""
+    with_tls, without = serve("shop", tls=server_tls), serve("shop")
+    with pytest.raises(ConnectionLost, match="inturns://"):
+        _connect(kind, with_tls.address.replace("inturns", "inturn"), with_tls.tokens["shop"], None)
+    with pytest.raises(ConnectionLost, match="does not talk TLS"):
+        _connect(kind, without.address, without.tokens["shop"], trusting)
+
+
+# Mutual TLS
+
+
+@pytest.fixture
+def mutual(certificates: Certificates, server_tls: ServerTlsSettings) -> ServerTlsSettings:
+    return replace(server_tls, client_ca_file=certificates.ca_file)
+
+
+def shown(certificates: Certificates, name: str) -> TlsSettings:
+    cert, key = certificates.issue(f"client-{name}", f"{name}.example.com", common_name=name)
+    return TlsSettings(certificates.ca_file, cert, key)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_client_certificate_says_who_it_is(
+    serve: Serve, mutual: ServerTlsSettings, certificates: Certificates, kind: str
+) -> None:
+    guarded = serve(tls=mutual)
+    billing = shown(certificates, "billing")
+    _connect(kind, guarded.address, None, billing)
+    guarded.connect(tls=billing).create_subject("orders")
+    (act,) = [one for one in guarded.audited() if one["event"] == "act"]
+    assert act["principal"] == "billing"
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_without_a_client_certificate_nobody_is_let_in(
+    serve: Serve, mutual: ServerTlsSettings, trusting: TlsSettings, tmp_path: Path, kind: str
+) -> None:
+    guarded = serve(tls=mutual)
+    stranger = shown(Certificates(tmp_path / "other"), "billing")
+    for tls in (trusting, replace(stranger, ca_file=trusting.ca_file)):
+        with pytest.raises(ConnectionLost):
+            _connect(kind, guarded.address, None, tls)
+    assert guarded.service.connection_count == 0
+
+
+def test_with_both_a_token_says_who_it_is_and_the_certificate_is_needed_all_the_same(
+    serve: Serve, mutual: ServerTlsSettings, certificates: Certificates, trusting: TlsSettings
+) -> None:
+    guarded = serve("shop", tls=mutual)
+    host = shown(certificates, "host-a")
+    guarded.connect("shop", host).create_subject("orders")
+    guarded.connect(None, host).create_subject("invoices")
+    assert [one["principal"] for one in guarded.audited()] == ["shop", "host-a"]
+    with pytest.raises(AuthenticationFailed):
+        inturn.connect(guarded.address, token="inturn_0_wrong", tls=host)
+    with pytest.raises(ConnectionLost):
+        inturn.connect(guarded.address, token=guarded.tokens["shop"], tls=trusting)
+
+
+def test_whom_a_certificate_names() -> None:
+    subject = ((("organizationName", "x"),), (("commonName", "billing"),))
+    assert certificate_principal({"subject": subject, "subjectAltName": (("DNS", "a.example"),)}) == "billing"
+    assert (
+        certificate_principal({"subject": (), "subjectAltName": (("IP", "::1"), ("DNS", "a.example"))}) == "a.example"
+    )
+    for nobody in ({}, {"subject": ((("commonName", "%local"),),)}, {"subject": ((("commonName", "a b"),),)}):
+        with pytest.raises(AuthenticationFailed):
+            certificate_principal(nobody)
+
+
+# What can go wrong with files and handshakes
+
+
+def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_path: Path) -> None:
+    cert, key = certificates.issue("one", "one.example")
+    other_key = certificates.issue("two", "two.example")[1]
+    (tmp_path / "nonsense").write_text("nonsense")
+    for settings, said in (
+        (TlsSettings(ca_file="/nowhere/ca.pem"), "'/nowhere/ca.pem' is not there"),
+        (TlsSettings(ca_file=str(tmp_path / "nonsense")), "cannot be used"),
+        (TlsSettings(cert_file=cert, key_file=other_key), "cannot be used"),
+        (ServerTlsSettings(cert, other_key), "cannot be used"),
+        (ServerTlsSettings(cert, "/nowhere/key"), "'/nowhere/key' is not there"),
+        (ServerTlsSettings(cert, key, "/nowhere/ca.pem"), "'/nowhere/ca.pem' is not there"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            settings.context()
+    with pytest.raises(InvalidInput, match="without cert_file"):
+        TlsSettings(key_file=key)
+
+
+def test_old_versions_of_tls_are_not_spoken(serve: Serve, server_tls: ServerTlsSettings) -> None:
+    guarded = serve("shop", tls=server_tls)
+    assert server_tls.context().minimum_version is ssl.TLSVersion.TLSv1_2
+    assert TlsSettings().context().minimum_version is ssl.TLSVersion.TLSv1_2
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with socket.create_connection(("127.0.0.1", guarded.port)) as dialed, pytest.raises(OSError):  # noqa: PT011
+        old.wrap_socket(dialed)
+
+
+def test_a_new_certificate_is_used_without_a_restart(serve: Serve, certificates: Certificates) -> None:
+    cert, key = certificates.issue("renewed", "127.0.0.1")
+    guarded = serve("shop", tls=ServerTlsSettings(cert, key))
+    first = _certificate_of(guarded.port)
+    certificates.issue("renewed", "127.0.0.1")
+    guarded.service.reload()
+    eventually(lambda: _certificate_of(guarded.port) != first, "another certificate is shown")
+
+
+def _certificate_of(port: int) -> str:
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=5)
+
+
+def test_a_client_that_never_ends_its_handshake_is_hung_up_on(serve: Serve, server_tls: ServerTlsSettings) -> None:
+    """And does not keep others out meanwhile."""
+    settings = ServerSettings(greeting_s=1.0, ungreeted=4)
+    guarded = serve("shop", tls=server_tls, settings=settings)
+    began_s = time.monotonic()
+    silent = [socket.create_connection(("127.0.0.1", guarded.port), 5.0) for _ in range(8)]
+    for one in silent[:4]:  # there is room for four
+        assert _is_hung_up_on(one)
+    assert time.monotonic() - began_s < 1.0
+    for one in silent[4:]:
+        assert _is_hung_up_on(one)
+    for one in silent:
+        one.close()
+    with socket.create_connection(("127.0.0.1", guarded.port), 5.0) as nonsense:
+        nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert _is_hung_up_on(nonsense)
+
+
+def _is_hung_up_on(one: socket.socket) -> bool:
+    try:
+        while one.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
