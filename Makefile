@@ -42,7 +42,7 @@ endif
 
 lock: | $(PY) ## write requirements.lock again (LOCK_ARGS=--upgrade for newer versions)
 	$(PY) -m uv --version >/dev/null 2>&1 || $(PY) -m pip install --quiet uv
-	$(PY) -m uv pip compile pyproject.toml --extra dev --extra plot --extra spark --extra zstd \
+	$(PY) -m uv pip compile pyproject.toml --extra dev --extra otel --extra plot --extra postgres --extra spark --extra zstd \
 		--universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links \
 		--no-annotate --quiet $(LOCK_ARGS) --output-file requirements.lock
 
