@@ -507,14 +507,18 @@ class InProcessNode:
         return _if_any(self.broker.read(self._subject(command.subject), command), command, attempt)
 
     def _commit(self, command: Commit, _: Try) -> Answer:
-        committed = self.broker.commit(self._group(command.subject, command.group), command)
+        subject, group = self._subject(command.subject), self._group(command.subject, command.group)
+        told = tuple(self.broker.gates.without_moved(subject, group, one) for one in command.progress)
+        committed = self.broker.commit(group, msgspec.structs.replace(command, progress=told))
         for progress in command.progress:
             self._wake_askers(command, progress.requests)
         self._wake_children(command, committed.partitions)
         return committed
 
     def _release(self, command: Release, _: Try) -> Answer:
-        self.broker.release(self._group(command.subject, command.group), command)
+        subject, group = self._subject(command.subject), self._group(command.subject, command.group)
+        told = self.broker.gates.without_moved(subject, group, command.progress)
+        self.broker.release(group, msgspec.structs.replace(command, progress=told))
         self._held.wake_later(("lease", command.subject, command.group, command.partition))
         self._wake_askers(command, command.progress.requests)
         self._wake_children(command, [command.partition])

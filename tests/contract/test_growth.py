@@ -9,6 +9,7 @@ import pytest
 
 from inturn import Connection, Context, Message
 from inturn.errors import InvalidInput, NotFound
+from inturn.model.commands import GroupDescription
 from inturn.model.slot import slot_of
 from tests.contract.bed import Seen, eventually, quick
 
@@ -44,6 +45,21 @@ def send(mq: Connection, first: int, rounds: int) -> None:
                 producer.send("order.book", b"%d" % number, key=key)
 
 
+def group_of(mq: Connection, group: str = "notify") -> GroupDescription:
+    """There is one as soon as its first member was heard."""
+    found: list[GroupDescription] = []
+
+    def is_there() -> bool:
+        try:
+            found.append(mq.describe_group("order.book", group))
+        except NotFound:
+            return False
+        return True
+
+    eventually(is_there, "the group is there")
+    return found[-1]
+
+
 def in_order(keeps: Keeps, rounds: int, keys: list[bytes] = KEYS) -> bool:
     return all(keeps.numbers[key] == list(range(rounds)) for key in keys)
 
@@ -64,11 +80,11 @@ def test_a_subject_grows_twice_under_producers_and_a_group_that_lags(book: Conne
         grown = book.grow_subject("order.book", 8)
         send(book, 10, 5)
         assert grown.route.version == 3
-        shut = [one for one in book.describe_group("order.book", "notify").partitions if one.gate is not None]
+        shut = [one for one in group_of(book).partitions if one.gate is not None]
         assert {one.partition for one in shut} == {2, 3, 4, 5, 6, 7}
         keeps.waits.set()
         eventually(lambda: keeps.count() >= 15 * len(KEYS), "it comes to that")
-        eventually(lambda: book.describe_group("order.book", "notify").lag == 0, "it comes to that")
+        eventually(lambda: group_of(book).lag == 0, "it comes to that")
     assert in_order(keeps, 15)
     assert keeps.partitions == set(range(8))
 
@@ -109,7 +125,7 @@ def test_one_blocked_key_holds_back_only_the_child_that_it_moved_to(book: Connec
     others = [key for key in KEYS if route.by_slot[slot_of(key)] != 2]
     with book.consumer("order.book", "notify", keeps, order="key", settings=quick(concurrency=4)):
         eventually(lambda: in_order(keeps, 6, others), "it comes to that")
-        (shut,) = [one for one in book.describe_group("order.book", "notify").partitions if one.gate is not None]
+        (shut,) = [one for one in group_of(book).partitions if one.gate is not None]
         assert shut.partition == 2
         assert shut.gate is not None
         assert shut.gate.offset is not None
@@ -128,11 +144,11 @@ def test_a_parked_key_follows_its_slot_and_holds_back_nothing(book: Connection) 
     with book.consumer("order.book", "notify", keeps, order="key", settings=settings):
         eventually(lambda: in_order(keeps, 3, [key for key in KEYS if key != parked]), "it comes to that")
         eventually(
-            lambda: not any(one.gate for one in book.describe_group("order.book", "notify").partitions),
+            lambda: not any(one.gate for one in group_of(book).partitions),
             "it comes to that",
         )
         send(book, 3, 3)
-        eventually(lambda: book.describe_group("order.book", "notify").lag == 0, "it comes to that")
+        eventually(lambda: group_of(book).lag == 0, "it comes to that")
         assert keeps.numbers[parked] == []
         (told,) = book.keys("order.book", "notify")
         assert (told.key, told.partition, told.state, told.waiting) == (parked, 3, "parked", 5)
@@ -154,6 +170,7 @@ def test_a_key_whose_child_is_shut_is_steered_where_it_is(book: Connection) -> N
     keeps.failing.add(key)
     settings = quick(concurrency=4, max_attempts=1, on_exhausted="block")
     with book.consumer("order.book", "notify", keeps, order="key", settings=settings):
+        group_of(book)
         eventually(lambda: any(one.state == "blocked" for one in book.keys("order.book", "notify")), "it comes to that")
         keeps.failing.clear()
         book.skip_key("order.book", "notify", key, why="broken")
@@ -171,10 +188,8 @@ def test_a_group_that_begins_later_reads_parents_before_children(book: Connectio
     assert in_order(keeps, 8)
     newest = Seen()
     with book.consumer("order.book", "newest", newest, order="key", start="last", settings=quick()):
-        eventually(lambda: len(book.describe_group("order.book", "newest").members) == 1, "it comes to that")
-        eventually(
-            lambda: all(one.owner for one in book.describe_group("order.book", "newest").partitions), "it comes to that"
-        )
+        eventually(lambda: len(group_of(book, "newest").members) == 1, "it comes to that")
+        eventually(lambda: all(one.owner for one in group_of(book, "newest").partitions), "it comes to that")
         send(book, 8, 1)
         eventually(lambda: len(newest.bodies) == len(KEYS), "it comes to that")
     assert set(newest.bodies) == {b"8"}

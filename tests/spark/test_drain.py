@@ -108,6 +108,26 @@ def test_a_backlog_is_taken_over_from_online_consumers_and_the_group_handed_back
     assert judged.judge().duplicates == 0
 
 
+def test_a_subject_that_grows_before_and_while_it_is_drained_is_drained_in_order(
+    spark: SparkSession, judged: Judged
+) -> None:
+    """M5, S3: what is older of a key is in another partition, and a new one opens when that is over."""
+    judged.make_group()
+    judged.send(200, keys=40)
+    judged.mq.grow_subject(SUBJECT, 4)
+    judged.send(200, keys=40, first=200)
+    running = Running(make(spark, judged, Noting(judged.folder, handling_s=0.01), max_lag=0))
+    wait_until(lambda: by_hand(judged) > 20, "it is at work")
+    judged.mq.grow_subject(SUBJECT, 7)
+    judged.send(200, keys=40, first=400)
+    report = running.over()
+    assert (report.ended, report.lag) == ("lag", 0)
+    assert set(judged.noted.handled().values()) == {1}
+    assert by_hand(judged) == 600
+    assert {one.partition for one in judged.noted.starts} == set(range(7))
+    judged.judge()
+
+
 def test_a_drain_needs_nobody_else(spark: SparkSession, judged: Judged) -> None:
     judged.make_group()
     judged.send(100)

@@ -35,7 +35,7 @@ def test_histories_are_as_large_as_they_say(reports: list[Report]) -> None:
         starts = [event for event in report.history if isinstance(event, HandlerStart)]
         assert len(report.faults) >= FAULTS_MIN
         assert len({start.consumer for start in starts}) >= 3, report
-        assert {start.partition for start in starts} == {0, 1, 2, 3}, report
+        assert {start.partition for start in starts} >= {0, 1, 2, 3}, report
         assert {(start.subject, start.group) for start in starts} == {(SUBJECT, GROUP)}
         # Without a sync, power loss takes messages that were acknowledged; those are not in the judged history.
         if not report.coverage["log.unsynced lost"]:

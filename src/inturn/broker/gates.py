@@ -15,11 +15,14 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.log.engine import Log
 from inturn.model.batch import slots_of
 from inturn.model.clock import Clock
+from inturn.model.commands import Progress
 from inturn.model.errors import LogDamaged
 from inturn.model.route import Descent
 from inturn.model.settings import LotState
@@ -93,6 +96,20 @@ class Gates:
                 return before
         return lineage[-1]
 
+    def without_moved(self, subject: Subject, group: GroupRecord, progress: Progress) -> Progress:
+        """The same without what is said of keys that have moved on to a child that is open: all of it was stored
+        before, and is said again since an answer was lost. The lots are not here any more."""
+        if not subject.route.descents or not (progress.lots or progress.failed):
+            return progress
+        gone = [one for one in subject.route.descents_from(progress.partition) if (group.id, one.child) in self._open]
+
+        def is_here(key: bytes | None) -> bool:
+            return key is None or not any(one.has(slot_of(key)) for one in gone)
+
+        lots = tuple(one for one in progress.lots if is_here(one.key))
+        failed = tuple(one for one in progress.failed if is_here(one.key))
+        return msgspec.structs.replace(progress, lots=lots, failed=failed)
+
     def forget(self, group: GroupRecord) -> None:
         """After a reset: whatever is open has to be looked at again."""
         self._open = {one for one in self._open if one[0] != group.id}
@@ -137,9 +154,10 @@ class Gates:
         return None
 
     def _is_busy(self, group: GroupRecord, descent: Descent) -> bool:
-        """Somebody works on a lot that is to move, or may begin to."""
+        """Somebody works on a lot that is to move, or may begin to: also whoever was silent for too long, as long as
+        nobody has taken its lease."""
         lease = self._leases.get(LeaseKey(group, descent.parent))
-        if lease is None or not lease.is_live(self._clock.monotonic()):
+        if lease is None or lease.owner is None:
             return False
         if any(descent.has(slot_of(one.key)) for one in self._keys.waiting(group, descent.parent)):
             return True

@@ -37,7 +37,7 @@ class Scheduler:
         self._turn = _BUCKETS  # the bucket that ageing served last
         self._handling_s = CHUNK_S  # how long one message takes, smoothed
         self.ready_count = 0
-        self.runs: set[Run] = set()
+        self.runs: dict[Run, None] = {}  # in their order: the same history is to be the same again
 
     def ready(self, lane: Lane) -> None:
         """The lane has messages and nothing of it runs; or it is ready already, and has more messages now."""
@@ -116,7 +116,7 @@ class Scheduler:
         if not lanes:
             return None
         self.ready_count -= len(lanes)
-        self.runs.add(run)
+        self.runs[run] = None
         return run
 
     def _forget_void(self) -> None:
@@ -138,7 +138,7 @@ class Scheduler:
 
     def end(self, run: Run, now_s: float) -> list[Lane]:
         """The lanes that this run had, each of them free again."""
-        self.runs.discard(run)
+        self.runs.pop(run, None)
         if run.handled:
             each_s = (now_s - run.started_at_s) / run.handled
             low_s, high_s = _QUICKER * self._handling_s, _SLOWER * self._handling_s

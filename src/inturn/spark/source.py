@@ -290,7 +290,7 @@ class StreamReader(_Reading, StreamMember, DataSourceStreamReader):
         """Where the next micro-batch begins, and how far it may go: as far as there is something, or as was to be read
         now. In partitions that others hold there is nothing to do."""
         extents = extents_of(self._connection().node, self._options.subject)
-        begin = self._inside(extents, begin)
+        self._check_beyond(extents, begin)
         self._latest = {partition: extent.end for partition, extent in extents.items()}
         end = begin | (self._latest if self._target is None else self._target)
         first = {index: begin.get(index, 0) for index in end}
@@ -300,10 +300,11 @@ class StreamReader(_Reading, StreamMember, DataSourceStreamReader):
             first |= {index: one.offset for index, one in places.items() if index in end}
         return first, {index: max(offset, first[index]) for index, offset in end.items()}
 
-    def _inside(self, extents: dict[int, Extent], begin: ByPartition) -> ByPartition:
-        """A log that ends before what was read of it already is another one: the query goes on with what there is."""
+    def _check_beyond(self, extents: dict[int, Extent], begin: ByPartition) -> None:
+        """A log that ends before what was read of it already is another one."""
         ahead = {one: offset for one, offset in begin.items() if one not in extents or offset > extents[one].end}
-        return begin | kept_within(self._options.subject, extents, ahead, self._options.fail_on_data_loss)
+        if ahead:
+            kept_within(self._options.subject, extents, ahead, self._options.fail_on_data_loss)
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[OffsetRange]:
         subject = self._options.subject

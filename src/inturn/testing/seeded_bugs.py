@@ -1265,6 +1265,14 @@ _add_edit(
     "and at < place.offset:",
 )
 _add_edit(
+    "lots_come_back_to_the_parent",
+    "What a holder says again of a lot, since an answer was lost, counts after the lot has moved on.",
+    Gates,
+    "without_moved",
+    "if not subject.route.descents or",
+    "if True or",
+)
+_add_edit(
     "lots_stay_with_the_parent",
     "A parking lot does not move to the child that its key moved to.",
     Gates,
