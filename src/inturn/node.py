@@ -17,7 +17,6 @@ import msgspec
 
 from inturn.broker.broker import Broker
 from inturn.broker.filtering import FilteringReply
-from inturn.broker.gates import Gates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.long_polls import LongPolls, Try
@@ -159,18 +158,15 @@ class InProcessNode:
         leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
         self.membership = Membership(members, clock, lease, leases.holders, self._groups.orders())
         self.trials = Trials()
-        lots = Lots(database)
-        self.keys = Keys(Failures(database), lots, KeyRequests(database), clock)
-        offsets = OffsetRows(database)
-        gates = partial(Gates, GateRows(database), offsets, lots, self.keys, leases)
+        self.keys = Keys(Failures(database), Lots(database), KeyRequests(database), clock)
         self.broker = Broker(
             engine,
-            offsets,
+            OffsetRows(database),
             ProgressRows(database),
             Producers(database),
             leases,
             self.keys,
-            lambda log: gates(log, clock),
+            GateRows(database),
             clock,
             observer,
         )

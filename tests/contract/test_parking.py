@@ -12,7 +12,19 @@ import pytest
 from inturn import Connection, ConsumerSettings, Context, Message, Result, RetryDelays
 from inturn.errors import InvalidInput, NotFound
 from inturn.model.commands import ReadLot
-from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, Witness, committed, eventually, of_key, quick, send
+from tests.contract.bed import (
+    SHORT_LEASE,
+    WAIT_S,
+    Bed,
+    Seen,
+    Witness,
+    committed,
+    eventually,
+    has_joined,
+    of_key,
+    quick,
+    send,
+)
 from tests.contract.test_failing_keys import Fails, one_key, state
 from tests.contract.test_robustness import put_between
 
@@ -135,7 +147,7 @@ def test_c11_anybody_may_park_a_key_that_is_well(line: Connection) -> None:
 def test_c11_a_key_that_has_no_messages_yet_can_be_parked(line: Connection) -> None:
     seen = Seen()
     with line.consumer("line", "g", seen, order="key", settings=quick()):
-        eventually(lambda: line.groups(), "it has joined")
+        eventually(lambda: has_joined(line), "it has joined")
         assert line.park_key("line", "g", "later").done_at_ms is not None
         found = one_key(line)
         assert found is not None
@@ -152,7 +164,7 @@ def test_c11_a_key_that_has_no_messages_yet_can_be_parked(line: Connection) -> N
 def test_c11_an_empty_lot_can_be_resumed(line: Connection) -> None:
     seen = Seen()
     with line.consumer("line", "g", seen, order="key", settings=quick()):
-        eventually(lambda: line.groups(), "it has joined")
+        eventually(lambda: has_joined(line), "it has joined")
         assert line.park_key("line", "g", "k").done_at_ms is not None
         assert line.resume_key("line", "g", "k").done_at_ms is not None
         eventually(lambda: line.keys("line", "g") == [], "the lot is gone")
@@ -276,7 +288,7 @@ def test_c11_a_request_waits_for_the_next_holder(bed: Bed) -> None:
     mq = bed.open(flush="os")
     mq.create_subject("line", 1)
     with mq.consumer("line", "g", Seen(), order="key", settings=quick()):
-        eventually(lambda: mq.groups(), "the group is there")
+        eventually(lambda: has_joined(mq), "the group is there")
     asked = mq.park_key("line", "g", "k", by="ann", why="for later", wait_s=0.05)
     assert asked.done_at_ms is None
     assert state(mq) == "requested"
@@ -466,7 +478,7 @@ def test_c11_a_failing_lot_is_parked_again_with_its_rest_in_order(bed: Bed) -> N
 def test_c11_requests_are_acted_upon_in_the_order_they_were_asked(line: Connection) -> None:
     seen = Seen()
     with line.consumer("line", "g", Seen(), order="key", settings=quick()):
-        eventually(lambda: line.groups(), "the group is there")
+        eventually(lambda: has_joined(line), "the group is there")
     line.park_key("line", "g", "k", wait_s=0)
     line.resume_key("line", "g", "k", wait_s=0)
     send(line, "line", "k:0", "k:1")

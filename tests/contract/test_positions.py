@@ -9,7 +9,7 @@ import pytest
 
 from inturn import Connection, Position
 from inturn.model.errors import GroupConflict, InvalidInput
-from tests.contract.bed import Bed, Seen, eventually, quick, send_all
+from tests.contract.bed import Bed, Seen, eventually, has_joined, quick, send_all
 
 
 @pytest.fixture
@@ -33,7 +33,9 @@ def test_a_new_group_starts_at_the_first_message_unless_told(line: Connection) -
 def test_a_new_group_can_start_behind_the_last_message(line: Connection) -> None:
     seen = Seen()
     with line.consumer("line", "g", seen, start="last", settings=quick()):
-        eventually(lambda: line.groups() and line.describe_group("line", "g").partitions[0].owner, "it has the lease")
+        eventually(
+            lambda: has_joined(line) and line.describe_group("line", "g").partitions[0].owner, "it has the lease"
+        )
         send_all(line, "line", 1)
         seen.wait_for(1)
     assert [message.offset for message in seen.messages] == [3]

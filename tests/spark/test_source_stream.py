@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 import inturn
 from inturn import Connection, ConsumerSettings, Context, LeaseSettings, LogSettings, Message, OnExhausted, slot_of
 from inturn.errors import GroupConflict, InvalidInput, LeaseHeld, NotFound
+from inturn.model.commands import GroupName
 from inturn.spark import connections, stream_member
 from inturn.spark.offsets import ByPartition
 from inturn.spark.source import InturnDataSource, StreamReader
@@ -302,7 +303,7 @@ def rows(reader: StreamReader, start: Offsets, end: Offsets) -> list[int]:
 
 def committed(served: Served, group: str = "etl") -> list[tuple[int, int]]:
     """And how many are finished above, by partition."""
-    if all(one.group != group for one in served.connection.groups()):
+    if GroupName("order.book", group) not in served.connection.groups():
         return []
     described = served.connection.describe_group("order.book", group)
     return [(one.committed, one.finished_count) for one in described.partitions]

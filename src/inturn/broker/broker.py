@@ -6,7 +6,7 @@ It knows logs and leases; who should consume is the business of meta. Called und
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -66,6 +66,7 @@ from inturn.model.slot import ALL_SLOTS, SlotSet, slot_of
 from inturn.model.subject import Subject
 from inturn.model.tags import tag_filter
 from inturn.model.tracker import CommitTracker
+from inturn.state.gates import GateRows
 from inturn.state.groups import GroupRecord
 from inturn.state.offsets import Offsets, finished_count, highest_finished, with_finished
 from inturn.state.producers import Producers
@@ -81,7 +82,7 @@ class Broker:
         producers: Producers,
         leases: LeaseTable,
         keys: Keys,
-        gates: Callable[[Callable[[Subject, int], Log]], Gates],
+        gates: GateRows,
         clock: Clock,
         observer: Observer | None,
     ) -> None:
@@ -97,7 +98,7 @@ class Broker:
         self._appended = Rates[Partition](clock)
         self._done = Rates[tuple[int, int]](clock)  # by group id and partition index
         self.leases = leases
-        self.gates = gates(self.log)
+        self.gates = Gates(gates, progress, keys, leases, self.log, clock)
         self.claims = ClaimTable(leases, clock, observer)
         self.sharing = Sharing(progress, leases, clock, self._count_shared)
         self.keys = keys

@@ -31,8 +31,7 @@ from inturn.model.subject import Subject
 from inturn.model.tracker import CommitTracker
 from inturn.state.gates import GateRows
 from inturn.state.groups import GroupRecord
-from inturn.state.lots import Lots
-from inturn.state.offsets import Offsets
+from inturn.state.progress import ProgressRows
 
 WALK_BYTES = 4 << 20
 READ_BYTES = 1 << 20
@@ -53,16 +52,14 @@ class Gates:
     def __init__(
         self,
         rows: GateRows,
-        offsets: Offsets,
-        lots: Lots,
+        progress: ProgressRows,
         keys: Keys,
         leases: LeaseTable,
         log: Callable[[Subject, int], Log],
         clock: Clock,
     ) -> None:
         self._rows = rows
-        self._offsets = offsets
-        self._lots = lots
+        self._progress = progress
         self._keys = keys
         self._leases = leases
         self._log = log
@@ -125,7 +122,7 @@ class Gates:
 
     def _unfinished(self, subject: Subject, group: GroupRecord, descent: Descent) -> Closed | None:
         """The first message of the moved slots that is not finished."""
-        place = self._offsets.place(group.id, descent.parent)
+        place = self._progress.of_partition(group.id, descent.parent).place
         if place.offset >= descent.barrier:
             return None
         log = self._log(subject, descent.parent)
@@ -161,11 +158,11 @@ class Gates:
             return False
         if any(descent.has(slot_of(one.key)) for one in self._keys.waiting(group, descent.parent)):
             return True
-        lots = self._lots.of_partition(group.id, descent.parent)
+        lots = self._progress.of_partition(group.id, descent.parent).lots
         return any(lot.state != LotState.PARKED and descent.has(slot_of(lot.key)) for lot in lots)
 
     def _moving(self, group: GroupRecord, descent: Descent) -> list[bytes]:
         """The keys of which something is parked, or was asked, in a parent."""
-        keys = {lot.key for lot in self._lots.of_partition(group.id, descent.parent)}
+        keys = {lot.key for lot in self._progress.of_partition(group.id, descent.parent).lots}
         keys |= {one.key for one in self._keys.waiting(group, descent.parent)}
         return sorted(key for key in keys if descent.has(slot_of(key)))

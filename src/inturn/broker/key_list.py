@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from inturn.model.commands import KeyDescription, RequestState
-from inturn.model.mark import place_of
+from inturn.model.mark import offset_of
 from inturn.model.settings import LotState
 from inturn.state.failures import FailureRow
 from inturn.state.lots import LotRow
@@ -67,8 +67,8 @@ def _describe(partition: int, key: bytes, entry: _Entry) -> KeyDescription:
 def _parked(lot: LotRow, failures: Sequence[FailureRow], requests: Sequence[RequestState]) -> KeyDescription:
     offset = lot.head_offset
     if offset is None and failures:
-        offset = place_of(failures[0].failure.offset, 0)[1]
-    failure = next((row.failure for row in failures if place_of(row.failure.offset, 0)[1] == offset), None)
+        offset = offset_of(failures[0].failure.offset)
+    failure = next((row.failure for row in failures if offset_of(row.failure.offset) == offset), None)
     is_blocked = lot.state == LotState.RESUMING and failure is not None and failure.is_exhausted
     return KeyDescription(
         lot.key,
@@ -92,7 +92,7 @@ def _failing(
         key,
         partition,
         "blocked" if any(row.failure.is_exhausted for row in rows) else "failing",
-        place_of(head.offset, partition)[1],
+        offset_of(head.offset),
         head.attempts,
         head.error,
         rows[0].first_at_ms,

@@ -653,8 +653,7 @@ class ConsumerCore:
             held = self.held.get(index)
             if held is None and (index in self.assigned or not self._generation):
                 return False
-            passes = held is not None and (held.error is None or held.error.retriable)
-            if held is not None and passes and not self._is_idle(held):
+            if held is not None and (held.error is None or held.error.retriable) and not self._is_idle(held):
                 return False
         return True
 

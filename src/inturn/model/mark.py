@@ -15,7 +15,11 @@ def mark_of(partition: int, offset: int, held: int) -> int:
     return offset if partition == held else (partition + 1) << _SHIFT | offset
 
 
+def offset_of(mark: int) -> int:
+    return mark & FOREIGN_MIN - 1
+
+
 def place_of(mark: int, held: int) -> tuple[int, int]:
     """Partition and offset."""
     partition = mark >> _SHIFT
-    return (held, mark) if not partition else (partition - 1, mark & FOREIGN_MIN - 1)
+    return (partition - 1 if partition else held), offset_of(mark)

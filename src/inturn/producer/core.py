@@ -106,11 +106,7 @@ class ProducerCore:
             del self._grown[name]
 
     def _divide(self, queues: list[PartitionQueue], flight: Flight, places: list[int]) -> None:
-        if grown_apart := set(places) - {flight.partition}:
-            is_whole = len(grown_apart) == 1 and flight.partition not in places
-            parts = {places[0]: flight} if is_whole else flight.divide(places)
-        else:
-            parts = {flight.partition: flight}
+        parts = {places[0]: flight} if len(set(places)) == 1 else flight.divide(places)
         for partition, part in parts.items():
             part.home = partition
             queues[partition].take_back(part)

@@ -416,7 +416,7 @@ class Drain:
         plans = self._plan.plans(list(waiting), holding.owner, epochs, task_count, self._round)
         if not plans:
             # What is left waits for keys that are held up elsewhere, in the partitions that it came from.
-            return _Result(None, is_held_up=not _open(self._describe()) & {one.partition for one in waiting})
+            return _Result(None, is_held_up=not holding.open_partitions(0.0) & {one.partition for one in waiting})
         job = _Job(self._spark, plans, self._handler, f"drain {self._subject_name} for {self._group}")
         job.start()
         self._attend(job, holding)
@@ -523,11 +523,6 @@ class Drain:
         if self._watch is not None:
             self._watch(look)
         return look
-
-
-def _open(described: GroupDescription) -> set[int]:
-    """The partitions that can be had: those born of growth come later, when what is older of their keys is over."""
-    return {one.partition for one in described.partitions if one.gate is None}
 
 
 class _Interrupted(Exception):

@@ -12,7 +12,7 @@ from inturn.model.names import check_name
 from inturn.model.settings import GroupMode, Order
 from inturn.state.cache import Cache
 from inturn.state.database import Database
-from inturn.state.offsets import check_offset
+from inturn.state.offsets import check_offset, start_row
 from inturn.state.partition_ids import PartitionIds
 from inturn.state.schema import groups, offsets, subjects
 
@@ -129,15 +129,7 @@ class Groups:
         connection.execute(
             _INSERT_OFFSET,
             [
-                {
-                    "group_id": group_id,
-                    "partition_id": partition_id,
-                    "next_offset": offset,
-                    "finished": b"",
-                    "epoch": 0,
-                    "commit_number": 0,
-                    "updated_at_ms": now_ms,
-                }
+                start_row(group_id, partition_id, offset, now_ms)
                 for partition_id, offset in zip(partition_ids, start_offsets, strict=True)
             ],
         )

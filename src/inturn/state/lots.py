@@ -86,7 +86,6 @@ _PARK = insert(parked).from_select(
 )
 _UNPARK = delete(parked).where(*_MESSAGE, *_IN_LOT[1:])
 _DELETE_PARKED = delete(parked).where(_PARKED_OF_GROUP)
-_SELECT_FIRST = select(parked.c.offset).where(*_IN_LOT).order_by(parked.c.position).limit(1)
 _SELECT_HEAD = (
     select(partitions.c.position.label("partition"), parked.c.offset)
     .join(partitions, partitions.c.id == parked.c.origin_id)
@@ -229,10 +228,10 @@ class Lots:
 
 
 def _free(connection: Connection, row: dict[str, Any]) -> None:
-    left = connection.execute(_SELECT_FIRST, row).scalar()
+    left = connection.execute(_SELECT_HEAD, row).first()
     if left is not None:
         raise InvalidInput(
-            f"key {row['of_key']!r} cannot be free: offset {left} and maybe more are still in its parking lot; "
+            f"key {row['of_key']!r} cannot be free: offset {left.offset} and maybe more are still in its parking lot; "
             "remove them in the same commit"
         )
     connection.execute(_DELETE, row)

@@ -205,6 +205,19 @@ class Offsets:
             return 0 if partition_id is None else _highest(connection, partition_id)
 
 
+def start_row(group_id: int, partition_id: int, offset: int, now_ms: int) -> dict[str, object]:
+    """Where a group begins in a partition."""
+    return {
+        "group_id": group_id,
+        "partition_id": partition_id,
+        "next_offset": offset,
+        "finished": b"",
+        "epoch": 0,
+        "commit_number": 0,
+        "updated_at_ms": now_ms,
+    }
+
+
 def finished_count(finished: bytes) -> int:
     """How many offsets are in a finished set; none if it cannot be read."""
     if not finished:

@@ -16,6 +16,7 @@ from inturn.model.slot import SlotRange, even_ranges
 from inturn.model.subject import Subject
 from inturn.state.cache import Cache
 from inturn.state.database import Database
+from inturn.state.offsets import start_row
 from inturn.state.partition_ids import PartitionIds
 from inturn.state.schema import descents, groups, offsets, partitions, routes, subjects
 
@@ -123,7 +124,7 @@ class Subjects:
             new = grown.descents[len(subject.route.descents) :]
             connection.execute(_INSERT_DESCENT, [_descent_row(one, ids, grown.version) for one in new])
             group_ids = connection.execute(_SELECT_GROUP_IDS, {"of_subject": row.id}).scalars().all()
-            starts = [_start_row(group_id, child, now_ms) for group_id in group_ids for child in ids[first:]]
+            starts = [start_row(group_id, child, 0, now_ms) for group_id in group_ids for child in ids[first:]]
             if starts:
                 connection.execute(_INSERT_OFFSET, starts)
             return self._load(connection, grown.subject)
@@ -251,18 +252,6 @@ def _descent_row(descent: Descent, ids: Sequence[int], version: int) -> dict[str
         "version": version,
         "slots": descent.slots,
         "barrier": descent.barrier,
-    }
-
-
-def _start_row(group_id: int, partition_id: int, now_ms: int) -> dict[str, object]:
-    return {
-        "group_id": group_id,
-        "partition_id": partition_id,
-        "next_offset": 0,
-        "finished": b"",
-        "epoch": 0,
-        "commit_number": 0,
-        "updated_at_ms": now_ms,
     }
 
 
