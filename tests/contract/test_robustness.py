@@ -460,6 +460,7 @@ def example_of(kind: type[InturnError]) -> InturnError:
         "str | None": "why",
         "Sequence[str]": ("a", "b"),
         "tuple[int, int]": (1, 2),
+        "tuple[int, ...]": (1, 2, 3),
     }
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):

@@ -25,7 +25,7 @@ from inturn import (
 )
 from inturn.consumer.duty import Duty
 from inturn.errors import GroupConflict, InvalidInput
-from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, Witness, eventually, quick, send, send_all
+from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, Witness, eventually, has_joined, quick, send, send_all
 
 
 def shared(**settings: Any) -> ConsumerSettings:
@@ -52,7 +52,7 @@ def lag(mq: Connection, subject: str = "orders") -> int:
 
 def done(mq: Connection, subject: str = "orders") -> bool:
     """Everything is acknowledged."""
-    return mq.describe_group(subject, "g").lag == 0
+    return has_joined(mq, subject) and mq.describe_group(subject, "g").lag == 0
 
 
 def test_several_consumers_work_on_one_partition_at_once_and_each_message_is_handled_once(line: Connection) -> None:

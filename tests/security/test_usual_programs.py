@@ -171,6 +171,7 @@ def test_a_steerer_parks_resumes_and_skips(guarded: Guarded) -> None:
     seen = Seen(lambda message, _: 1 / 0 if message.body == b"0" else None)
     settings = quick(max_attempts=1)
     with consumer.consumer("orders", "billing", seen, order="key", settings=settings):
+        seen.wait_for(1)
         eventually(lambda: [one.state for one in steerer.keys("orders", "billing")] == ["blocked"], "it is blocked")
         assert steerer.skip_key("orders", "billing", "k", why="broken").done_at_ms is not None
         eventually(lambda: b"1" in seen.bodies, "the next one runs")

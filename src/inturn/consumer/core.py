@@ -200,7 +200,7 @@ class ConsumerCore:
                 min(self._settings.heartbeat_s, third_s),
                 str(self._settings.assignment),
                 self._duty.takes_over,
-                self._settings.tags or "",
+                tags=self._settings.tags or "",
             )
             self._send(commands, beat, now_s, timeout_s=max(third_s, RETRY_S) if third_s else None)
         elif self._is_stopping and not self.held and not self.trials.is_busy and self._may_send(Leave, now_s):

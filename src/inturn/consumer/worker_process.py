@@ -153,8 +153,6 @@ class WorkerProcess:
         self._process.join(END_S)
         if self._process.exitcode is None:
             self.kill()
-        with contextlib.suppress(ValueError):
-            self._process.close()
         self._tokens.close()
         self._token_writer.close()
 

@@ -76,7 +76,7 @@ class AuditLog:
             assert self._file is not None
             os.write(self._file, line)  # at once: lines of several servers do not mix
         except OSError as error:
-            _log.error("audit_log.failed", path=str(self._path), error=str(error))
+            _log.error("security.audit_log_failed", path=str(self._path), error=str(error))
 
     def _reopen_if_moved(self) -> None:
         try:

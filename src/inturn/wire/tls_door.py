@@ -29,11 +29,15 @@ class TlsDoor:
         self._server = server
         self._tls = tls
         self.listening = listening
-        self._task = asyncio.get_running_loop().create_task(self._accept())
+        listening.setblocking(False)
         self._handshakes: set[_Handshake] = set()
+        self._again: asyncio.TimerHandle | None = None
+        self._listen()
 
     def close(self) -> None:
-        self._task.cancel()
+        if self._again is not None:
+            self._again.cancel()
+        asyncio.get_running_loop().remove_reader(self.listening)
         self.listening.close()
 
     def disown(self) -> None:
@@ -42,22 +46,30 @@ class TlsDoor:
             with contextlib.suppress(OSError):
                 os.close(one.fileno())
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, address = await loop.sock_accept(self.listening)
-            except OSError as error:  # a client that is gone again, or no room for another file
-                _log.warning("wire.not_accepted", error=str(error))
-                await asyncio.sleep(ACCEPT_AGAIN_S if error.errno in _NO_ROOM else 0)
-                continue
-            handshake = _Handshake(self._server, accepted, str(address[0]))
-            if handshake.begin(self._tls):
-                self._handshakes.add(handshake)
-                handshake.task.add_done_callback(partial(self._over, handshake))
+    def _listen(self) -> None:
+        asyncio.get_running_loop().add_reader(self.listening, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            accepted, address = self.listening.accept()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:  # a client that is gone again, or no room for another file
+            _log.warning("wire.not_accepted", error=str(error))
+            if error.errno in _NO_ROOM:
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self.listening)
+                self._again = loop.call_later(ACCEPT_AGAIN_S, self._listen)
+            return
+        handshake = _Handshake(self._server, accepted, str(address[0]))
+        if handshake.begin(self._tls):
+            self._handshakes.add(handshake)
+            handshake.task.add_done_callback(partial(self._over, handshake))
 
     def _over(self, handshake: _Handshake, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(handshake)
+        if task.cancelled():  # perhaps before it had begun
+            handshake.end()
 
 
 class _Handshake:
@@ -87,10 +99,13 @@ class _Handshake:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._peer, self.socket, ssl=tls, ssl_handshake_timeout=timeout_s
             )
-        except (OSError, asyncio.CancelledError) as error:  # whatever TLS does not like, or it took too long
+        except OSError as error:  # whatever TLS does not like, or it took too long
             _log.info("wire.tls_failed", address=self._host, error=str(error))
-            self._peer.leave()
-            self.socket.close()
+            self.end()
+
+    def end(self) -> None:
+        self._peer.leave()
+        self.socket.close()
 
     def abort(self) -> None:
         self.task.cancel()
