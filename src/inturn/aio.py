@@ -21,11 +21,12 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
-from inturn.connection import Connection, check_folder_credentials, check_served, dialled
+from inturn.connection import Connection, check_folder_credentials, check_served
 from inturn.connection import connect as connect_blocking
 from inturn.consumer.consumer import Consumer, ConsumerStatistics
 from inturn.consumer.hook import Hook
 from inturn.consumer.worker import Handler
+from inturn.dialling import dialled
 from inturn.model.clock import SystemClock
 from inturn.model.errors import Closed, InturnError
 from inturn.model.message import Message
@@ -39,6 +40,7 @@ from inturn.model.settings import (
     LogSettings,
     Order,
     ProducerSettings,
+    Role,
 )
 from inturn.outbox.outbox import Outbox
 from inturn.producer.core import Selector
@@ -147,6 +149,8 @@ class AsyncConnection:
     subject = _in_thread(Connection.subject)
     subjects = _in_thread(Connection.subjects)
     describe_subject = _in_thread(Connection.describe_subject)
+    broker_groups = _in_thread(Connection.broker_groups)
+    set_broker_group = _in_thread(Connection.set_broker_group)
     describe_node = _in_thread(Connection.describe_node)
     groups = _in_thread(Connection.groups)
     describe_group = _in_thread(Connection.describe_group)
@@ -470,4 +474,13 @@ async def _reached(target: str, wait_s: float, credentials: Credentials) -> Asyn
     except BaseException:
         await node.aclose()
         raise
+    if node.role is not Role.NODE:  # a stream to each broker: they have threads of their own
+        await node.aclose()
+        threads = _Threads()
+        opened = functools.partial(Connection, target, clock=clock, wait_s=wait_s, credentials=credentials)
+        try:
+            return AsyncConnection(await threads.make(opened, Connection.close), threads)
+        except BaseException:
+            threads.close()
+            raise
     return AsyncConnection(Connection(target, clock=clock, node=node), _Threads())

@@ -13,7 +13,6 @@ import math
 import os
 import signal
 import socket
-import ssl
 import threading
 import uuid
 import weakref
@@ -23,14 +22,18 @@ from datetime import datetime
 from types import FrameType, TracebackType
 from typing import Protocol, Self, TypeVar
 
+from inturn.cluster.routed_node import routed
 from inturn.consumer.consumer import Consumer, ConsumerStatistics, check_handler
 from inturn.consumer.duty import EVERYTHING, Duty
 from inturn.consumer.hook import Hook
 from inturn.consumer.lot import unparked
 from inturn.consumer.worker import Handler
 from inturn.dead_letters import DeadLetters
+from inturn.dialling import dialled
 from inturn.model.clock import Clock, SystemClock
 from inturn.model.commands import (
+    BrokerGroupDescription,
+    BrokerGroupList,
     Command,
     CreateSubject,
     DescribeGroup,
@@ -49,6 +52,7 @@ from inturn.model.commands import (
     KeyDetails,
     KeyList,
     KeyRequest,
+    ListBrokerGroups,
     ListGroups,
     ListKeys,
     ListSubjects,
@@ -56,6 +60,7 @@ from inturn.model.commands import (
     NodeDescription,
     RequestState,
     ResetGroup,
+    SetBrokerGroup,
     SetOrder,
     SteerKey,
     SubjectDescription,
@@ -73,6 +78,7 @@ from inturn.model.position import Position, parse_position, position_text
 from inturn.model.request import ask
 from inturn.model.route import check_partition_count
 from inturn.model.settings import (
+    BrokerGroupState,
     ConsumerSettings,
     Flush,
     GroupMode,
@@ -95,11 +101,10 @@ from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
 from inturn.security.credentials import NONE, Credentials
-from inturn.security.settings import is_loopback
 from inturn.security.tls import TlsSettings
 from inturn.shared_folder import SharedFolder
 from inturn.version import SOFTWARE
-from inturn.wire.address import Address, is_address, parse_address
+from inturn.wire.address import is_address
 from inturn.wire.client import RemoteNode
 
 TRIAL_LOOK_S = 20.0  # a node holds nothing back for much longer
@@ -188,11 +193,14 @@ class Connection:
         strategy: Strategy | str = Strategy.STRICT,
         limits: Limits | None = None,
         keyless: Keyless | str = Keyless.INDEPENDENT,
+        broker_groups: Sequence[str] = (),
     ) -> Subject:
         """Create a subject; the same again is no error, other settings are (AlreadyExists).
 
         `keyless` matters under order by key: messages without a key are "independent" of each other, or wait for
-        one another in "one-lane" per partition.
+        one another in "one-lane" per partition. In a cluster the partitions are in two available broker groups, in
+        turns, or in one if there is one; or in those that `broker_groups` names (NotFound if one is not there). That
+        is fixed from then on.
         """
         check_name("subject", name)
         check_partition_count(name, partitions)
@@ -204,6 +212,7 @@ class Connection:
                 one_of(Strategy, "strategy", strategy),
                 limits if limits is not None else Limits(),
                 one_of(Keyless, "keyless", keyless),
+                _names("broker_groups", broker_groups),
             ),
             Subject,
         )
@@ -227,6 +236,22 @@ class Connection:
     def describe_subject(self, name: str) -> SubjectDescription:
         """Offsets, size and state of each partition."""
         return self._ask(DescribeSubject(name), SubjectDescription)
+
+    # Broker groups
+
+    def broker_groups(self) -> list[BrokerGroupDescription]:
+        """What each of them may do, and whether its broker is heard. Without a cluster there is one, "local"."""
+        return list(self._ask(ListBrokerGroups(), BrokerGroupList).groups)
+
+    def set_broker_group(self, name: str, state: BrokerGroupState | str) -> BrokerGroupDescription:
+        """Make a broker group "read-only", "unavailable", or "available" again, durably.
+
+        A read-only one takes no messages, an unavailable one gives none either; leases stay, and who holds one still
+        commits. Strict producers wait until it is back, best-effort ones go round it, and consumers go on by
+        themselves. NotFound if there is none of that name.
+        """
+        chosen = one_of(BrokerGroupState, "state", state)
+        return self._ask(SetBrokerGroup(name, chosen.value), BrokerGroupDescription)
 
     # Producing and reading
 
@@ -670,6 +695,12 @@ class Connection:
             raise Closed("connection")
 
 
+def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise InvalidInput(f"{what}={names!r}: give a list of names")
+    return tuple(check_name("broker group", name) for name in names)
+
+
 def check_wait(name: str, wait_s: object) -> None:
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
         raise InvalidInput(f"{name}={wait_s!r}: give a number of seconds, 0 or more")
@@ -707,29 +738,15 @@ def check_folder_credentials(target: str, credentials: Credentials) -> None:
         )
 
 
-def dialled(target: str, credentials: Credentials) -> tuple[Address, tuple[ssl.SSLContext, str] | None]:
-    """Where to connect to, and how to talk TLS there, if that is to be done. InvalidInput if files are wrong."""
-    address = parse_address(target)
-    if address.path is not None:
-        return address, None
-    if credentials.tls is None and not address.is_tls:
-        if credentials.token is not None and not is_loopback(address.host):
-            _log.warning("connection.token_in_clear", address=str(address), next_step="use inturns://")
-        return address, None
-    tls = credentials.tls if credentials.tls is not None else TlsSettings()
-    name = tls.server_name if tls.server_name is not None else address.host
-    return replace(address, is_tls=True), (tls.context(), name)
-
-
-def _reached(target: str, clock: Clock, wait_s: float, credentials: Credentials) -> RemoteNode:
+def _reached(target: str, clock: Clock, wait_s: float, credentials: Credentials) -> ConnectedNode:
     address, tls = dialled(target, credentials)
     node = RemoteNode(address.dial, str(address), SOFTWARE, clock, token=credentials.token or "", tls=tls)
     try:
         node.wait_until_up(wait_s)
+        return routed(node, str(address), clock, credentials)
     except BaseException:
         node.close()
         raise
-    return node
 
 
 def _key_bytes(key: str | bytes) -> bytes:

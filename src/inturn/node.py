@@ -8,7 +8,7 @@ have their own; replies are called outside of it. The lock order is node, then l
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from types import UnionType
 from typing import Any
@@ -23,14 +23,16 @@ from inturn.broker.long_polls import LongPolls, Try
 from inturn.broker.move_targets import check_target, origin_of
 from inturn.broker.trials import Trials, chosen_member
 from inturn.log.engine import LogEngine
+from inturn.meta.broker_registry import BrokerRegistry
 from inturn.meta.growth import check_growth
-from inturn.meta.membership import Membership
+from inturn.meta.membership import Holders, Membership
 from inturn.model.clock import Clock
 from inturn.model.commands import (
     Acknowledge,
     Acquire,
     Answer,
     Append,
+    BrokerGroupList,
     Claim,
     Command,
     Commit,
@@ -50,7 +52,9 @@ from inturn.model.commands import (
     GroupName,
     GrowSubject,
     Heartbeat,
+    KeyList,
     Leave,
+    ListBrokerGroups,
     ListGroups,
     ListKeys,
     ListSubjects,
@@ -72,17 +76,28 @@ from inturn.model.commands import (
     ReportTrial,
     ResetGroup,
     ResolvePosition,
+    SetBrokerGroup,
     SetOrder,
     SteerKey,
     SubjectDescription,
     SubjectList,
     TryMessage,
 )
-from inturn.model.errors import Closed, GateClosed, GroupConflict, InturnError, LeaseHeld, NotFound, ServerStopping
+from inturn.model.errors import (
+    BrokerGroupClosed,
+    Closed,
+    GateClosed,
+    GroupConflict,
+    InturnError,
+    LeaseHeld,
+    NotFound,
+    ServerStopping,
+)
 from inturn.model.names import check_name, dead_letter_subject, retry_subject
 from inturn.model.observer import Observer
 from inturn.model.position import parse_position
 from inturn.model.settings import (
+    BrokerGroupState,
     GroupMode,
     KeyAction,
     Keyless,
@@ -98,6 +113,7 @@ from inturn.model.subject import Subject
 from inturn.model.tags import tag_filter
 from inturn.model.timers import Timer, Timers
 from inturn.node_survey import Survey
+from inturn.state.broker_groups import BrokerGroupRows
 from inturn.state.database import Database
 from inturn.state.failures import Failures
 from inturn.state.gates import GateRows
@@ -106,6 +122,7 @@ from inturn.state.key_requests import KeyRequests
 from inturn.state.leases import LeaseRows
 from inturn.state.lots import Lots
 from inturn.state.members import Members
+from inturn.state.node_role import LOCAL_BROKER_GROUP
 from inturn.state.offsets import Offsets as OffsetRows
 from inturn.state.producers import Producers
 from inturn.state.progress import ProgressRows
@@ -114,6 +131,11 @@ from inturn.state.survey import SurveyRows
 from inturn.version import SOFTWARE
 
 _NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Claim | Pull | Read | Fetch
+# What a broker group does not do for its clients, by its state.
+_REFUSED: dict[BrokerGroupState, tuple[type[Command], ...]] = {
+    BrokerGroupState.READ_ONLY: (Append, Move),
+    BrokerGroupState.UNAVAILABLE: (Append, Move, Acquire, Claim, Pull, Read, Fetch),
+}
 _OF_MEMBER = Acquire | Claim | Pull | Heartbeat | Fetch
 LOOK_ON_S = 0.01  # a gate that was not looked at to the end is looked at again after this
 COME_BACK_S = 1.0  # a member whose stream was lost has so long to be heard again before others are asked
@@ -121,7 +143,8 @@ COME_BACK_S = 1.0  # a member whose stream was lost has so long to be heard agai
 
 class InProcessNode:
     """`local` says that its consumers live in this very process: when it is opened again, they are gone. `room` tells
-    how full the disk is."""
+    how full the disk is. `broker_group` is the one whose logs it has; in a cluster others have others, and `holders`
+    tells meta who holds leases there."""
 
     def __init__(
         self,
@@ -134,6 +157,8 @@ class InProcessNode:
         *,
         local: bool = True,
         room: Callable[[], DiskRoom | None] = lambda: None,
+        broker_group: str = LOCAL_BROKER_GROUP,
+        holders: Holders | None = None,
     ) -> None:
         lease = lease if lease is not None else LeaseSettings()
         self._database = database
@@ -148,6 +173,7 @@ class InProcessNode:
         self._is_stopping = False
         self._subjects = Subjects(database)
         self._groups = Groups(database)
+        self._producers = Producers(database)
         self._known_subjects: dict[str, Subject] = {}
         self._known_groups: dict[tuple[str, str], GroupRecord] = {}
         self._held = LongPolls(self._lock, clock, timers, self._answer, self._wake_at_expiry)
@@ -156,23 +182,28 @@ class InProcessNode:
         self._spoke_through: dict[Leave, object] = {}  # the stream that a member in another process was last heard on
         members = Members(database)
         leases = LeaseTable(LeaseRows(database), clock, lease, observer, local=local)
-        self.membership = Membership(members, clock, lease, leases.holders, self._groups.orders())
+        holders = holders if holders is not None else leases.holders
+        self.membership = Membership(members, clock, lease, holders, self._groups.orders())
+        self.registry = BrokerRegistry(BrokerGroupRows(database), clock, broker_group)
         self.trials = Trials()
         self.keys = Keys(Failures(database), Lots(database), KeyRequests(database), clock)
         self.broker = Broker(
             engine,
             OffsetRows(database),
             ProgressRows(database),
-            Producers(database),
+            self._producers,
             leases,
             self.keys,
             GateRows(database),
             clock,
             observer,
+            broker_group,
         )
         self.survey = Survey(
             self._known_subjects, self._known_groups, self.broker, self.membership, self._held, SurveyRows(database)
         )
+        if broker_group:
+            self.broker.state = self.registry.get(broker_group).state
         members.all_offline(clock.time_ms())
         for group in self._groups.all():
             self._known_groups[group.subject, group.name] = group
@@ -213,6 +244,8 @@ class InProcessNode:
             ListKeys: lambda command, _: self.keys.list_keys(self._group(command.subject, command.group)),
             DescribeKey: self._describe_key,
             DescribeNode: self._describe_node,
+            ListBrokerGroups: lambda _, __: BrokerGroupList(self.registry.describe(self._known_subjects.values())),
+            SetBrokerGroup: self._set_broker_group,
         }
 
     def submit(self, command: Command, reply: Reply) -> None:
@@ -328,6 +361,8 @@ class InProcessNode:
             raise Closed("node")
         if self._is_stopping and isinstance(command, _NEW_WORK):
             raise ServerStopping
+        if self.broker.state is not BrokerGroupState.AVAILABLE and isinstance(command, _REFUSED[self.broker.state]):
+            raise BrokerGroupClosed(self.broker.broker_group, self.broker.state.value)
 
     def _hold(self, command: Command, reply: Reply) -> None:
         wait_s: float = command.wait_s  # type: ignore[attr-defined]
@@ -545,7 +580,7 @@ class InProcessNode:
             self._held.wake_later(("request", command.subject, command.group, request_id))
 
     def _open_retry(self, command: OpenRetry, _: Try) -> Answer:
-        self._subject(command.subject)
+        subject = self._subject(command.subject)
         name = retry_subject(check_name("group", command.group), command.subject)
         known = self._known_subjects.get(name)
         if known is not None and known.partition_count != command.levels:
@@ -554,7 +589,7 @@ class InProcessNode:
                 f"its retry subject has {known.partition_count} delays, this consumer asks for {command.levels}; "
                 "use as many RetryDelays.levels_s",
             )
-        return known if known is not None else self._new_subject(name, command.levels, Routing.SELECTOR, reserved=True)
+        return known if known is not None else self._new_derived(name, command.levels, Routing.SELECTOR, subject)
 
     def _open_dead_letters(self, command: OpenDeadLetters, _: Try) -> Answer:
         subject = self._subject(command.subject)
@@ -562,12 +597,18 @@ class InProcessNode:
         known = self._known_subjects.get(name)
         if known is not None:
             return known
-        return self._new_subject(name, 1, Routing.SLOTS, limits=subject.limits, reserved=True)
+        return self._new_derived(name, 1, Routing.SLOTS, subject, subject.limits)
+
+    def _new_derived(
+        self, name: str, partitions: int, routing: Routing, subject: Subject, limits: Limits | None = None
+    ) -> Subject:
+        """A subject of ours, in the broker group of the first partition of the one it is for."""
+        home = (subject.route.partitions[0].broker_group,)
+        return self._new_subject(name, partitions, routing, limits=limits, broker_groups=home, reserved=True)
 
     def _move(self, command: Move, reply: Reply) -> None:
         with self._lock:
-            if self._closed:
-                raise Closed("node")
+            self._check_open(command)
             group = self._group(command.subject, command.group)
             check_target(group, command.to_subject)
             target = self._subject(command.to_subject)
@@ -575,6 +616,9 @@ class InProcessNode:
                 _check_mode(group, GroupMode.SHARED)
                 self.broker.log(self._subject(command.subject), command.partition)
                 self.broker.sharing.check(group, command.partition, command.epoch, command.member, command.receipts)
+        self._store_moved(group, target, command, reply)
+
+    def _store_moved(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
         self.broker.move(group, target, command, reply)
 
     # Producing
@@ -594,6 +638,7 @@ class InProcessNode:
             one_of(Strategy, "strategy", command.strategy),
             command.limits,
             one_of(Keyless, "keyless", command.keyless),
+            broker_groups=command.broker_groups,
         )
 
     def _new_subject(
@@ -605,12 +650,25 @@ class InProcessNode:
         limits: Limits | None = None,
         keyless: Keyless = Keyless.INDEPENDENT,
         *,
+        broker_groups: Sequence[str] = (),
         reserved: bool = False,
     ) -> Subject:
         limits = limits if limits is not None else Limits()
-        now_ms = self._clock.time_ms()
+        known = self._known_subjects.get(name)
+        homes: Sequence[str] = broker_groups
+        if known is None or broker_groups:
+            homes = self.registry.chosen(partitions, broker_groups, self._known_subjects.values())
         subject = self._subjects.create(
-            name, partitions, routing, strategy, limits, now_ms, keyless=keyless, reserved=reserved
+            name,
+            partitions,
+            routing,
+            strategy,
+            limits,
+            self._clock.time_ms(),
+            homes or (LOCAL_BROKER_GROUP,),  # where it is, if it is there
+            keyless=keyless,
+            reserved=reserved,
+            is_chosen=bool(broker_groups),
         )
         if subject.name not in self._known_subjects:
             self._open_subject(subject)
@@ -630,8 +688,7 @@ class InProcessNode:
         try:
             for log in logs:
                 log.sync()  # a gate looks at what is below the barrier, and readers see only what is synced
-            broker_group = subject.route.partitions[0].broker_group
-            route = subject.route.grown(command.partitions, broker_group, barriers)
+            route = subject.route.grown(command.partitions, barriers)
             grown = self._subjects.grow(route, self._clock.time_ms())
         except BaseException:
             if self._subjects.get(command.name).route.version == subject.route.version:
@@ -642,7 +699,7 @@ class InProcessNode:
         return grown
 
     def _grown(self, before: Subject, subject: Subject) -> None:
-        for index in range(before.partition_count):
+        for index in self.broker.owned(before):
             self.broker.log(before, index).seal(subject.name, subject.route.version)
         if self._observer is not None:
             self._observer.grown(subject)
@@ -651,6 +708,20 @@ class InProcessNode:
             if group.subject == subject.name:
                 self.membership.reassign(group, subject)
                 self._announce(group)
+
+    def _set_broker_group(self, command: SetBrokerGroup, _: Try) -> Answer:
+        state = one_of(BrokerGroupState, "state", command.state)
+        self.registry.set_state(command.name, state)
+        if command.name == self.broker.broker_group:
+            self._be(state)
+        groups = self.registry.describe(self._known_subjects.values())
+        return next(one for one in groups if one.name == command.name)
+
+    def _be(self, state: BrokerGroupState) -> None:
+        """What is held back hears of it at once."""
+        self.broker.state = state
+        for key in self._held.keys(_NEW_WORK):
+            self._held.wake_later(key)
 
     def _describe_subject(self, command: DescribeSubject, _: Try) -> Answer:
         subject = self._subject(command.name)
@@ -689,6 +760,14 @@ class InProcessNode:
         subject = self._subject(command.subject)
         position = parse_position(command.position)
         group = self._group(command.subject, command.group)
+        self._check_reset(group)
+        taken_back = self.broker.reset(subject, group, position)
+        if taken_back:
+            self._announce(group)
+            self._wake_askers(command, taken_back)
+        return Done()
+
+    def _check_reset(self, group: GroupRecord) -> None:
         if group.mode is GroupMode.BROADCAST:
             raise GroupConflict(
                 group.name, "its members keep their own offsets; stop one, remove its offset file, and start it anew"
@@ -696,26 +775,13 @@ class InProcessNode:
         members = self.membership.members(group)
         if members and not group.is_exclusive:
             raise GroupConflict(group.name, f"{members[0]} consumes it; stop the group's consumers before a reset")
-        taken_back = self.broker.reset(subject, group, position)
-        if taken_back:
-            self._announce(group)
-            self._wake_askers(command, taken_back)
-        return Done()
 
     def _set_order(self, command: SetOrder, _: Try) -> Answer:
         group = self._group(command.subject, command.group)
         order = one_of(Order, "order", command.order) if command.order else None
         if group.mode is GroupMode.SHARED:
             raise GroupConflict(group.name, "it is a shared group, which keeps no order; use another group for that")
-        if order not in (None, Order.KEY):
-            keys = self.keys.list_keys(group).keys
-            parked = [one for one in keys if one.state in (LotState.PARKED, LotState.RESUMING)]
-            if parked:
-                raise GroupConflict(
-                    group.name,
-                    f"{len(parked)} of its keys are parked, which order={order!r} knows nothing of; resume them first: "
-                    "`inturn key list`",
-                )
+        check_parked(group, order, self.keys.list_keys(group))
         self._groups.set_order(group.id, order)
         self.membership.decide_order(group, order)
         self._held.wake_later(("group", group.subject, group.name))
@@ -724,7 +790,14 @@ class InProcessNode:
     # Keys
 
     def _steer_key(self, command: SteerKey, _: Try) -> Answer:
-        group = self._group(command.subject, command.group)
+        subject, group = self._subject(command.subject), self._group(command.subject, command.group)
+        self._check_steering(group, command)
+        request, is_new = self.keys.steer(subject, group, command, partial(self.broker.gates.home, subject, group))
+        if is_new:
+            self._announce(group)
+        return request
+
+    def _check_steering(self, group: GroupRecord, command: SteerKey) -> None:
         if not group.is_exclusive:
             raise GroupConflict(
                 group.name,
@@ -735,11 +808,6 @@ class InProcessNode:
             raise GroupConflict(
                 group.name, f"its members use order={order!r}; a key can be parked only with order='key'"
             )
-        subject = self._subject(command.subject)
-        request, is_new = self.keys.steer(subject, group, command, partial(self.broker.gates.home, subject, group))
-        if is_new:
-            self._announce(group)
-        return request
 
     def _announce(self, group: GroupRecord) -> None:
         self.membership.announce(group)
@@ -761,11 +829,14 @@ class InProcessNode:
         members = self.membership.members(group)
         member = chosen_member(group, members, command.member)
         self.trials.forget(group, members)
-        self.broker.check_stored(subject, command.partition, command.offset)
+        self._check_stored(subject, command.partition, command.offset)
         trial, is_new = self.trials.ask(group, member, command)
         if is_new:
             self._announce(group)
         return trial
+
+    def _check_stored(self, subject: Subject, partition: int, offset: int) -> None:
+        self.broker.check_stored(subject, partition, offset)
 
     def _find_trial(self, command: FindTrial, attempt: Try) -> Answer | None:
         group = self._group(command.subject, command.group)
@@ -800,8 +871,10 @@ class InProcessNode:
     def _open_subject(self, subject: Subject, first: int = 0) -> None:
         """`first`: the partitions before are open already."""
         self._known_subjects[subject.name] = subject
-        for index, partition in enumerate(subject.route.partitions[first:], first):
-            log = self.broker.open_log(partition)
+        for index in self.broker.owned(subject):
+            if index < first:
+                continue
+            log = self.broker.open_log(subject.route.partitions[index])
             log.on_grown(partial(self.wake, ("log", subject.name, index)))
             log.seal(subject.name, subject.route.version)
 
@@ -818,11 +891,25 @@ class InProcessNode:
             _check_mode(known, mode)
             return known
         check_name("group", command.group)
-        starts = self.broker.resolve(subject, parse_position(command.start))
-        group_id = self._groups.create(subject.name, command.group, command.start, starts, self._clock.time_ms(), mode)
-        group = GroupRecord(subject.name, command.group, group_id, command.start, mode)
-        self._known_groups[subject.name, command.group] = group
+        return self._new_group(subject, command.group, command.start, mode)
+
+    def _new_group(self, subject: Subject, name: str, start: str, mode: GroupMode) -> GroupRecord:
+        starts = self.broker.resolve(subject, parse_position(start))
+        group_id = self._groups.create(subject.name, name, start, starts, self._clock.time_ms(), mode)
+        group = GroupRecord(subject.name, name, group_id, start, mode)
+        self._known_groups[subject.name, name] = group
         return group
+
+
+def check_parked(group: GroupRecord, order: Order | None, found: KeyList) -> None:
+    """GroupConflict if keys are parked, of which that order knows nothing."""
+    parked = [one for one in found.keys if one.state in (LotState.PARKED, LotState.RESUMING)]
+    if parked and order not in (None, Order.KEY):
+        raise GroupConflict(
+            group.name,
+            f"{len(parked)} of its keys are parked, which order={order!r} knows nothing of; resume them first: "
+            "`inturn key list`",
+        )
 
 
 def _check_mode(group: GroupRecord, mode: GroupMode) -> None:

@@ -151,7 +151,7 @@ class Survey:
         return [
             _figures(subject.name, index, self._broker.log(subject, index))
             for subject in subjects
-            for index in range(subject.partition_count)
+            for index in self._broker.owned(subject)
         ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from functools import partial
 
 from inturn.folder import Folder
@@ -13,9 +14,10 @@ from inturn.model.clock import Clock
 from inturn.model.commands import DiskRoom
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
-from inturn.model.settings import LeaseSettings, LogSettings
+from inturn.model.settings import LeaseSettings, LogSettings, Role
 from inturn.node import InProcessNode
 from inturn.state.database import Database
+from inturn.state.node_role import take_role
 from inturn.timer_thread import TimerThread
 
 _log = get_logger("inturn.folder")
@@ -34,20 +36,26 @@ class OpenedFolder:
         observer: Observer | None,
         *,
         create: bool,
+        role: Role = Role.NODE,
+        broker_group: str = "",
+        make: Callable[..., InProcessNode] = InProcessNode,
     ) -> None:
+        """`make` is what makes the node of that role; one that is not a plain one is told the id of the folder."""
         self._clock = clock
         with contextlib.ExitStack() as undo:
             self.folder = Folder(path, create=create)
             undo.callback(self.folder.close)
             self._database = Database.open(self.folder.database_path)
             undo.callback(self._database.close)
+            folder_id = take_role(self._database, role, broker_group)
             self._timer_thread = TimerThread(clock)
             undo.callback(self._timer_thread.close)
             timers = self._timer_thread.timers
             self._engine = EmbeddedEngine(self.folder.log_path, log, timers, clock=clock)
             undo.callback(self._engine.close)
-            self.node = InProcessNode(
-                self._database, self._engine, clock, timers, lease, observer, room=partial(self.room, log)
+            known = {"folder_id": folder_id, "broker_group": broker_group} if role is Role.BROKER else {}
+            self.node = make(
+                self._database, self._engine, clock, timers, lease, observer, room=partial(self.room, log), **known
             )
             undo.pop_all()
         if log.retention_s is not None or log.retention_bytes is not None:

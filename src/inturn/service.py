@@ -8,9 +8,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from inturn.cluster.broker_node import BrokerNode
+from inturn.cluster.settings import ClusterSettings, node_maker
 from inturn.model.clock import Clock, SystemClock
 from inturn.model.observer import Observer
-from inturn.model.settings import LeaseSettings, LogSettings
+from inturn.model.settings import LeaseSettings, LogSettings, Role
 from inturn.opened_folder import OpenedFolder
 from inturn.ops.measured_node import MeasuredNode, Measures
 from inturn.security.guard import Guard
@@ -30,7 +32,7 @@ _UNGUARDED, _INSECURE = SecuritySettings(), SecuritySettings(is_insecure=True)
 
 
 class Service:
-    """Meta and broker in one process. It also listens on the socket in the folder, for `connect(path)`.
+    """Meta and broker in one process, or one of them. It also listens on the socket in the folder, for `connect(path)`.
 
     Unless `security` says how clients are known, it serves nobody but this machine: InvalidInput for another address.
     """
@@ -47,8 +49,11 @@ class Service:
         observer: Observer | None = None,
         http: tuple[str, int] | None = None,
         security: SecuritySettings | None = None,
+        cluster: ClusterSettings | None = None,
     ) -> None:
-        """`http` is where to tell operators how it is: host and port, 0 for any. Measuring is on only then."""
+        """`http` is where to tell operators how it is: host and port, 0 for any. Measuring is on only then. `cluster`
+        None: it is meta and broker in one."""
+        cluster = cluster if cluster is not None else ClusterSettings()
         security = security if security is not None else SecuritySettings()
         address = address if address is not None else Address("127.0.0.1", DEFAULT_PORT)
         if address.path is None:
@@ -64,17 +69,24 @@ class Service:
             if guard is not None:
                 undo.callback(guard.close)
             self._guard = guard
-            self._opened = OpenedFolder(path, log, lease, clock, observer, create=True)
+            role, group = cluster.role, cluster.broker_group
+            make = node_maker(cluster, clock)
+            self._opened = OpenedFolder(
+                path, log, lease, clock, observer, create=True, role=role, broker_group=group, make=make
+            )
             undo.callback(self._opened.close)
             node: ServedNode = self._opened.node
             measures = None if http is None else Measures()
             if measures is not None:
                 node = MeasuredNode(node, clock, measures)
             on_error = None if measures is None else measures.failed
-            self._server = Server(node, lease, clock, SOFTWARE, settings, on_error, guard)
+            self._server = Server(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
             undo.callback(self._server.close)
-            listen_in(self._server, self._opened.folder)
+            if role is Role.NODE:  # else a folder is not all there is, and its path no way to connect
+                listen_in(self._server, self._opened.folder)
             self.address = self._server.listen(address)
+            if isinstance(self._opened.node, BrokerNode):
+                self._opened.node.report(cluster.advertise or str(self.address))
             self._endpoint: Endpoint | None = None
             if http is not None and measures is not None:
                 self._endpoint = self._told_over_http(*http, measures, log)

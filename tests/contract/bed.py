@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 import inturn
 from inturn import Connection, Consumer, ConsumerSettings, Context, LeaseSettings, LogSettings, Message
+from inturn.cluster.settings import ClusterSettings
 from inturn.model.clock import SystemClock
 from inturn.model.commands import GroupName
 from inturn.model.errors import NotFound, ProducerError
+from inturn.model.settings import Role
 from inturn.service import Service
 from inturn.testing.checker import Verdict, check
 from inturn.testing.recorder import Recorder
@@ -75,7 +77,54 @@ class ServedBed(Bed):
             self._service = None
 
 
-BEDS: dict[str, Callable[[Path], Bed]] = {"embedded": Bed, "shared": SharedBed, "served": ServedBed}
+class GroupedBed(Bed):
+    """A cluster on loopback: one meta server and two brokers; ours is a client of all of them (M1, M2)."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.meta: Service | None = None
+        self.brokers: dict[str, Service] = {}
+        self._options: dict[str, Any] = {}
+
+    def open(self, **options: Any) -> Connection:
+        if self.meta is None:
+            flush = options.pop("flush", None)
+            log = options.pop("log", None) or LogSettings(**({} if flush is None else {"flush": flush}))
+            self._options = {"log": log, "lease": options.pop("lease", None), "observer": options.pop("observer", None)}
+            self.start_meta()
+            for name in ("east", "west"):
+                self.start_broker(name)
+        assert self.meta is not None
+        self._opened.append(inturn.connect(str(self.meta.address)))
+        eventually(
+            lambda: sum(one.is_heard for one in self._opened[-1].broker_groups()) >= len(self.brokers), "brokers"
+        )
+        return self._opened[-1]
+
+    def start_meta(self, port: int = 0) -> None:
+        cluster = ClusterSettings(Role.META, silent_s=0.6)
+        address = Address("127.0.0.1", port)
+        self.meta = Service(self.path / "meta", address=address, cluster=cluster, **self._options)
+
+    def start_broker(self, name: str, port: int = 0) -> None:
+        assert self.meta is not None
+        cluster = ClusterSettings(Role.BROKER, name, str(self.meta.address), report_s=0.1)
+        address = Address("127.0.0.1", port)
+        self.brokers[name] = Service(self.path / name, address=address, cluster=cluster, **self._options)
+
+    def close(self) -> None:
+        super().close()
+        for service in (*self.brokers.values(), *([] if self.meta is None else [self.meta])):
+            service.close(grace_s=0.0)
+        self.meta, self.brokers = None, {}
+
+
+BEDS: dict[str, Callable[[Path], Bed]] = {
+    "embedded": Bed,
+    "shared": SharedBed,
+    "served": ServedBed,
+    "grouped": GroupedBed,
+}
 
 
 def quick(**settings: Any) -> ConsumerSettings:

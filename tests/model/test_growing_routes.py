@@ -15,7 +15,7 @@ def route_of(count: int) -> Route:
 
 
 def grown(route: Route, count: int) -> Route:
-    return route.grown(count, "local", dict.fromkeys(range(len(route.partitions)), 100 * route.version))
+    return route.grown(count, dict.fromkeys(range(len(route.partitions)), 100 * route.version))
 
 
 @given(st.integers(1, 40), st.integers(1, 60))

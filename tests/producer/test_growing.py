@@ -12,7 +12,7 @@ from inturn.producer.flight import SendHandle
 from tests.producer.fake_log import FakeLog, bodies_of, key_for, some_core, some_subject
 
 BEFORE = some_subject(1)
-AFTER = replace(BEFORE, route=BEFORE.route.grown(2, "local", {0: 0}))
+AFTER = replace(BEFORE, route=BEFORE.route.grown(2, {0: 0}))
 STAYS, MOVES = key_for(AFTER, 0), key_for(AFTER, 1)
 REFUSED = RouteChanged("orders", 1, 2)
 
@@ -111,7 +111,7 @@ def test_a_late_answer_to_what_was_divided_changes_nothing() -> None:
 
 def test_a_partition_that_waits_holds_up_no_other() -> None:
     before = some_subject(2)
-    after = replace(before, route=before.route.grown(4, "local", {0: 0, 1: 0}))
+    after = replace(before, route=before.route.grown(4, {0: 0, 1: 0}))
     core = some_core(before, answer_timeout_s=60.0)
     add(core, b"a", key=key_for(after, 2))
     core.poll(0.0)  # to partition 0, and no answer comes
@@ -121,7 +121,7 @@ def test_a_partition_that_waits_holds_up_no_other() -> None:
 
 
 def test_growing_twice_leads_to_the_newest_route() -> None:
-    last: Subject = replace(AFTER, route=AFTER.route.grown(4, "local", {0: 0, 1: 0}))
+    last: Subject = replace(AFTER, route=AFTER.route.grown(4, {0: 0, 1: 0}))
     core = some_core(BEFORE)
     add(core, b"a", key=key_for(last, 3))
     first = core.poll(0.0)

@@ -11,7 +11,7 @@ import pytest
 
 import inturn
 from inturn import aio
-from inturn.connection import dialled
+from inturn.dialling import dialled
 from inturn.errors import AuthenticationFailed, ConnectionLost, InvalidInput
 from inturn.model.clock import SystemClock
 from inturn.model.commands import Hello, ListSubjects, SubjectList, Welcome

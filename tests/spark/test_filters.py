@@ -121,7 +121,7 @@ def test_nothing_is_nowhere() -> None:
 def test_a_key_is_where_it_was_and_where_it_is() -> None:
     """After growth its older messages stay in the partition that had its slot then."""
     before = subject_with(2)
-    after = replace(before, route=before.route.grown(4, "g", {0: 10, 1: 10}))
+    after = replace(before, route=before.route.grown(4, {0: 10, 1: 10}))
     moved = next(key for key in (b"%d" % number for number in range(1000)) if after.route.by_slot[slot_of(key)] == 3)
     wanted, _ = pushed(Wanted(), [EqualTo(("key",), moved)], "s")
     assert wanted.partitions_of(before) == [1]

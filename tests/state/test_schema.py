@@ -11,11 +11,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
 import inturn.state
-from inturn.model.errors import SchemaMismatch, StorageError
-from inturn.model.settings import GroupMode, Limits, Routing, Strategy
+from inturn.model.errors import InvalidInput, SchemaMismatch, StorageError
+from inturn.model.settings import GroupMode, Limits, Role, Routing, Strategy
 from inturn.state import schema
+from inturn.state.broker_groups import BrokerGroupRows
 from inturn.state.database import Database
 from inturn.state.groups import Groups
+from inturn.state.node_role import take_role
 from inturn.state.producers import Producers
 from inturn.state.subjects import Subjects
 
@@ -88,9 +90,31 @@ def test_an_older_version_is_migrated_step_by_step(database: Database) -> None:
     assert steps == [newest]
 
 
+def _without_broker_groups(connection: Connection) -> None:
+    for table in ("node_role", "broker_groups", "seals"):
+        connection.execute(text(f"DROP TABLE {table}"))
+
+
 def _without_modes_of_groups(connection: Connection) -> None:
+    _without_broker_groups(connection)
     connection.execute(text("ALTER TABLE groups DROP COLUMN mode"))
     connection.execute(text("ALTER TABLE groups DROP COLUMN set_order"))
+
+
+def test_a_folder_of_version_4_is_a_node_whose_broker_group_is_available(tmp_path: Path) -> None:
+    """P9, M1: there were no roles then."""
+    database = Database.open(tmp_path / "state.db")
+    Subjects(database).create("orders", 1, Routing.SLOTS, Strategy.STRICT, Limits(), 0)
+    with database.transaction() as connection:
+        _without_broker_groups(connection)
+        connection.execute(text("UPDATE schema_version SET version = 4"))
+    database.close()
+    database = Database.open(tmp_path / "state.db")
+    assert take_role(database, Role.NODE, "") == ""
+    assert BrokerGroupRows(database).all() == []
+    with pytest.raises(InvalidInput, match="subjects of its own"):
+        take_role(database, Role.BROKER, "east")
+    database.close()
 
 
 def test_groups_of_version_3_are_exclusive_and_keep_the_order_they_ask_for(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_creating_the_same_again_returns_what_is_there(database: Database) -> No
         ({"routing": Routing.SELECTOR}, "routing slots (not selector)"),
         ({"limits": Limits(body_bytes=1)}, "not Limits(body_bytes=1"),
         ({"keyless": Keyless.ONE_LANE}, "keyless independent (not one-lane)"),
-        ({"broker_group": "b2"}, "broker group local (not b2)"),
+        ({"broker_groups": ("b2",), "is_chosen": True}, "broker groups local, local, local (not b2, b2, b2)"),
     ],
 )
 def test_other_settings_for_a_subject_that_is_there_are_refused(

@@ -35,6 +35,7 @@ from inturn.model.commands import (
     GroupPartition,
     LotContent,
     Move,
+    NamedProducer,
     PartitionDescription,
     Progress,
     Pull,
@@ -61,7 +62,7 @@ from inturn.model.mark import place_of
 from inturn.model.observer import Observer
 from inturn.model.position import Position
 from inturn.model.route import Partition
-from inturn.model.settings import PULL_BYTES_MAX
+from inturn.model.settings import PULL_BYTES_MAX, BrokerGroupState
 from inturn.model.slot import ALL_SLOTS, SlotSet, slot_of
 from inturn.model.subject import Subject
 from inturn.model.tags import tag_filter
@@ -85,7 +86,11 @@ class Broker:
         gates: GateRows,
         clock: Clock,
         observer: Observer | None,
+        broker_group: str,
     ) -> None:
+        """`broker_group` is the one whose partitions it has; the others of a subject are at other brokers."""
+        self.broker_group = broker_group
+        self.state = BrokerGroupState.AVAILABLE
         self._engine = engine
         self._offsets = offsets
         self._progress = progress
@@ -119,6 +124,10 @@ class Broker:
         log.on_grown(lambda: self._appended.reached(partition, log.end_offset))
         return log
 
+    def owned(self, subject: Subject) -> list[int]:
+        """The partitions of a subject whose logs are here."""
+        return [index for index, one in enumerate(subject.route.partitions) if one.broker_group == self.broker_group]
+
     def log(self, subject: Subject, index: int) -> Log:
         if not 0 <= index < subject.partition_count:
             raise NotFound(
@@ -128,13 +137,16 @@ class Broker:
             )
         log = self._logs.get(subject.route.partitions[index])
         if log is None:
+            home = subject.route.partitions[index].broker_group
+            if home != self.broker_group:
+                raise InvalidInput(f"partition {subject.name}/{index} is in broker group {home!r}, not here; ask there")
             raise StorageError(
                 f"{subject.name}/{index}", "its log could not be made when the subject grew; check the disk, restart"
             )
         return log
 
     def describe(self, subject: Subject) -> tuple[PartitionDescription, ...]:
-        logs = [self.log(subject, index) for index in range(subject.partition_count)]
+        logs = {index: self.log(subject, index) for index in self.owned(subject)}
         return tuple(
             PartitionDescription(
                 index,
@@ -145,12 +157,14 @@ class Broker:
                 log_state(log),
                 self._appended.per_s(log.partition),
             )
-            for index, log in enumerate(logs)
+            for index, log in logs.items()
         )
 
     def resolve(self, subject: Subject, position: Position) -> tuple[int, ...]:
-        """The offset of a position in every partition. A group that is new has nothing committed: first."""
-        return tuple(_resolve(self.log(subject, index), position) for index in range(subject.partition_count))
+        """The offset of a position in every partition; 0 where the log is elsewhere. A group that is new has nothing
+        committed: first."""
+        found = {index: _resolve(self.log(subject, index), position) for index in self.owned(subject)}
+        return tuple(found.get(index, 0) for index in range(subject.partition_count))
 
     # Producing
 
@@ -160,6 +174,13 @@ class Broker:
             self._producer_epochs[producer_id] = epoch
             self._producer_names[producer_id] = name
         return producer_id, epoch
+
+    def learn_producer(self, producer: NamedProducer) -> None:
+        """It was opened elsewhere: from now on older epochs are fenced."""
+        self._producers.learn(producer)
+        epoch = max(producer.epoch, self._producer_epochs.get(producer.producer_id, producer.epoch))
+        self._producer_epochs[producer.producer_id] = epoch
+        self._producer_names[producer.producer_id] = producer.name
 
     def append(self, subject: Subject, command: Append, reply: Reply) -> None:
         log = self.log(subject, command.partition)
@@ -360,10 +381,14 @@ class Broker:
 
     def move(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
         """The receipts of a shared group are the caller's to check, since that needs the node's lock."""
-        if group.is_exclusive:
-            self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
+        self.check_mover(group, command)
         log = self.log(target, command.to_partition)
         log.append(command.batch, lambda answer: reply(Done() if isinstance(answer, Appended) else answer))
+
+    def check_mover(self, group: GroupRecord, command: Move) -> None:
+        """StaleEpoch unless it holds what the messages are moved from."""
+        if group.is_exclusive:
+            self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
 
     # Looking and steering
 
@@ -372,7 +397,10 @@ class Broker:
         rows = []
         finished = self._offsets.finished_counts(group.id)
         blocking = self.keys.blocking(group) if group.is_exclusive else {}  # elsewhere nothing waits for a key
+        here = set(self.owned(subject))
         for index, committed in sorted(self._offsets.committed(group.id).items()):
+            if index not in here:
+                continue
             lease = self.leases.get(LeaseKey(group, index))
             owner = None if lease is None else lease.owner
             remaining_s = None if lease is None or owner is None else max(0.0, lease.deadline_s - now_s)

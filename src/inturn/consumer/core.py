@@ -430,10 +430,10 @@ class ConsumerCore:
             case Pulled():
                 raise TypeError("what was pulled is to be opened first")
             case Renewed() if isinstance(command, Renew):
-                self._renewed(command, answer.partitions, waited.sent_at_s)
+                self._renewed(command, answer, waited.sent_at_s)
                 self.assigned -= set(answer.wanted_back)
             case Committed() if isinstance(command, Commit):
-                self._committed(command, answer.partitions, now_s)
+                self._committed(command, answer, now_s)
             case LotContent() if held is not None and isinstance(command, ReadLot):
                 self._lot_read(held, command, answer)
             case Done() if isinstance(command, Release) and held is not None:
@@ -555,26 +555,26 @@ class ConsumerCore:
         if lot.after == command.after and lot.since_read is not None:
             self.handling.lot_read(held, lot, answer)
 
-    def _renewed(self, command: Renew, alive: tuple[int, ...], sent_at_s: float) -> None:
+    def _renewed(self, command: Renew, answer: Renewed, sent_at_s: float) -> None:
         for index, epoch in command.held:
             held = self.held.get(index)
             if held is None or held.epoch != epoch or held.stage not in _HOLDING:
                 continue
-            if index in alive:
+            if index in answer.partitions:
                 held.renewed(self._deadline_s(held, sent_at_s))
-            else:
+            elif index not in answer.unreached:
                 self.handling.drop(held, Stage.LOST)
 
-    def _committed(self, command: Commit, taken: tuple[int, ...], now_s: float) -> None:
+    def _committed(self, command: Commit, answer: Committed, now_s: float) -> None:
         for progress in command.progress:
             held = self.held.get(progress.partition)
             if held is None or held.epoch != progress.epoch or held.stage not in _HOLDING:
                 continue
-            if progress.partition in taken:
+            if progress.partition in answer.partitions:
                 sent = held.stored(progress.number)
                 if sent is not None:
                     self.handling.stored(held, sent, now_s)
-            else:
+            elif progress.partition not in answer.unreached:
                 self.handling.drop(held, Stage.LOST)
 
     def _failed(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:

@@ -24,6 +24,7 @@ InturnError
 │   ├── BufferFull          the producer's buffer has no room (retriable)
 │   ├── SendTimeout         not acknowledged in time; it may still be stored
 │   └── SendFailed          given up
+├── BrokerGroupClosed       a broker group is read-only, unavailable, or its broker is dead (retriable)
 ├── GroupConflict           members of one group that ask for different things, or a reset of a group at work
 ├── OffsetsUnusable         a broadcast consumer's own offsets cannot be read, or are not of this log
 ├── HandlerError            a handler returned something that is not a result
@@ -257,6 +258,22 @@ class SendFailed(ProducerError):
     def __init__(self, subject: str, partition: str, cause: str) -> None:
         self.subject, self.partition, self.cause = subject, partition, cause
         super().__init__(f"a message for {subject!r} could not be stored in partition {partition}: {cause}")
+
+
+class BrokerGroupClosed(InturnError):
+    """`condition` is "read-only" or "unavailable" as an operator has set it, or "dead" if its broker is not heard."""
+
+    retriable = True
+
+    def __init__(self, broker_group: str, condition: str, next_step: str = "") -> None:
+        self.broker_group, self.condition = broker_group, condition
+        if not next_step:
+            next_step = (
+                "start its broker again"
+                if condition == "dead"
+                else f"`inturn broker-group set {broker_group} available`"
+            )
+        super().__init__(f"broker group {broker_group!r} is {condition}; this waits until it is back: {next_step}")
 
 
 class GroupConflict(InturnError):

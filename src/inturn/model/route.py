@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -85,9 +86,14 @@ class Route:
                 found.insert(0, one.parent)
         return tuple(found)
 
-    def grown(self, partition_count: int, broker_group: str, barriers: Mapping[int, int]) -> Route:
-        """The next version, with more partitions. `barriers` are the ends of the parents, sealed."""
-        by_slot = grown_slots(self.by_slot, partition_count)
+    def grown(self, partition_count: int, barriers: Mapping[int, int]) -> Route:
+        """The next version, with more partitions. `barriers` are the ends of the parents, sealed.
+
+        A child is in the broker group of its parents: whoever has their logs decides when it opens.
+        """
+        homes = [one.broker_group for one in self.partitions]
+        children = children_of(homes, self.by_slot, partition_count)
+        by_slot = grown_slots(self.by_slot, partition_count, [*homes, *children])
         moved: dict[tuple[int, int], list[int]] = {}
         for slot, child in enumerate(by_slot):
             if child != self.by_slot[slot]:
@@ -96,7 +102,7 @@ class Route:
             Descent(child, parent, SlotSet.of(slots).to_bytes(), barriers[parent])
             for (child, parent), slots in sorted(moved.items())
         ]
-        added = (Partition(broker_group, ""),) * (partition_count - len(self.partitions))
+        added = tuple(Partition(broker_group, "") for broker_group in children)
         return Route(
             self.subject,
             self.version + 1,
@@ -113,22 +119,44 @@ class Route:
         return SlotSet(bits)
 
 
-def grown_slots(by_slot: Sequence[int], partition_count: int) -> list[int]:
+def children_of(homes: Sequence[str], by_slot: Sequence[int], partition_count: int) -> list[str]:
+    """The broker groups of the partitions that are added: each goes where a partition has most slots by then."""
+    slot_counts = Counter(homes[partition] for partition in by_slot)
+    partition_counts = Counter(homes)
+    children = []
+    for _ in range(partition_count - len(homes)):
+        fullest = max(dict.fromkeys(homes), key=lambda home: slot_counts[home] / partition_counts[home])
+        partition_counts[fullest] += 1
+        children.append(fullest)
+    return children
+
+
+def grown_slots(by_slot: Sequence[int], partition_count: int, homes: Sequence[str] = ()) -> list[int]:
     """The partition of every slot when there are more partitions: each gives away what is over an even share, the
-    last of its slots first, and the new ones get even shares of that. No slot moves to a partition that was there."""
+    last of its slots first, and the new ones get even shares of that. No slot moves to a partition that was there, nor
+    to another broker group. `homes` are the broker groups of all partitions; one and the same unless given."""
+    homes = homes or [""] * partition_count
     before = max(by_slot) + 1
-    owned: list[list[int]] = [[] for _ in range(before)]
-    for slot, partition in enumerate(by_slot):
-        owned[partition].append(slot)
-    share, larger = divmod(SLOT_COUNT, partition_count)
     grown = list(by_slot)
-    given = []
-    for partition, slots in enumerate(owned):
-        given += slots[share + (partition < larger) :]
-    children = partition_count - before
-    for place, slot in enumerate(sorted(given)):
-        grown[slot] = before + place * children // len(given)
+    for home in dict.fromkeys(homes):
+        parents = [partition for partition in range(before) if homes[partition] == home]
+        children = [partition for partition in range(before, partition_count) if homes[partition] == home]
+        if children:
+            _give(grown, parents, children)
     return grown
+
+
+def _give(by_slot: list[int], parents: Sequence[int], children: Sequence[int]) -> None:
+    owned: dict[int, list[int]] = {partition: [] for partition in parents}
+    for slot, partition in enumerate(by_slot):
+        if partition in owned:
+            owned[partition].append(slot)
+    share, larger = divmod(sum(map(len, owned.values())), len(parents) + len(children))
+    given = []
+    for rank, partition in enumerate(parents):
+        given += owned[partition][share + (rank < larger) :]
+    for place, slot in enumerate(sorted(given)):
+        by_slot[slot] = children[place * len(children) // len(given)]
 
 
 def ranges_of(by_slot: Sequence[int]) -> tuple[SlotRange, ...]:

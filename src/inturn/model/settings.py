@@ -101,6 +101,22 @@ class OnExhausted(enum.StrEnum):
     PARK = "park"
 
 
+class BrokerGroupState(enum.StrEnum):
+    """What an operator lets a broker group do."""
+
+    AVAILABLE = "available"
+    READ_ONLY = "read-only"  # it takes no messages; what it has can be read and consumed
+    UNAVAILABLE = "unavailable"  # it gives none either; who holds a lease still commits and gives it back
+
+
+class Role(enum.StrEnum):
+    """What a process is for its cluster."""
+
+    NODE = ""  # meta and broker in one
+    META = "meta"
+    BROKER = "broker"
+
+
 class LotState(enum.StrEnum):
     """PARKED: nothing of the key runs. RESUMING: it runs from its head. FREE: the lot is empty and gone."""
 

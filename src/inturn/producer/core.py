@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from inturn.model.commands import Append, Appended
-from inturn.model.errors import InturnError, InvalidInput, LimitExceeded, RouteChanged, SendFailed
+from inturn.model.errors import BrokerGroupClosed, InturnError, InvalidInput, LimitExceeded, RouteChanged, SendFailed
+from inturn.model.logs import get_logger
 from inturn.model.message import Outgoing
 from inturn.model.route import Partition
 from inturn.model.settings import ProducerSettings, Routing, Strategy
@@ -24,6 +25,7 @@ Selector: TypeAlias = Callable[[Sequence[Partition], Outgoing, object], int]
 # What a message weighs beside body, key and properties: enough that empty ones do not fill a buffer for free.
 MESSAGE_OVERHEAD_BYTES = 32
 _FAILED_COUNT = 1000
+_log = get_logger("inturn.producer")
 
 
 class SendAttempt:
@@ -193,6 +195,7 @@ class ProducerCore:
             if size_bytes:  # no message weighs nothing
                 self.waiting_bytes -= size_bytes
                 self.acknowledged_count += len(flight.messages)
+                queue.diverted_count = 0
             self._follow(queue.subject)
             return
         error = answer if isinstance(answer, InturnError) else InturnError(f"unexpected answer {answer!r}")
@@ -279,7 +282,7 @@ class ProducerCore:
 
     def _give_up(self, queue: PartitionQueue, flights: Sequence[Flight], error: InturnError) -> None:
         """Another partition gets them, or else the outbox, or they fail."""
-        failed = [flight for flight in flights if not self._moves(queue, flight)]
+        failed = [flight for flight in flights if not self._moves(queue, flight, error)]
         if failed and self.keeping is not None and self._may_keep(queue.subject):
             # With all that is not acknowledged of the subject: else what is behind them of a key would overtake them.
             behind = [flight for one in self._queues[queue.subject] for flight in one.withdraw()]
@@ -288,23 +291,37 @@ class ProducerCore:
         for flight in failed:
             self._fail(flight, SendFailed(flight.subject, str(flight.partition), str(error)))
 
-    def _moves(self, queue: PartitionQueue, flight: Flight) -> bool:
-        other = self._other_queue(queue)
+    def _moves(self, queue: PartitionQueue, flight: Flight, error: InturnError) -> bool:
+        other = self._other_queue(queue, flight, error)
         if other is None or flight.moves >= len(self._queues[queue.subject]) - 1:
             return False
+        queue.diverted_count += 1
+        if queue.diverted_count & (queue.diverted_count - 1) == 0:
+            _log.warning(
+                "producer.routed_around",
+                subject=queue.subject,
+                partition=queue.partition,
+                to_partition=other.partition,
+                batches=queue.diverted_count,
+                error=str(error),
+            )
         other.take_over(flight)
         return True
 
     def _may_keep(self, subject: str) -> bool:
         return self._subjects[subject].strategy is Strategy.BEST_EFFORT
 
-    def _other_queue(self, queue: PartitionQueue) -> PartitionQueue | None:
+    def _other_queue(
+        self, queue: PartitionQueue, flight: Flight | None = None, error: InturnError | None = None
+    ) -> PartitionQueue | None:
+        """The next partition that takes messages; of another broker group, if it is the group that does not."""
         queues = self._queues[queue.subject]
-        for step in range(1, len(queues)):
-            other = queues[(queue.partition + step) % len(queues)]
-            if other.error is None:
-                return other
-        return None
+        others = [queues[(queue.partition + step) % len(queues)] for step in range(1, len(queues))]
+        if isinstance(error, BrokerGroupClosed) and flight is not None:
+            flight.closed_groups = {*flight.closed_groups, error.broker_group}
+            homes = self._grown.get(queue.subject, self._subjects[queue.subject]).route.partitions
+            others = [one for one in others if homes[one.partition].broker_group not in flight.closed_groups]
+        return next((one for one in others if one.error is None), None)
 
     def _fail(self, flight: Flight, error: InturnError) -> None:
         self.waiting_bytes -= flight.size_bytes

@@ -18,11 +18,13 @@ from inturn.model.message import Outgoing
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a message was stored."""
+    """Where a message was stored. `home` is the partition that it belongs to if it is in another one: best effort went
+    round that, and the order of its key does not hold there."""
 
     subject: str
     partition: int
     offset: int
+    home: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Kept(Stored):
 
 
 _numbers = itertools.count()
+_NONE: frozenset[str] = frozenset()
 _making_event = threading.Lock()  # one for all: it is held for an instant, and rarely
 
 
@@ -45,6 +48,7 @@ class Flight:
         "_event",
         "base_offset",
         "batch",
+        "closed_groups",
         "done",
         "error",
         "gap",
@@ -80,6 +84,7 @@ class Flight:
         self.gap = False  # the numbers before it were given up
         self.tries = 0
         self.moves = 0
+        self.closed_groups: frozenset[str] | set[str] = _NONE  # broker groups that did not take it
         self.is_awaited = False  # sent, and neither answered nor given up waiting for
         self.is_refused = False  # sent last by a route that is over: it is not stored, and will not be
         self.sent_at_s = 0.0
@@ -199,5 +204,6 @@ class SendHandle(msgspec.Struct, frozen=True, eq=False, gc=False, repr_omit_defa
             # A copy: the traceback of one that is kept would keep this frame, and so the handle, for ever.
             raise copy.copy(flight.error)
         if flight.row_ids is not None:
-            return Kept(flight.subject, -1, -1, flight.row_ids[index])
-        return Stored(flight.subject, flight.partition, flight.base_offset + index)
+            return Kept(flight.subject, -1, -1, row_id=flight.row_ids[index])
+        home = None if flight.home == flight.partition else flight.home
+        return Stored(flight.subject, flight.partition, flight.base_offset + index, home)

@@ -12,7 +12,7 @@ from collections import deque
 
 from inturn.model.batch import encode
 from inturn.model.commands import Append
-from inturn.model.errors import InturnError, OutOfSequence, RouteChanged, StorageError
+from inturn.model.errors import BrokerGroupClosed, InturnError, OutOfSequence, RouteChanged, StorageError
 from inturn.model.message import Outgoing
 from inturn.model.settings import ProducerSettings, Strategy
 from inturn.producer.flight import Flight
@@ -37,6 +37,7 @@ class PartitionQueue:
         self.subject = subject
         self.partition = partition
         self.error: InturnError | None = None  # set: the queue has stopped, and why
+        self.diverted_count = 0  # batches that went to other partitions since it stored one
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
         self._route_version = route_version
@@ -236,7 +237,9 @@ class PartitionQueue:
         return flight, Append(self.subject, self.partition, flight.batch, flight.gap)
 
     def _is_hopeless(self, flight: Flight, error: InturnError) -> bool:
-        return flight.tries >= self._settings.tries_max or (not error.retriable and isinstance(error, StorageError))
+        if flight.tries >= self._settings.tries_max or isinstance(error, BrokerGroupClosed):
+            return True  # an operator has said so, or its broker is dead: no use in trying again and again
+        return not error.retriable and isinstance(error, StorageError)
 
     def _give_up(self, flight: Flight) -> list[Flight]:
         """The numbers of what is given up stay unused: the batch after it says that the gap is meant."""

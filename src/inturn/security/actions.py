@@ -31,6 +31,8 @@ class Action(enum.StrEnum):
     RESET = "reset"  # move a group to another position
     STEER = "steer"  # park, resume or skip a key
     REDRIVE = "redrive"  # give dead letters to their group again
+    OPERATE = "operate"  # make a broker group read-only, unavailable, or available again
+    CLUSTER = "cluster"  # be meta or a broker of this cluster
 
 
 OF_GROUPS = frozenset((Action.CONSUME, Action.RESET, Action.STEER, Action.REDRIVE))  # and so do some that describe
@@ -122,6 +124,11 @@ def _open_retry(command: commands.OpenRetry) -> Need:
     return Need((Action.CONSUME, Action.REDRIVE), derived(command.subject).origin, command.group)
 
 
+def _of_cluster(command: Any) -> Need:
+    """What only meta and brokers say to each other."""
+    return Need((Action.CLUSTER,))
+
+
 _ANY = tuple(Action)
 TABLE: dict[type[Command], Needs] = {
     commands.Hello: _nothing,
@@ -161,6 +168,18 @@ TABLE: dict[type[Command], Needs] = {
     commands.TryMessage: _for_group(Action.STEER),
     commands.FindTrial: _for_group(Action.STEER, Action.DESCRIBE),
     commands.ReportTrial: _as_member(),
+    commands.ListBrokerGroups: _nothing,  # whoever may do anything needs to know where
+    commands.SetBrokerGroup: lambda _: Need((Action.OPERATE,)),
+    commands.ReportBroker: _of_cluster,
+    commands.ReadCatalogue: _of_cluster,
+    commands.LearnSubject: _of_cluster,
+    commands.LearnProducer: _of_cluster,
+    commands.SealSubject: _of_cluster,
+    commands.OpenGroup: _of_cluster,
+    commands.FindGroup: _of_cluster,
+    commands.ForgetMember: _of_cluster,
+    commands.ListRequests: _of_cluster,
+    commands.FindMessage: _of_cluster,
 }
 # Commands whose `member` is the sender's own: the name is bound to its principal. Those that name somebody else's
 # member, to do something with it, are `OF_OTHERS`.
@@ -181,7 +200,7 @@ AS_MEMBER: frozenset[type[Command]] = frozenset(
         commands.ReportTrial,
     )
 )
-OF_OTHERS: frozenset[type[Command]] = frozenset((commands.TryMessage,))
+OF_OTHERS: frozenset[type[Command]] = frozenset((commands.TryMessage, commands.ForgetMember))
 # What is written into the audit log when it is done: what changes more than the progress of a group.
 ACTS: frozenset[type[Command]] = frozenset(
     (
@@ -191,6 +210,7 @@ ACTS: frozenset[type[Command]] = frozenset(
         commands.SetOrder,
         commands.SteerKey,
         commands.TryMessage,
+        commands.SetBrokerGroup,
     )
 )
 

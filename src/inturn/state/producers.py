@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
+from inturn.model.commands import NamedProducer
 from inturn.model.names import check_name
 from inturn.state.database import Database
 from inturn.state.schema import producers
@@ -27,7 +28,10 @@ _SELECT_OPENED = select(producers.c.id, producers.c.epoch).where(
     producers.c.name == bindparam("of_name"), producers.c.nonce == bindparam("by_nonce")
 )
 _FORGET_UNNAMED = delete(producers).where(producers.c.name.is_(None), producers.c.id < bindparam("newest_id"))
-_SELECT_NAMED = select(producers.c.id, producers.c.epoch).where(producers.c.name.is_not(None))
+_SELECT_EPOCH = select(producers.c.epoch).where(producers.c.id == bindparam("of_id"))
+_LEARN = insert(producers).values(id=bindparam("of_id"), name=bindparam("of_name"), epoch=bindparam("to_epoch"))
+_RAISE = update(producers).where(producers.c.id == bindparam("of_id")).values(epoch=bindparam("to_epoch"))
+_SELECT_NAMED = select(producers.c.id, producers.c.name, producers.c.epoch).where(producers.c.name.is_not(None))
 
 
 class OpenedProducer(NamedTuple):
@@ -59,6 +63,23 @@ class Producers:
                 # Nobody asks for an unnamed one again, and ids are not reused: only the newest row is kept.
                 connection.execute(_FORGET_UNNAMED, {"newest_id": producer_id})
             return OpenedProducer(producer_id, FIRST_EPOCH)
+
+    def learn(self, producer: NamedProducer) -> bool:
+        """One that was opened elsewhere; durable when this returns. False if it was known with this epoch or a higher
+        one."""
+        with self._database.transaction() as connection:
+            values = {"of_name": producer.name, "of_id": producer.producer_id, "to_epoch": producer.epoch}
+            known = connection.execute(_SELECT_EPOCH, values).scalar()
+            if known is None:
+                connection.execute(_LEARN, values)
+            elif known < producer.epoch:
+                connection.execute(_RAISE, values)
+            return known is None or known < producer.epoch
+
+    def named(self) -> list[NamedProducer]:
+        """All that have a name."""
+        with self._database.transaction() as connection:
+            return [NamedProducer(row.name, row.id, row.epoch) for row in connection.execute(_SELECT_NAMED)]
 
     def epochs(self) -> dict[int, int]:
         """The current epoch of every named producer, by id."""

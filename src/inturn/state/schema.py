@@ -36,7 +36,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from inturn.model.errors import SchemaMismatch
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _UNKNOWN_VERSION = 0
 
 Migration: TypeAlias = Callable[[Connection], None]
@@ -58,8 +58,18 @@ def _tell_modes_of_groups(connection: Connection) -> None:
     connection.exec_driver_sql("ALTER TABLE groups ADD COLUMN set_order VARCHAR")
 
 
+def _let_there_be_broker_groups(connection: Connection) -> None:
+    for table in (node_role, broker_groups, seals):
+        connection.exec_driver_sql(str(CreateTable(table).compile(dialect=connection.dialect)))
+
+
 # The first leads from version 1 to 2, and so on: always SCHEMA_VERSION - 1 of them.
-MIGRATIONS: Sequence[Migration] = (_remember_lives_and_nonces, _let_subjects_grow, _tell_modes_of_groups)
+MIGRATIONS: Sequence[Migration] = (
+    _remember_lives_and_nonces,
+    _let_subjects_grow,
+    _tell_modes_of_groups,
+    _let_there_be_broker_groups,
+)
 
 metadata = MetaData()
 
@@ -245,6 +255,36 @@ producers = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("nonce", String),  # of the one who opened it last
     sqlite_autoincrement=True,
+)
+
+# One row at the most; none: a node that is meta and broker in one.
+node_role = Table(
+    "node_role",
+    metadata,
+    Column("role", String, primary_key=True),
+    Column("broker_group", String, nullable=False),
+    Column("folder_id", String, nullable=False),
+)
+
+broker_groups = Table(
+    "broker_groups",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("name", String, nullable=False, unique=True),
+    Column("state", String, nullable=False),
+    Column("address", String, nullable=False),
+    Column("folder_id", String, nullable=False),
+    Column("changed_at_ms", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# A growth that has begun: the partitions of the subject take no appends by a route before this version.
+seals = Table(
+    "seals",
+    metadata,
+    Column("subject_id", ForeignKey("subjects.id"), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("growth", String, nullable=False),
 )
 
 _INSERT_VERSION = insert(schema_version).values(version=bindparam("new"))

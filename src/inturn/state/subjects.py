@@ -16,11 +16,11 @@ from inturn.model.slot import SlotRange, even_ranges
 from inturn.model.subject import Subject
 from inturn.state.cache import Cache
 from inturn.state.database import Database
+from inturn.state.node_role import LOCAL_BROKER_GROUP
 from inturn.state.offsets import start_row
 from inturn.state.partition_ids import PartitionIds
 from inturn.state.schema import descents, groups, offsets, partitions, routes, subjects
 
-LOCAL_BROKER_GROUP = "local"
 FIRST_ROUTE_VERSION = 1
 
 _SELECT_ONE = select(subjects).where(subjects.c.name == bindparam("wanted"))
@@ -73,25 +73,30 @@ class Subjects:
         strategy: Strategy,
         limits: Limits,
         now_ms: int,
-        broker_group: str = LOCAL_BROKER_GROUP,
+        broker_groups: Sequence[str] = (LOCAL_BROKER_GROUP,),
         *,
         keyless: Keyless = Keyless.INDEPENDENT,
         reserved: bool = False,
+        is_chosen: bool = False,
     ) -> Subject:
         """Create the subject with its partitions and its first route, in one transaction. `reserved`: one of ours.
+
+        The partitions are in these broker groups, in turns. `is_chosen`: somebody asked for them, and for no others.
 
         The same again returns what is there. Raises AlreadyExists if any of the settings differs, InvalidName or
         InvalidInput for a value that cannot be. Names that differ in case are different subjects.
         """
         check_name("subject", name, reserved=reserved)
-        check_name("broker group", broker_group)
+        for broker_group in broker_groups:
+            check_name("broker group", broker_group)
         check_partition_count(name, partition_count)
+        homes = [broker_groups[index % len(broker_groups)] for index in range(partition_count)]
         wanted = Subject(
             name,
             Route(
                 name,
                 FIRST_ROUTE_VERSION,
-                (Partition(broker_group, ""),) * partition_count,
+                tuple(Partition(home, "") for home in homes),
                 even_ranges(partition_count),
             ),
             one_of(Routing, "routing", routing),
@@ -105,7 +110,7 @@ class Subjects:
                 _check_size(limits)
                 _insert(connection, wanted, now_ms)
                 return self._load(connection, name)
-        if difference := _difference(existing, wanted):
+        if difference := _difference(existing, wanted, is_chosen=is_chosen):
             raise AlreadyExists("subject", name, difference)
         return existing
 
@@ -120,14 +125,23 @@ class Subjects:
             first = subject.partition_count
             _insert_partitions(connection, row.id, grown.partitions[first:], first)
             _insert_route(connection, row.id, grown)
-            ids = self._partition_ids.of_subject(connection, grown.subject)
-            new = grown.descents[len(subject.route.descents) :]
-            connection.execute(_INSERT_DESCENT, [_descent_row(one, ids, grown.version) for one in new])
+            ids = self._insert_descents(connection, grown, len(subject.route.descents))
             group_ids = connection.execute(_SELECT_GROUP_IDS, {"of_subject": row.id}).scalars().all()
             starts = [start_row(group_id, child, 0, now_ms) for group_id in group_ids for child in ids[first:]]
             if starts:
                 connection.execute(_INSERT_OFFSET, starts)
             return self._load(connection, grown.subject)
+
+    def learn(self, subject: Subject, now_ms: int) -> Subject:
+        """Store a subject as somebody else has made it, or its newer route, in one transaction. Returns what is there
+        then: an older one changes nothing."""
+        with self._database.transaction() as connection:
+            existing = self.find(subject.name)
+            if existing is None:
+                _insert(connection, subject, now_ms)
+                self._insert_descents(connection, subject.route, 0)
+                return self._load(connection, subject.name)
+        return existing if existing.route.version >= subject.route.version else self.grow(subject.route, now_ms)
 
     def get(self, name: str) -> Subject:
         """The subject, with its newest route. Raises NotFound."""
@@ -160,6 +174,14 @@ class Subjects:
             raise _not_found(subject)
         return ids
 
+    def _insert_descents(self, connection: Connection, route: Route, first: int) -> Sequence[int]:
+        """Those from the first on. Returns the ids of all partitions."""
+        ids = self._partition_ids.of_subject(connection, route.subject)
+        rows = [_descent_row(one, ids, route.version) for one in route.descents[first:]]
+        if rows:
+            connection.execute(_INSERT_DESCENT, rows)
+        return ids
+
     def _load(self, connection: Connection, name: str) -> Subject:
         row = connection.execute(_SELECT_ONE, {"wanted": name}).one()
         subject = _subject(row, _route(connection, name, row.id))
@@ -190,8 +212,10 @@ def _checked_limits(limits: object) -> Limits:
     return limits
 
 
-def _difference(existing: Subject, wanted: Subject) -> str:
+def _difference(existing: Subject, wanted: Subject, *, is_chosen: bool) -> str:
     """What is there and was asked for differently, for people; empty if nothing."""
+    # Where it is was decided when it was made: only whoever asks for something else is told.
+    homes = _homes(existing, wanted.partition_count) if is_chosen else ""
     grown = max(existing.partition_count, wanted.partition_count)
     pairs = [
         # One that has grown since is what was asked for.
@@ -200,9 +224,14 @@ def _difference(existing: Subject, wanted: Subject) -> str:
         ("strategy", existing.strategy, wanted.strategy),
         ("limits", existing.limits, wanted.limits),
         ("keyless", existing.keyless, wanted.keyless),
-        ("broker group", existing.route.partitions[0].broker_group, wanted.route.partitions[0].broker_group),
+        ("broker groups", homes, _homes(wanted, existing.partition_count) if is_chosen else ""),
     ]
     return ", ".join(f"{what} {there} (not {asked})" for what, there, asked in pairs if there != asked)
+
+
+def _homes(subject: Subject, partition_count: int) -> str:
+    """The broker groups of its first partitions, as people write them."""
+    return ", ".join(one.broker_group for one in subject.route.partitions[:partition_count])
 
 
 def _insert(connection: Connection, subject: Subject, now_ms: int) -> None:
@@ -231,13 +260,14 @@ def _insert_partitions(connection: Connection, subject_id: int, added: Sequence[
                 "subject_id": subject_id,
                 "position": position,
                 "broker_group": partition.broker_group,
-                "name": f"new-{subject_id}-{position}",  # until its id is known
+                "name": partition.name or f"new-{subject_id}-{position}",  # until its id is known
                 "offset_floor": 0,
             }
             for position, partition in enumerate(added, first)
         ],
     )
-    connection.execute(_NAME_PARTITIONS, {"of_subject": subject_id, "from_position": first})
+    if not all(partition.name for partition in added):  # else whoever made the subject has named them
+        connection.execute(_NAME_PARTITIONS, {"of_subject": subject_id, "from_position": first})
 
 
 def _insert_route(connection: Connection, subject_id: int, route: Route) -> None:

@@ -19,7 +19,7 @@ from inturn.model.clock import Clock
 from inturn.model.commands import Answer, Command, Reply
 from inturn.model.errors import Closed, ConnectionLost, InturnError, ProtocolError
 from inturn.model.logs import get_logger
-from inturn.model.settings import LeaseSettings
+from inturn.model.settings import LeaseSettings, Role
 from inturn.wire.address import Address
 from inturn.wire.link import Link, LinkSettings, LinkState, NotLetIn, deliver, hung_up_text
 from inturn.wire.tls_stream import tls_error_text
@@ -60,6 +60,11 @@ class AsyncRemoteNode:
     def lease(self) -> LeaseSettings | None:
         """As the server told; None before it was first reached."""
         return self._link.lease
+
+    @property
+    def role(self) -> Role:
+        """What the server is, as it told."""
+        return self._link.role
 
     async def wait_until_up(self, timeout_s: float) -> None:
         """Return when the server has answered. Raises what is in the way: after the first try, or `timeout_s` later."""

@@ -19,8 +19,8 @@ from inturn.model.clock import Clock
 from inturn.model.commands import Command, Reply
 from inturn.model.errors import Closed, ConnectionLost, ProtocolError
 from inturn.model.logs import get_logger
-from inturn.model.settings import LeaseSettings
-from inturn.wire.link import Link, LinkSettings, LinkState, NotLetIn, deliver, hung_up_text
+from inturn.model.settings import LeaseSettings, Role
+from inturn.wire.link import Delivery, Link, LinkSettings, LinkState, NotLetIn, deliver, hung_up_text
 from inturn.wire.tls_stream import TlsStream
 
 _log = get_logger("inturn.wire")
@@ -30,8 +30,9 @@ MANY = 64  # unanswered: then nobody waits for a single one, and those that come
 
 class RemoteNode:
     """`dial` gives a connected socket, raises OSError, or returns None when there is nothing to be connected to any
-    more: then this is over. It is called from the client's own thread. `tls` with the name of the server: each stream
-    begins with a TLS handshake."""
+    more: then this is over. It is called from the client's own thread. `tls` with the name of the server (or what gives
+    it, after each dial): each stream begins with a TLS handshake. What is submitted before the first try is over waits
+    for it."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class RemoteNode:
         clock: Clock,
         settings: LinkSettings | None = None,
         token: str = "",
-        tls: tuple[ssl.SSLContext, str] | None = None,
+        tls: tuple[ssl.SSLContext, str] | Callable[[], tuple[ssl.SSLContext, str] | None] | None = None,
     ) -> None:
         self._dial = dial
         self._tls_settings = tls
@@ -53,6 +54,7 @@ class RemoteNode:
         self._lock = threading.Lock()
         self._tried = threading.Condition(self._lock)
         self._tries = 0
+        self._early: list[tuple[Command, Reply]] = []  # submitted before anybody could know whether the server is there
         self._out: list[bytes] = []  # frames
         self._rest = b""  # bytes that the socket did not take
         self._socket: socket.socket | None = None
@@ -67,6 +69,11 @@ class RemoteNode:
     def lease(self) -> LeaseSettings | None:
         """As the server told; None before it was first reached."""
         return self._link.lease
+
+    @property
+    def role(self) -> Role:
+        """What the server is, as it told."""
+        return self._link.role
 
     def wait_until_up(self, timeout_s: float) -> None:
         """Return when the server has answered. Raises what is in the way: after the first try, or `timeout_s` later."""
@@ -85,6 +92,9 @@ class RemoteNode:
     def submit(self, command: Command, reply: Reply) -> None:
         """See `inturn.model.commands.Node`."""
         with self._lock:
+            if not self._tries and not self._is_ended and self._link.state in (LinkState.DOWN, LinkState.GREETING):
+                self._early.append((command, reply))
+                return
             instead = (reply, Closed("connection")) if self._is_closed else self._link.submit(command, reply)
         if instead is not None:
             reply(instead[1])
@@ -130,16 +140,21 @@ class RemoteNode:
                     self._out.clear()
                     self._rest = b""
                     self._tries += 1
+                    deliveries += self._submit_early()
                     self._tried.notify_all()
                 deliver(deliveries)
                 if not self._is_ended:
                     _log.info("wire.lost", address=self._address, why=why)
                     self._sleep_until(self._link.retry_at_s)
+            with self._lock:
+                early = self._submit_early()  # it was closed before it could be tried
+            deliver(early)
         except BaseException:  # a thread that dies in silence would be waited for
             _log.exception("wire.failed", address=self._address)
             with self._tried:
                 self._is_closed = True
                 deliveries = self._link.lost("the client failed", self._clock.monotonic())
+                deliveries += self._submit_early()
                 self._tried.notify_all()
             deliver([(reply, Closed("connection")) for reply, _ in deliveries])
 
@@ -172,8 +187,9 @@ class RemoteNode:
 
     def _begin(self, dialed: socket.socket) -> None:
         tls = None
-        if self._tls_settings is not None:
-            tls = TlsStream(*self._tls_settings)
+        settings = self._tls_settings() if callable(self._tls_settings) else self._tls_settings
+        if settings is not None:
+            tls = TlsStream(*settings)
             tls.shake_hands(dialed)
         dialed.setblocking(False)
         with self._lock:
@@ -207,6 +223,7 @@ class RemoteNode:
                         deliveries = self._link.received(data, self._clock.monotonic())
                         if not is_up and self._link.state is LinkState.UP:
                             is_up = True
+                            deliveries += self._submit_early()
                             self._tried.notify_all()
                     deliver(deliveries)
                     if self._link.refusal is not None:
@@ -218,6 +235,12 @@ class RemoteNode:
                 if self._link.is_silent(now_s):
                     return f"no answer for {self._settings.silence_s:g} s"
         return "the connection is closed"
+
+    def _submit_early(self) -> list[Delivery]:
+        """What waited for the first try; under the lock. Returns what cannot be sent."""
+        early, self._early = self._early, []
+        instead = [self._link.submit(command, reply) for command, reply in early]
+        return [one for one in instead if one is not None]
 
     def _hung_up(self) -> str:
         if self._link.refusal is not None:

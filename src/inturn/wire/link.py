@@ -30,7 +30,7 @@ from inturn.model.errors import (
     WireError,
 )
 from inturn.model.logs import get_logger
-from inturn.model.settings import LeaseSettings
+from inturn.model.settings import LeaseSettings, Role
 from inturn.wire.codec import VERSIONS, pack, unpack
 from inturn.wire.frames import NUMBER_MAX, FrameReader
 
@@ -101,6 +101,7 @@ class Link:
         self.why = "not connected yet"
         self.refusal: WireError | None = None
         self.lease: LeaseSettings | None = None
+        self.role = Role.NODE
         self.retry_at_s = float("-inf")
         self._address = address
         self._software = software
@@ -192,6 +193,7 @@ class Link:
         if isinstance(answer, Welcome):
             self.state = LinkState.UP
             self.lease = answer.lease
+            self.role = Role(answer.role) if answer.role in set(Role) else Role.NODE
             self._frame_bytes = answer.frame_bytes
             self._reader.bytes_max = answer.frame_bytes
         elif isinstance(answer, VersionMismatch) or (isinstance(answer, AuthenticationFailed) and self.lease is None):

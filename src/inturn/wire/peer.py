@@ -85,6 +85,7 @@ class Peer(asyncio.Protocol):
             self._hang_up_soon,
             server.on_error,
             visitor,
+            server.role,
         )
 
     def data_received(self, data: bytes) -> None:

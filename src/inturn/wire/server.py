@@ -18,7 +18,7 @@ from inturn.model.clock import Clock
 from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.event_loop import new_event_loop
 from inturn.model.logs import get_logger
-from inturn.model.settings import LeaseSettings
+from inturn.model.settings import LeaseSettings, Role
 from inturn.wire.address import Address
 from inturn.wire.doors import Doors, Visit
 from inturn.wire.guarding import Guard
@@ -58,9 +58,11 @@ class Server:
         settings: ServerSettings | None = None,
         on_error: Callable[[InturnError], None] | None = None,
         guard: Guard | None = None,
+        role: Role = Role.NODE,
     ) -> None:
         """`on_error` is told of answers that are errors, from any thread. `guard` None: whoever comes may do all."""
         self.guard = guard
+        self.role = role
         self.node = node
         self.on_error = on_error
         self.lease = lease

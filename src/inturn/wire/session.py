@@ -43,7 +43,7 @@ from inturn.model.errors import (
     VersionMismatch,
 )
 from inturn.model.logs import get_logger
-from inturn.model.settings import LeaseSettings
+from inturn.model.settings import LeaseSettings, Role
 from inturn.model.zstd_frame import HEADER_BYTES_MAX, content_bytes
 from inturn.wire.codec import VERSIONS, pack, unpack
 from inturn.wire.frames import NUMBER_MAX, Frame, FrameReader
@@ -114,6 +114,7 @@ class Session:
         hang_up: Callable[[], None],
         on_error: Callable[[InturnError], None] | None = None,
         visitor: Pass | None = None,
+        role: Role = Role.NODE,
     ) -> None:
         """`visitor` None: whoever comes may do everything."""
         self.is_closed = False
@@ -126,6 +127,7 @@ class Session:
         self._hang_up = hang_up
         self._on_error = on_error
         self._pass = visitor
+        self._role = role
         self._reader = FrameReader(HELLO_BYTES_MAX)
         self._next_number = 0  # the lowest number that was not seen yet
         self._is_paused = False
@@ -272,7 +274,8 @@ class Session:
         self._next_number = number + 1  # a client goes on counting from stream to stream
         self._reader.bytes_max = self._settings.frame_bytes
         version = min(highest, VERSIONS[1])
-        self._give(pack(number, Welcome(version, self._software, self._settings.frame_bytes, self._lease)))
+        role = self._role.value
+        self._give(pack(number, Welcome(version, self._software, self._settings.frame_bytes, self._lease, role)))
         return frames[1:]
 
     def _refuse(self, number: int, error: InturnError) -> None:

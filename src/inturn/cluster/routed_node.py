@@ -1,0 +1,192 @@
+"""A cluster as one node: what is about a partition goes to the broker that has its log, everything else to meta.
+
+Meta is asked where brokers are, and which partitions are where, which never changes. So producers and consumers go on
+while meta is away, for as long as their authorisation lasts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from inturn.cluster.division import Divided, divided, joined, partitions_of
+from inturn.cluster.gathering import gather
+from inturn.cluster.links import BrokerLinks
+from inturn.model.clock import Clock
+from inturn.model.commands import (
+    Acknowledge,
+    Acquire,
+    Answer,
+    Append,
+    Assignment,
+    BrokerGroupDescription,
+    BrokerGroupList,
+    Claim,
+    Command,
+    Commit,
+    CreateSubject,
+    Fetch,
+    FindSubject,
+    GrowSubject,
+    Heartbeat,
+    ListBrokerGroups,
+    Move,
+    OpenDeadLetters,
+    OpenRetry,
+    Pull,
+    Read,
+    ReadLot,
+    Release,
+    Renew,
+    Reply,
+)
+from inturn.model.errors import BrokerGroupClosed, ConnectionLost, InturnError, InvalidInput
+from inturn.model.request import ask
+from inturn.model.settings import LeaseSettings, Role
+from inturn.model.subject import Subject
+from inturn.security.credentials import Credentials
+from inturn.wire.client import RemoteNode
+
+_OF_PARTITION = frozenset((Append, Acquire, Claim, Pull, Release, Fetch, ReadLot, Move, Read))
+_DIVIDED = frozenset((Renew, Commit, Acknowledge))
+_TELL_ROUTES = frozenset((FindSubject, CreateSubject, GrowSubject, OpenRetry, OpenDeadLetters, Heartbeat))
+
+
+def routed(node: RemoteNode, address: str, clock: Clock, credentials: Credentials) -> RemoteNode | RoutedNode:
+    """What a connection to this server is to use: the stream itself, or a node for the whole cluster."""
+    if node.role is Role.BROKER:
+        raise InvalidInput(f"{address} is a broker, which has only some of the partitions; connect to its meta server")
+    return RoutedNode(node, clock, credentials) if node.role is Role.META else node
+
+
+class RoutedNode:
+    """See `inturn.model.commands.Node`. It owns the stream to meta, too."""
+
+    def __init__(self, meta: RemoteNode, clock: Clock, credentials: Credentials) -> None:
+        self._meta = meta
+        self._links = BrokerLinks(self._locate, clock, credentials)
+        self._lock = threading.Lock()
+        self._homes: dict[str, tuple[str, ...]] = {}  # by subject: the broker group of each partition
+        self._known: dict[str, BrokerGroupDescription] = {}
+
+    @property
+    def lease(self) -> LeaseSettings | None:
+        return self._meta.lease
+
+    @property
+    def role(self) -> Role:
+        return self._meta.role
+
+    def submit(self, command: Command, reply: Reply) -> None:
+        """See `inturn.model.commands.Node`."""
+        kind = type(command)
+        if kind in _OF_PARTITION:
+            self._submit_to_partition(command, reply)
+        elif kind in _DIVIDED:
+            self._submit_divided(command, reply)  # type: ignore[arg-type]
+        elif kind in _TELL_ROUTES:
+            self._meta.submit(command, lambda answer: reply(self._noted(answer)))
+        else:
+            self._meta.submit(command, reply)
+
+    def close(self) -> None:
+        self._meta.close()  # first: who dials may be waiting for its answer
+        self._links.close()
+
+    def disown(self) -> None:
+        """In a forked child: everything is the parent's."""
+        self._meta.disown()
+        self._links.disown()
+
+    # Where to
+
+    def _submit_to_partition(self, command: Any, reply: Reply) -> None:
+        homes = self._homes.get(command.subject, ())
+        if not 0 <= command.partition < len(homes):
+            self._when_known(command.subject, reply, lambda homes: self._submit_somewhere(homes, command, reply))
+            return
+        self._submit_home(homes[command.partition], command, reply)
+
+    def _submit_somewhere(self, homes: tuple[str, ...], command: Any, reply: Reply) -> None:
+        """A partition that is not there: any broker of the subject knows what to say."""
+        index = command.partition if 0 <= command.partition < len(homes) else 0
+        self._submit_home(homes[index], command, reply)
+
+    def _submit_home(self, home: str, command: Command, reply: Reply) -> None:
+        if type(command) is Append:
+            reply = _AppendReply(self, home, reply)
+        self._links.to(home).submit(command, reply)
+
+    def _submit_divided(self, command: Divided, reply: Reply) -> None:
+        homes = self._homes.get(command.subject, ())
+        if any(not 0 <= index < len(homes) for index in partitions_of(command)) or not homes:
+            self._when_known(command.subject, reply, lambda homes: self._divide(homes, command, reply))
+            return
+        self._divide(homes, command, reply)
+
+    def _divide(self, homes: tuple[str, ...], command: Divided, reply: Reply) -> None:
+        def home(index: int) -> str:
+            return homes[index] if 0 <= index < len(homes) else homes[0]
+
+        parts = divided(command, home) or {homes[0]: command}
+        if len(parts) == 1:
+            ((name, part),) = parts.items()
+            self._links.to(name).submit(part, reply)
+            return
+        gather(
+            {name: (self._links.to(name), part) for name, part in parts.items()},
+            lambda answers: reply(joined(parts, answers)),
+        )
+
+    def _when_known(self, subject: str, reply: Reply, then: Callable[[tuple[str, ...]], None]) -> None:
+        """Ask meta for the route; what is wrong with that is told instead."""
+
+        def found(answer: Answer | InturnError) -> None:
+            if isinstance(answer, Subject):
+                self._noted(answer)
+                then(self._homes[answer.name])
+            else:
+                reply(answer)
+
+        self._meta.submit(FindSubject(subject), found)
+
+    def _noted(self, answer: Answer | InturnError) -> Answer | InturnError:
+        subject = answer.subject if isinstance(answer, Assignment) else answer
+        if isinstance(subject, Subject):
+            with self._lock:
+                if len(self._homes.get(subject.name, ())) < subject.partition_count:
+                    self._homes[subject.name] = tuple(one.broker_group for one in subject.route.partitions)
+        return answer
+
+    # Who is there
+
+    def is_dead(self, broker_group: str) -> bool:
+        """As meta told when the broker was last looked for."""
+        known = self._known.get(broker_group)
+        return known is not None and not known.is_heard
+
+    def _locate(self, broker_group: str) -> str | None:
+        try:
+            listed = ask(self._meta, ListBrokerGroups(), BrokerGroupList, patience_s=0.0)
+            self._known = {one.name: one for one in listed.groups}
+        except InturnError:
+            pass  # meta is away: its last word counts
+        known = self._known.get(broker_group)
+        return None if known is None else known.address
+
+
+class _AppendReply:
+    """Whoever sends is told the difference between a stream that is lost and a broker that is not there any more."""
+
+    __slots__ = ("_home", "_node", "_reply")
+
+    def __init__(self, node: RoutedNode, home: str, reply: Reply) -> None:
+        self._node = node
+        self._home = home
+        self._reply = reply
+
+    def __call__(self, answer: Answer | InturnError) -> None:
+        if isinstance(answer, ConnectionLost) and self._node.is_dead(self._home):
+            answer = BrokerGroupClosed(self._home, "dead")
+        self._reply(answer)

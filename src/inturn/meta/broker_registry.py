@@ -1,0 +1,127 @@
+"""The broker groups that there are: what operators let them do, whose brokers are heard, and what goes where."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from inturn.model.clock import Clock
+from inturn.model.commands import BrokerGroupDescription, ReportBroker
+from inturn.model.errors import BrokerGroupClosed, InvalidInput, NotFound
+from inturn.model.names import check_name
+from inturn.model.settings import BrokerGroupState
+from inturn.model.subject import Subject
+from inturn.state.broker_groups import BrokerGroupRow, BrokerGroupRows
+
+DEFAULT_SPREAD = 2  # broker groups of a subject for which nobody has chosen them
+SILENT_S = 5.0  # a broker that was not heard for so long counts as dead
+
+
+class BrokerRegistry:
+    """Called under the node's lock. `own` is the broker group of the node itself, if it has logs."""
+
+    def __init__(self, rows: BrokerGroupRows, clock: Clock, own: str) -> None:
+        self._rows = rows
+        self._clock = clock
+        self._own = own
+        self.silent_s = SILENT_S
+        self._groups = {row.name: row for row in rows.all()}
+        if own and own not in self._groups:
+            self._groups[own] = BrokerGroupRow(0, own)  # a row is written when somebody changes it
+        # After a restart every broker has as long as ever to be heard.
+        self._heard_at_s = dict.fromkeys(self._groups, clock.monotonic())
+
+    def report(self, command: ReportBroker) -> BrokerGroupRow:
+        """A broker is heard. InvalidInput if its group is that of another folder."""
+        check_name("broker group", command.broker_group)
+        known = self._groups.get(command.broker_group)
+        if known is not None and known.folder_id != command.folder_id:
+            raise InvalidInput(
+                f"broker group {command.broker_group!r} is that of another folder, at {known.address}; give this "
+                "broker another --broker-group, or serve the folder that the group was made with"
+            )
+        now_ms = self._clock.time_ms()
+        if known is None:
+            known = self._rows.add(command.broker_group, command.address, command.folder_id, now_ms)
+        elif known.address != command.address:
+            self._rows.change(known.name, known.state, command.address, now_ms)
+            known = replace(known, address=command.address)
+        self._groups[known.name] = known
+        self._heard_at_s[known.name] = self._clock.monotonic()
+        return known
+
+    def set_state(self, name: str, state: BrokerGroupState) -> None:
+        """Durably. NotFound if there is no such group."""
+        known = self.get(name)
+        now_ms = self._clock.time_ms()
+        if not known.number:
+            known = self._rows.add(name, known.address, known.folder_id, now_ms)
+        self._rows.change(name, state, known.address, now_ms)
+        self._groups[name] = replace(known, state=state)
+
+    def get(self, name: str) -> BrokerGroupRow:
+        known = self._groups.get(name)
+        if known is None:
+            names = ", ".join(sorted(self._groups)) or "none yet"
+            raise NotFound("broker group", name, f"there are: {names}")
+        return known
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._groups)
+
+    def name_of(self, number: int) -> str | None:
+        return next((row.name for row in self._groups.values() if row.number == number), None)
+
+    def is_heard(self, name: str) -> bool:
+        return name == self._own or self._clock.monotonic() < self._heard_at_s.get(name, -math.inf) + self.silent_s
+
+    def describe(self, subjects: Iterable[Subject]) -> tuple[BrokerGroupDescription, ...]:
+        """All of them, by name."""
+        counts = _partition_counts(subjects)
+        now_s = self._clock.monotonic()
+        return tuple(
+            BrokerGroupDescription(
+                row.name,
+                row.state.value,
+                row.address,
+                self.is_heard(row.name),
+                counts[row.name],
+                0.0 if row.name == self._own else now_s - self._heard_at_s[row.name],
+            )
+            for _, row in sorted(self._groups.items())
+        )
+
+    def chosen(self, partition_count: int, asked: Sequence[str], subjects: Iterable[Subject]) -> tuple[str, ...]:
+        """The broker groups of a new subject, whose partitions are in them in turns: those that were asked for, or the
+        two with the fewest partitions of those that are available, or the one that is."""
+        if asked:
+            for name in asked:
+                self.get(name)
+            if len(asked) > partition_count:
+                raise InvalidInput(
+                    f"{len(asked)} broker groups for {partition_count} partitions; give as many, or fewer groups"
+                )
+            return tuple(asked)
+        counts = _partition_counts(subjects)
+        available = [
+            row.name
+            for row in self._groups.values()
+            if row.state is BrokerGroupState.AVAILABLE and self.is_heard(row.name)
+        ]
+        if not available:
+            raise self._none_available()
+        by_load = sorted(available, key=lambda name: (counts[name], name))
+        return tuple(by_load[: min(DEFAULT_SPREAD, partition_count)])
+
+    def _none_available(self) -> BrokerGroupClosed | NotFound:
+        if not self._groups:
+            return NotFound("broker group", "", "start a broker: `inturn serve --role broker --broker-group NAME`")
+        row = min(self._groups.values(), key=lambda one: one.name)
+        return BrokerGroupClosed(row.name, row.state.value if self.is_heard(row.name) else "dead")
+
+
+def _partition_counts(subjects: Iterable[Subject]) -> Counter[str]:
+    return Counter(one.broker_group for subject in subjects for one in subject.route.partitions)
