@@ -31,6 +31,10 @@ class Bed:
         self.path = path
         self._opened: list[Connection] = []
 
+    def target(self) -> str:
+        """What a program of its own connects to."""
+        return str(self.path)
+
     def open(self, **options: Any) -> Connection:
         self._opened.append(inturn.connect(self.path, **options))
         return self._opened[-1]
@@ -100,6 +104,9 @@ class GroupedBed(Bed):
             lambda: sum(one.is_heard for one in self._opened[-1].broker_groups()) >= len(self.brokers), "brokers"
         )
         return self._opened[-1]
+
+    def target(self) -> str:
+        return self.open().target
 
     def start_meta(self, port: int = 0) -> None:
         cluster = ClusterSettings(Role.META, silent_s=0.6)

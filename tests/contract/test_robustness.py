@@ -507,7 +507,8 @@ def test_an_error_that_nobody_saw_is_raised_by_flush_or_close(line: Connection, 
 
 NO_CLOSE = """
 import sys, inturn
-mq = inturn.connect(sys.argv[1], flush="os")
+options = {} if "://" in sys.argv[1] else {"flush": "os"}
+mq = inturn.connect(sys.argv[1], **options)
 mq.create_subject("orders", 4)
 producer = mq.producer()
 for number in range(5000):
@@ -520,7 +521,7 @@ if sys.argv[2] == "raises":
 @pytest.mark.parametrize("end", ["ends", "raises"])
 def test_a_program_that_ends_without_closing_loses_nothing_that_it_sent(bed: Bed, end: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", NO_CLOSE, str(bed.path), end], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", NO_CLOSE, bed.target(), end], capture_output=True, text=True, timeout=30
     )
     assert ran.returncode == (1 if end == "raises" else 0), ran.stderr
     assert "Traceback" not in ran.stderr
@@ -573,7 +574,7 @@ def test_damage_is_logged_loudly_and_the_other_partitions_go_on(bed: Bed, caplog
     place, other = stored.partition, inturn.slot_of(b"other") // 256
     assert place != other
     bed.close()
-    flip_byte_of(bed.path / "log", b"the one that is damaged")
+    flip_byte_of(bed.path, b"the one that is damaged")
     mq = bed.open(flush="os")
     seen = Seen()
     with caplog.at_level(logging.ERROR, "inturn.consumer"), mq.consumer("orders", "g", seen, settings=quick()):

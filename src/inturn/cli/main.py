@@ -9,6 +9,7 @@ import typer
 from inturn.cli import (
     audit,
     bench,
+    broker_group,
     consume,
     dead_letter,
     doctor,
@@ -73,6 +74,7 @@ app.command("consume", epilog=consume.EXAMPLES)(consume.consume)
 app.add_typer(group.app, name="group")
 app.command("top", epilog=top.EXAMPLES)(top.top)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
+app.add_typer(broker_group.app, name="broker-group")
 app.add_typer(token.app, name="token")
 app.add_typer(key.app, name="key")
 app.add_typer(dead_letter.app, name="dead-letter")

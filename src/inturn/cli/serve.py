@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import logging
 import os
@@ -21,10 +22,11 @@ from inturn.cli.screen import Screen, age_text, counted
 from inturn.cli.serve_teller import Teller
 from inturn.cli.session import command
 from inturn.model.errors import InvalidInput
-from inturn.model.settings import Flush, LeaseSettings, LogSettings
+from inturn.model.settings import Flush, LeaseSettings, LogSettings, Role
 from inturn.wire.address import is_address
 
 if TYPE_CHECKING:
+    from inturn.cluster.settings import ClusterSettings
     from inturn.security.settings import SecuritySettings
     from inturn.service import Service
 
@@ -33,11 +35,21 @@ EXAMPLES = examples(
     "inturn serve ./data --port 0 --json",
     "inturn serve ./data --http 7421 --log-format json",
     "inturn serve /var/lib/queue --host 0.0.0.0 --tokens tokens.json --tls-cert queue.pem --tls-key queue.key",
+    "inturn serve ./meta --role meta",
+    "inturn serve ./east --role broker --broker-group east --meta inturn://127.0.0.1:7420 --port 7431",
     "inturn serve ./data --access access.toml --audit-log /var/log/inturn-audit.jsonl",
 )
 LOOK_S = 0.1  # how soon a signal is acted upon
 DRAW_S = 0.5
 _LEASE = LeaseSettings()
+_EVERYWHERE = ("0.0.0.0", "::", "")
+
+
+class ServedRole(enum.StrEnum):
+    """What a server can be told to be."""
+
+    META = "meta"
+    BROKER = "broker"
 
 
 def serve(
@@ -105,6 +117,28 @@ def serve(
             "write and delete everything.",
         ),
     ] = False,
+    role: Annotated[
+        ServedRole | None,
+        typer.Option(
+            help="In a cluster: meta has subjects, groups and their members; a broker has the partitions of one broker "
+            "group. Unless given, it is both.",
+            show_default=False,
+        ),
+    ] = None,
+    broker_group: Annotated[
+        str, typer.Option(metavar="NAME", help="Of a broker: the name of its broker group.", show_default=False)
+    ] = "",
+    meta: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Of a broker: where the meta server is.", show_default=False)
+    ] = "",
+    advertise: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Of a broker: where clients and meta reach it, if not where it listens.",
+            show_default=False,
+        ),
+    ] = "",
     http: Annotated[
         str | None,
         typer.Option(
@@ -136,8 +170,9 @@ def serve(
         http_at = None if http is None else _http(http)
         log = LogSettings(flush=flush, retention_s=retention_s, retention_bytes=retention_bytes)
         security = _security(path, tokens, access, tls_cert, tls_key, tls_client_ca, audit_log, insecure)
+        cluster = _cluster(role, broker_group, meta, advertise, host)
         with _signals() as signals:
-            service = _opened(path, host, port, log, _lease(lease_s), http_at, security)
+            service = _opened(path, host, port, log, _lease(lease_s), http_at, security, cluster)
             teller.ready(service, path)
             _warn_if_open(teller, host, None if http_at is None else http_at[0], security)
             try:
@@ -191,6 +226,24 @@ def _security(
     return SecuritySettings(tokens, access, tls, audit_log, insecure)
 
 
+def _cluster(role: ServedRole | None, broker_group: str, meta: str, advertise: str, host: str) -> ClusterSettings:
+    """What meta and brokers show to each other is in the environment, as a client's: INTURN_TOKEN and its like."""
+    from inturn.cluster.settings import ClusterSettings
+    from inturn.security.credentials import NONE, credentials_from_environment
+
+    if role is ServedRole.BROKER:
+        if not broker_group or not meta:
+            raise InvalidInput("--role broker needs --broker-group NAME and --meta ADDRESS")
+        if not advertise and host in _EVERYWHERE:
+            raise InvalidInput(
+                f"a broker that listens at {host} has to say where others reach it: --advertise inturn://host:port"
+            )
+    elif broker_group or meta or advertise:
+        raise InvalidInput("--broker-group, --meta and --advertise are for --role broker")
+    credentials = NONE if role is None else credentials_from_environment()
+    return ClusterSettings(Role(role.value if role is not None else ""), broker_group, meta, advertise, credentials)
+
+
 def _lease(life_s: float) -> LeaseSettings:
     """Renewing and the margin in the proportions of the defaults."""
     share = life_s / _LEASE.life_s
@@ -205,12 +258,15 @@ def _opened(
     lease: LeaseSettings,
     http: tuple[str, int] | None,
     security: SecuritySettings,
+    cluster: ClusterSettings,
 ) -> Service:
     from inturn.service import Service
     from inturn.wire.address import Address
 
     try:
-        return Service(path, address=Address(host, port), log=log, lease=lease, http=http, security=security)
+        return Service(
+            path, address=Address(host, port), log=log, lease=lease, http=http, security=security, cluster=cluster
+        )
     except InvalidInput as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:

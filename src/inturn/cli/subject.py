@@ -25,7 +25,9 @@ _STATE_STYLE = {"ok": "green", "stopped": "yellow", "damaged": "bold red"}
 @app.command(
     "create",
     epilog=examples(
-        "inturn subject create orders --partitions 8", "inturn subject create images --max-body-bytes 50000000"
+        "inturn subject create orders --partitions 8",
+        "inturn subject create images --max-body-bytes 50000000",
+        "inturn subject create orders --broker-group east --broker-group west",
     ),
 )
 def create(
@@ -43,6 +45,15 @@ def create(
     max_properties_bytes: Annotated[
         int, typer.Option(help="All properties of a message together.")
     ] = _DEFAULT_LIMITS.properties_bytes,
+    broker_group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="In a cluster: where its partitions are, in turns if given several times; unless given, in two broker "
+            "groups that are available.",
+            show_default=False,
+        ),
+    ] = None,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
@@ -53,7 +64,13 @@ def create(
         _check(name, partitions)
         with opened(data, create=True) as connection:
             made = connection.create_subject(
-                name, partitions, routing=routing, strategy=strategy, limits=limits, keyless=keyless
+                name,
+                partitions,
+                routing=routing,
+                strategy=strategy,
+                limits=limits,
+                keyless=keyless,
+                broker_groups=broker_group or (),
             )
         if screen.is_json:
             screen.json(_fields(made))
@@ -208,6 +225,7 @@ def _fields(subject: SubjectValue) -> dict[str, object]:
         "strategy": subject.strategy.value,
         "keyless": subject.keyless.value,
         "route_version": subject.route.version,
+        "broker_groups": sorted({one.broker_group for one in subject.route.partitions}),
         "limits": {
             "body_bytes": limits.body_bytes,
             "key_bytes": limits.key_bytes,
