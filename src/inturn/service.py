@@ -12,7 +12,7 @@ from inturn.cluster.broker_node import BrokerNode
 from inturn.cluster.settings import ClusterSettings, node_maker
 from inturn.model.clock import Clock, SystemClock
 from inturn.model.observer import Observer
-from inturn.model.settings import LeaseSettings, LogSettings, Role
+from inturn.model.settings import LeaseSettings, LogSettings
 from inturn.opened_folder import OpenedFolder
 from inturn.ops.measured_node import MeasuredNode, Measures
 from inturn.security.guard import Guard
@@ -82,8 +82,7 @@ class Service:
             on_error = None if measures is None else measures.failed
             self._server = Server(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
             undo.callback(self._server.close)
-            if role is Role.NODE:  # else a folder is not all there is, and its path no way to connect
-                listen_in(self._server, self._opened.folder)
+            listen_in(self._server, self._opened.folder)
             self.address = self._server.listen(address)
             if isinstance(self._opened.node, BrokerNode):
                 self._opened.node.report(cluster.advertise or str(self.address))

@@ -15,10 +15,10 @@ import threading
 from inturn.folder import Folder, socket_path
 from inturn.model.clock import Clock
 from inturn.model.commands import Command, Reply
-from inturn.model.errors import Closed, FolderInUse, InturnError, VersionMismatch
+from inturn.model.errors import Closed, FolderInUse, InturnError, InvalidInput, VersionMismatch
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
-from inturn.model.settings import LeaseSettings, LogSettings
+from inturn.model.settings import LeaseSettings, LogSettings, Role
 from inturn.opened_folder import OpenedFolder
 from inturn.version import SOFTWARE
 from inturn.wire.address import Address
@@ -121,9 +121,14 @@ class SharedFolder:
         self._remote = RemoteNode(self._dial, str(self._path), SOFTWARE, self._clock, LINK)
         try:
             self._remote.wait_until_up(OPENING_S)
+            if self._remote.role is not Role.NODE:
+                raise InvalidInput(
+                    f"folder {str(self._path)!r} is that of a {self._remote.role} of a cluster, and only a part of it; "
+                    "connect to the address of its meta server"
+                )
         except BaseException as error:
             self.close()  # else its thread would go on trying to open the folder
-            if isinstance(error, InturnError) and not isinstance(error, VersionMismatch):
+            if isinstance(error, InturnError) and not isinstance(error, VersionMismatch | InvalidInput):
                 raise FolderInUse(in_use.folder, in_use.pid) from error
             raise
 

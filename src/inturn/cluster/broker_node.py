@@ -123,10 +123,13 @@ class BrokerNode(InProcessNode):
     def submit_remote(self, command: Command, reply: Reply) -> None:
         self._when_known(command, reply, super().submit_remote)
 
-    def _when_known(self, command: Command, reply: Reply, then: Callable[[Command, Reply], None]) -> None:
-        """What is about a subject or a group that is not known here waits until meta has told of it."""
+    def _when_known(
+        self, command: Command, reply: Reply, then: Callable[[Command, Reply], None], asked: Command | None = None
+    ) -> None:
+        """What is about a subject, partition or group that is not known here waits until meta has told of it; it is not
+        asked the same twice."""
         question = self._question(command)
-        if question is None:
+        if question is None or question == asked:
             then(command, reply)
             return
 
@@ -140,7 +143,7 @@ class BrokerNode(InProcessNode):
             except InturnError as error:
                 reply(error)
             else:
-                self._when_known(command, reply, then)
+                self._when_known(command, reply, then, question)
 
         self._meta.submit(question, told)
 
@@ -151,6 +154,9 @@ class BrokerNode(InProcessNode):
         for name in (getattr(command, "subject", None), getattr(command, "to_subject", None)):
             if isinstance(name, str) and name not in self._known_subjects:
                 return FindSubject(name)
+        partition = getattr(command, "partition", None)
+        if partition is not None and partition >= self._known_subjects[command.subject].partition_count:
+            return FindSubject(command.subject)  # it has grown, and clients may have heard of that before
         group = getattr(command, "group", None)
         if group is None or isinstance(command, OpenGroup) or (command.subject, group) in self._known_groups:
             return None

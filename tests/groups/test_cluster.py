@@ -1,0 +1,202 @@
+"""M1: meta and brokers as processes of their own: killed, started again, mistaken for each other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import inturn
+from inturn import Connection, Context, Message, ProducerSettings
+from inturn.errors import InvalidInput, ProducerFenced
+from tests.contract.bed import WAIT_S, GroupedBed, eventually, has_joined, quick
+
+PATIENT = ProducerSettings(backoff_min_s=0.01, backoff_max_s=0.1)
+COMMAND = [sys.executable, "-c", "from inturn.cli.main import app; app()", "serve"]
+
+
+class Process:
+    """A server that can be killed and started again at the same address."""
+
+    def __init__(self, path: Path, *options: str) -> None:
+        self._path = path
+        self._options = options
+        self.address = ""
+        self.start()
+
+    def start(self) -> None:
+        port = self.address.rpartition(":")[2] or "0"
+        self._process = subprocess.Popen(
+            [*COMMAND, str(self._path), "--port", port, "--lease-s", "3", "--json", *self._options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._process.stdout is not None
+        self.address = json.loads(self._process.stdout.readline())["address"]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=10)
+
+
+class Processes:
+    def __init__(self, path: Path) -> None:
+        self.meta = Process(path / "meta", "--role", "meta")
+        broker = ("--role", "broker", "--meta", self.meta.address, "--broker-group")
+        self.brokers = {name: Process(path / name, *broker, name) for name in ("east", "west")}
+
+    def close(self) -> None:
+        for one in (self.meta, *self.brokers.values()):
+            one.kill()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path)
+    yield made
+    made.close()
+
+
+class Traffic:
+    """One producer and one consumer, which go on through everything."""
+
+    def __init__(self, mq: Connection, count: int) -> None:
+        self.count = count
+        self.stored = 0
+        self.by_key: dict[bytes | None, list[int]] = defaultdict(list)
+        self._lock = threading.Lock()
+        self._mq = mq
+        self.sender = threading.Thread(target=self._send)
+
+    def _send(self) -> None:
+        with self._mq.producer(settings=PATIENT) as producer:
+            for number in range(self.count):
+                producer.send_sync("orders", b"%d" % number, key=b"k%d" % (number % 10), timeout_s=60)
+                self.stored += 1
+
+    def handle(self, message: Message, context: Context) -> None:
+        with self._lock:
+            self.by_key[message.key].append(int(message.body))
+
+    @property
+    def handled(self) -> int:
+        return sum(len(set(one)) for one in self.by_key.values())
+
+    def check(self) -> None:
+        """All of it, each key in its order; after a crash a key may begin again at something that was not committed."""
+        assert self.handled == self.count
+        for key, numbers in self.by_key.items():
+            first = [number for at, number in enumerate(numbers) if number not in numbers[:at]]
+            assert first == sorted(first), key
+
+
+@pytest.mark.parametrize("victim", ["east", "meta"])
+def test_what_is_killed_and_started_again_costs_nothing_that_was_acknowledged(
+    processes: Processes, victim: str
+) -> None:
+    """Producers and consumers go on within their authorisation while meta is away."""
+    process = processes.meta if victim == "meta" else processes.brokers[victim]
+    with inturn.connect(processes.meta.address) as mq:
+        eventually(lambda: len(mq.broker_groups()) == 2, "both brokers are heard")
+        mq.create_subject("orders", 4)
+        traffic = Traffic(mq, 400)
+        settings = quick(pull_wait_s=0.5, answer_timeout_s=2.0)
+        with mq.consumer("orders", "g", traffic.handle, order="key", settings=settings):
+            traffic.sender.start()
+            eventually(lambda: traffic.handled > 50, "it has begun", 10)
+            process.kill()
+            if victim == "meta":
+                stored = traffic.stored
+                eventually(lambda: traffic.handled > stored + 20, "it goes on without meta", 10)
+            process.start()
+            traffic.sender.join(60)
+            eventually(lambda: traffic.handled == traffic.count, "all is handled", 20)
+            eventually(lambda: mq.describe_group("orders", "g").lag == 0, "all is committed", 20)
+        traffic.check()
+        assert sorted(int(one.body) for one in mq.reader("orders")) == list(range(traffic.count))
+
+
+def test_a_named_producer_is_fenced_at_all_brokers(mq: Connection) -> None:
+    """P5."""
+    mq.create_subject("orders", 2)
+    first = mq.producer("writer")
+    keys = [f"k{number}" for number in range(10)]
+    assert {first.send_sync("orders", b"x", key=key).partition for key in keys} == {0, 1}
+    with mq.producer("writer") as second:
+        for key in keys:
+            with pytest.raises(ProducerFenced):
+                first.send_sync("orders", b"y", key=key, timeout_s=WAIT_S)
+        second.send_sync("orders", b"z", key="k")
+    first.close()
+
+
+def test_a_fence_holds_at_a_broker_that_was_away_when_it_was_made(cluster: GroupedBed, mq: Connection) -> None:
+    """P5: it hears of it when it comes back."""
+    mq.create_subject("orders", 1, broker_groups=["east"])
+    first = mq.producer("writer", PATIENT)
+    first.send_sync("orders", b"x", key="k")
+    cluster.brokers.pop("east").close(0.0)
+    eventually(lambda: not mq.broker_groups()[0].is_heard, "east is counted dead")
+    second = mq.producer("writer", PATIENT)
+    cluster.start_broker("east")
+    eventually(lambda: mq.broker_groups()[0].is_heard, "east is back")
+    second.send_sync("orders", b"y", key="k", timeout_s=WAIT_S)
+    handle = first.send("orders", b"z", key="k")
+    with pytest.raises(ProducerFenced):
+        handle.result(WAIT_S)
+    for producer in (first, second):
+        producer.close()
+
+
+def test_one_does_not_connect_to_a_broker_nor_open_the_folder_of_one(cluster: GroupedBed, mq: Connection) -> None:
+    with pytest.raises(InvalidInput, match=r"is a broker, .* connect to its meta server"):
+        inturn.connect(str(cluster.brokers["east"].address))
+    with pytest.raises(InvalidInput, match="that of a broker of a cluster"):
+        inturn.connect(cluster.path / "east")
+    path = cluster.path / "east"
+    cluster.close()
+    with pytest.raises(InvalidInput, match="that of the broker of group 'east', not of a node"):
+        inturn.connect(path)
+
+
+def test_a_broker_group_is_one_folder(cluster: GroupedBed, mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    first = cluster.brokers.pop("east")
+    try:
+        cluster.path = cluster.path / "elsewhere"
+        cluster.start_broker("east")
+        eventually(lambda: "is that of another folder" in caplog.text, "it is refused, and told")
+        assert mq.broker_groups()[0].address == str(first.address)
+    finally:
+        first.close(0.0)
+
+
+def test_members_that_are_there_keep_their_partitions_when_meta_is_started_again(
+    cluster: GroupedBed, mq: Connection
+) -> None:
+    """Who holds what is known by the brokers: nothing moves for want of a memory."""
+    mq.create_subject("orders", 4)
+    with (
+        mq.consumer("orders", "g", lambda *_: None, settings=quick()),
+        mq.consumer("orders", "g", lambda *_: None, settings=quick()),
+    ):
+
+        def held() -> dict[str, tuple[int, ...]]:
+            return {one.name: one.held for one in mq.describe_group("orders", "g").member_details}
+
+        eventually(lambda: has_joined(mq, "orders"), "there is the group")
+        eventually(lambda: sorted(map(len, held().values())) == [2, 2], "each has two")
+        before, epochs = held(), [one.epoch for one in mq.describe_group("orders", "g").partitions]
+        assert cluster.meta is not None
+        port = cluster.meta.address.port
+        cluster.meta.close(0.0)
+        cluster.start_meta(port)
+        eventually(lambda: all(one.is_heard for one in mq.broker_groups()), "all are heard")
+        eventually(lambda: len(held()) == 2, "both are heard again")
+        assert held() == before
+        assert [one.epoch for one in mq.describe_group("orders", "g").partitions] == epochs
