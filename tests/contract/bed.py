@@ -15,6 +15,8 @@ from inturn.model.clock import SystemClock
 from inturn.model.commands import GroupName
 from inturn.model.errors import NotFound, ProducerError
 from inturn.model.settings import Role
+from inturn.security.credentials import NONE
+from inturn.security.settings import SecuritySettings
 from inturn.service import Service
 from inturn.testing.checker import Verdict, check
 from inturn.testing.recorder import Recorder
@@ -88,6 +90,9 @@ class GroupedBed(Bed):
         super().__init__(path)
         self.meta: Service | None = None
         self.brokers: dict[str, Service] = {}
+        self.security = SecuritySettings()
+        self.credentials = NONE  # that meta and brokers show to each other
+        self.client: dict[str, Any] = {}  # what clients show
         self._options: dict[str, Any] = {}
 
     def open(self, **options: Any) -> Connection:
@@ -99,7 +104,7 @@ class GroupedBed(Bed):
             for name in ("east", "west"):
                 self.start_broker(name)
         assert self.meta is not None
-        self._opened.append(inturn.connect(str(self.meta.address)))
+        self._opened.append(inturn.connect(str(self.meta.address), **self.client))
         eventually(
             lambda: sum(one.is_heard for one in self._opened[-1].broker_groups()) >= len(self.brokers), "brokers"
         )
@@ -109,15 +114,18 @@ class GroupedBed(Bed):
         return self.open().target
 
     def start_meta(self, port: int = 0) -> None:
-        cluster = ClusterSettings(Role.META, silent_s=0.6)
-        address = Address("127.0.0.1", port)
-        self.meta = Service(self.path / "meta", address=address, cluster=cluster, **self._options)
+        cluster = ClusterSettings(Role.META, silent_s=0.6, credentials=self.credentials)
+        self.meta = self._started("meta", port, cluster)
 
     def start_broker(self, name: str, port: int = 0) -> None:
         assert self.meta is not None
-        cluster = ClusterSettings(Role.BROKER, name, str(self.meta.address), report_s=0.1)
+        meta = str(self.meta.address)
+        cluster = ClusterSettings(Role.BROKER, name, meta, report_s=0.1, credentials=self.credentials)
+        self.brokers[name] = self._started(name, port, cluster)
+
+    def _started(self, name: str, port: int, cluster: ClusterSettings) -> Service:
         address = Address("127.0.0.1", port)
-        self.brokers[name] = Service(self.path / name, address=address, cluster=cluster, **self._options)
+        return Service(self.path / name, address=address, cluster=cluster, security=self.security, **self._options)
 
     def close(self) -> None:
         super().close()

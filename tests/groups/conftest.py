@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from inturn import Connection
 from tests.contract.bed import GroupedBed
@@ -20,3 +22,11 @@ def cluster(tmp_path: Path) -> Iterator[GroupedBed]:
 @pytest.fixture
 def mq(cluster: GroupedBed) -> Connection:
     return cluster.open()
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Handlers that fail on purpose are not written about."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
