@@ -89,6 +89,7 @@ from inturn.model.errors import (
     GateClosed,
     GroupConflict,
     InturnError,
+    InvalidInput,
     LeaseHeld,
     NotFound,
     ServerStopping,
@@ -354,7 +355,12 @@ class InProcessNode:
     def _answer(self, command: Command, attempt: Try) -> Answer | None:
         """None: nothing to say yet. The last try always gives an answer or an error."""
         self._check_open(command)
-        return self._answers[type(command)](command, attempt)
+        answer = self._answers.get(type(command))
+        if answer is None:
+            raise InvalidInput(
+                f"{type(command).__name__} is not for this server: it is another part of a cluster, or none"
+            )
+        return answer(command, attempt)
 
     def _check_open(self, command: Command) -> None:
         if self._closed:

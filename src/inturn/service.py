@@ -82,6 +82,8 @@ class Service:
             on_error = None if measures is None else measures.failed
             self._server = Server(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
             undo.callback(self._server.close)
+            if isinstance(self._opened.node, BrokerNode):
+                self._opened.node.catch_up()
             listen_in(self._server, self._opened.folder)
             self.address = self._server.listen(address)
             if isinstance(self._opened.node, BrokerNode):

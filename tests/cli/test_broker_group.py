@@ -41,7 +41,9 @@ def test_a_route_is_set_by_hand(cli: Cli, address: str) -> None:
     assert both["broker_groups"] == ["east", "west"]
     logs = [one["log"] for one in cli("subject", "describe", "b", *to).json["partition_list"]]
     assert [one.partition("/")[0] for one in logs] == ["west", "east"]
-    assert cli("subject", "create", "c", "--broker-group", "south", *to).error["message"].endswith("there are: east, west")
+    assert (
+        cli("subject", "create", "c", "--broker-group", "south", *to).error["message"].endswith("there are: east, west")
+    )
 
 
 def test_a_broker_group_that_is_not_there_or_a_state_that_is_none_is_refused(cli: Cli) -> None:

@@ -26,6 +26,9 @@ COMMANDS = [
     ["group", "describe"],
     ["group", "reset"],
     ["serve"],
+    ["broker-group"],
+    ["broker-group", "list"],
+    ["broker-group", "set"],
     ["top"],
     ["doctor"],
     ["demo"],
@@ -38,7 +41,7 @@ def test_every_command_has_help(cli: Cli, command: list[str]) -> None:
     ran = cli(*command, "--help")
     assert ran.code == 0
     assert "Usage: " in ran.out
-    if command not in (["subject"], ["group"]):
+    if command not in (["subject"], ["group"], ["broker-group"]):
         assert "$ inturn" in ran.out
 
 

@@ -14,7 +14,11 @@ import pytest
 
 import inturn
 from inturn import Connection, Context, Message, ProducerSettings
+from inturn.cluster.settings import ClusterSettings
 from inturn.errors import InvalidInput, ProducerFenced
+from inturn.model.settings import Role
+from inturn.service import Service
+from inturn.wire.address import Address
 from tests.contract.bed import WAIT_S, GroupedBed, eventually, has_joined, quick
 
 PATIENT = ProducerSettings(backoff_min_s=0.01, backoff_max_s=0.1)
@@ -146,10 +150,9 @@ def test_a_fence_holds_at_a_broker_that_was_away_when_it_was_made(cluster: Group
     second = mq.producer("writer", PATIENT)
     cluster.start_broker("east")
     eventually(lambda: mq.broker_groups()[0].is_heard, "east is back")
-    second.send_sync("orders", b"y", key="k", timeout_s=WAIT_S)
-    handle = first.send("orders", b"z", key="k")
     with pytest.raises(ProducerFenced):
-        handle.result(WAIT_S)
+        first.send_sync("orders", b"z", key="k", timeout_s=WAIT_S)
+    second.send_sync("orders", b"y", key="k", timeout_s=WAIT_S)
     for producer in (first, second):
         producer.close()
 
@@ -174,6 +177,27 @@ def test_a_broker_group_is_one_folder(cluster: GroupedBed, mq: Connection, caplo
         assert mq.broker_groups()[0].address == str(first.address)
     finally:
         first.close(0.0)
+
+
+def test_a_broker_whose_meta_is_something_else_does_not_start(tmp_path: Path) -> None:
+    service = Service(tmp_path / "data", address=Address("127.0.0.1"))
+    cluster = ClusterSettings(Role.BROKER, "east", str(service.address))
+    with pytest.raises(InvalidInput, match="is no meta server"):
+        Service(tmp_path / "east", address=Address("127.0.0.1"), cluster=cluster)
+    service.close(0.0)
+
+
+def test_a_broker_starts_without_meta_and_serves_what_it_knows(cluster: GroupedBed, mq: Connection) -> None:
+    mq.create_subject("orders", 2)
+    with mq.producer(settings=PATIENT) as producer:
+        producer.send_sync("orders", b"0", key="k", timeout_s=WAIT_S)
+        assert cluster.meta is not None
+        cluster.meta.close(0.0)
+        port = cluster.brokers["east"].address.port
+        cluster.brokers.pop("east").close(0.0)
+        cluster.start_broker("east", port)
+        for number in range(10):
+            producer.send_sync("orders", b"x", key=f"k{number}", timeout_s=WAIT_S)
 
 
 def test_members_that_are_there_keep_their_partitions_when_meta_is_started_again(

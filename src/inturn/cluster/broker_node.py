@@ -48,7 +48,7 @@ from inturn.model.commands import (
     Sealed,
     SealSubject,
 )
-from inturn.model.errors import Closed, GroupConflict, InturnError, InvalidInput
+from inturn.model.errors import Closed, ConnectionLost, GroupConflict, InturnError, InvalidInput, ServerStopping
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
 from inturn.model.request import ask
@@ -65,6 +65,7 @@ from inturn.wire.client import RemoteNode
 
 _log = get_logger("inturn.broker")
 REPORT_S = 1.0
+CATCH_UP_S = 2.0  # how long a broker that starts waits for meta
 _OF_META = (CreateSubject, GrowSubject, Heartbeat, Leave, OpenRetry, OpenDeadLetters, OpenProducer)
 
 
@@ -271,6 +272,18 @@ class BrokerNode(InProcessNode):
 
     # Reports
 
+    def catch_up(self) -> None:
+        """Before anybody is served: hear what was decided while it was away. If meta is away, too, what it knew has to
+        do. Raises what will not pass by itself: InvalidInput if that is no meta server, AuthenticationFailed…"""
+        try:
+            catalogue = ask(self._meta, ReadCatalogue(), Catalogue, patience_s=CATCH_UP_S)
+        except (ConnectionLost, ServerStopping) as error:
+            _log.warning("broker.without_meta", broker_group=self.broker.broker_group, error=str(error))
+            return
+        except InvalidInput as error:  # it does not know the command
+            raise InvalidInput(f"{self._meta!r} is no meta server of this version; look at --meta") from error
+        self._take_over(catalogue)
+
     def report(self, address: str) -> None:
         """Tell meta from now on that it is here, and reached at this address."""
         self._address = address
@@ -312,22 +325,25 @@ class BrokerNode(InProcessNode):
                 for seal in [one for one in self._seals.values() if one.growth in orders.void]:
                     self._break_seal(seal)
         if not is_current:
-            self._meta.submit(ReadCatalogue(), self._catch_up)
+            self._meta.submit(ReadCatalogue(), self._read_catalogue)
 
-    def _catch_up(self, answer: Answer | InturnError) -> None:
+    def _read_catalogue(self, answer: Answer | InturnError) -> None:
         if not isinstance(answer, Catalogue):
             return  # the next report tells again that it is needed
         try:
-            with self._lock:
-                with self._state_database.transaction():
-                    for producer in answer.producers:
-                        self.broker.learn_producer(producer)
-                for subject in answer.subjects:
-                    if any(one.broker_group == self.broker.broker_group for one in subject.route.partitions):
-                        self._learn(subject)
-                self._catalogue_version = answer.version
+            self._take_over(answer)
         except InturnError as error:
             _log.error("broker.not_updated", broker_group=self.broker.broker_group, error=str(error))
+
+    def _take_over(self, catalogue: Catalogue) -> None:
+        with self._lock:
+            with self._state_database.transaction():
+                for producer in catalogue.producers:
+                    self.broker.learn_producer(producer)
+            for subject in catalogue.subjects:
+                if any(one.broker_group == self.broker.broker_group for one in subject.route.partitions):
+                    self._learn(subject)
+            self._catalogue_version = catalogue.version
 
     # The end
 

@@ -371,7 +371,13 @@ class MetaNode(InProcessNode):
                         f"{one.owner} holds the lease of partition {one.partition}; stop the group's consumers before "
                         "a reset",
                     )
-        self._brokers.ask_all(homes, command, Done)
+        try:
+            self._brokers.ask_all(homes, command, Done)
+        except InturnError as error:
+            raise GroupConflict(
+                group.name,
+                f"it may be reset in a part of its partitions only ({error}); repeat the reset before it is used",
+            ) from error
         self._tell_members(group)
         return Done()
 
