@@ -134,7 +134,7 @@ from inturn.version import SOFTWARE
 _NEW_WORK = Append | OpenProducer | CreateSubject | Acquire | Claim | Pull | Read | Fetch
 # What a broker group does not do for its clients, by its state.
 _REFUSED: dict[BrokerGroupState, tuple[type[Command], ...]] = {
-    BrokerGroupState.READ_ONLY: (Append, Move),
+    BrokerGroupState.READ_ONLY: (Append,),
     BrokerGroupState.UNAVAILABLE: (Append, Move, Acquire, Claim, Pull, Read, Fetch),
 }
 _OF_MEMBER = Acquire | Claim | Pull | Heartbeat | Fetch
@@ -625,6 +625,8 @@ class InProcessNode:
         self._store_moved(group, target, command, reply)
 
     def _store_moved(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
+        if self.broker.state is not BrokerGroupState.AVAILABLE:
+            raise BrokerGroupClosed(self.broker.broker_group, self.broker.state.value)
         self.broker.move(group, target, command, reply)
 
     # Producing

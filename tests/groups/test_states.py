@@ -10,7 +10,7 @@ import pytest
 import inturn
 from inturn import Connection, ProducerSettings
 from inturn.errors import BrokerGroupClosed, InvalidInput, NotFound, SendTimeout
-from tests.contract.bed import WAIT_S, GroupedBed, Seen, committed, eventually, quick, send_all
+from tests.contract.bed import WAIT_S, GroupedBed, Seen, committed, eventually, has_joined, quick, send, send_all
 
 PATIENT = ProducerSettings(backoff_min_s=0.01, backoff_max_s=0.02)
 
@@ -118,6 +118,8 @@ def test_best_effort_goes_round_a_broker_that_is_dead_and_strict_waits_for_it(
         cluster.brokers.pop("east").close(0.0)
         eventually(lambda: not mq.broker_groups()[0].is_heard, "east is counted dead")
         assert mq.broker_groups()[0].condition == "dead"
+        (brokers,) = [part for part in mq.describe_node().parts if part.name == "brokers"]
+        assert (brokers.is_ready, brokers.why) == (True, "1 of 2 brokers are not heard: east")
         eventually(lambda: producer.send_sync("loose", b"x", key=key, timeout_s=WAIT_S).home == 0, "it goes to west")
         waiting = producer.send("tight", b"1", key=key)
         with pytest.raises(SendTimeout, match="dead"):
@@ -127,6 +129,33 @@ def test_best_effort_goes_round_a_broker_that_is_dead_and_strict_waits_for_it(
         cluster.start_broker("east")  # at another port
         assert (waiting.result(WAIT_S).partition, waiting.result().offset) == (0, 1)
     assert [message.body for message in mq.reader("tight")] == [b"0", b"1"]
+
+
+def test_what_fails_in_a_read_only_broker_group_moves_to_where_its_retry_subject_is(
+    mq: Connection, quiet: None
+) -> None:
+    """B6: the broker that has the lease checks it and passes the message on."""
+    mq.create_subject("line", 2)
+    east, west = key_in(mq, "line", "east"), key_in(mq, "line", "west")
+    send(mq, "line", f"{east}:in-east", f"{west}:in-west")
+    mq.set_broker_group("west", "read-only")
+
+    def fail(*message_and_context: object) -> None:
+        raise RuntimeError("no")
+
+    letters = quick(max_attempts=1, on_exhausted="dead-letter")
+    with mq.consumer("line", "g", fail, order="key", settings=letters):
+        eventually(lambda: has_joined(mq), "there is the group")
+        eventually(lambda: len(mq.dead_letters("line", "g").list()) == 2, "both are dead letters")
+        found = mq.dead_letters("line", "g").list()
+        assert {(one.message.body, one.partition) for one in found} == {(b"in-east", 0), (b"in-west", 1)}
+        mq.set_broker_group("east", "read-only")  # where the dead letters are
+        mq.set_broker_group("west", "available")
+        send(mq, "line", f"{west}:later")
+        described = mq.describe_group("line", "g").partitions[1]
+        assert (described.committed, described.end_offset) == (1, 2)
+        mq.set_broker_group("east", "available")
+        eventually(lambda: len(mq.dead_letters("line", "g").list()) == 3, "it waited")
 
 
 def test_a_node_without_a_cluster_can_be_made_read_only(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ from inturn.model.commands import (
     OpenRetry,
     ProducerOpened,
     ReadCatalogue,
+    ReadyPart,
     Reply,
     ReportBroker,
     RequestList,
@@ -470,6 +471,14 @@ class MetaNode(InProcessNode):
         changed = self._here(command, BrokerGroupDescription)
         self._brokers.tell([command.name], command)
         return changed
+
+    def readiness(self) -> tuple[ReadyPart, ...]:
+        """With the brokers: ready while one of them is heard, or there is none yet."""
+        with self._lock:
+            silent = [name for name in self.registry.names if not self.registry.is_heard(name)]
+            count = len(self.registry.names)
+        why = f"{len(silent)} of {count} brokers are not heard: {', '.join(silent)}" if silent else ""
+        return *super().readiness(), ReadyPart("brokers", not count or len(silent) < count, why)
 
     # The end
 

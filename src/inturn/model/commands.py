@@ -541,8 +541,8 @@ class DescribeNode(Command, frozen=True, gc=False):
 
 
 class ReadyPart(msgspec.Struct, frozen=True, gc=False):
-    """One part of a node: "work" (it takes new work), "logs", "state" (the database). `why` says what is the matter,
-    also where that does not keep the part from being ready."""
+    """One part of a node: "work" (it takes new work), "logs", "state" (the database), of meta "brokers". `why` says
+    what is the matter, also where that does not keep the part from being ready."""
 
     name: str
     is_ready: bool
