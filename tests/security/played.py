@@ -14,7 +14,10 @@ from inturn.model import commands
 from inturn.model.batch import Batch, payload_checksum
 from inturn.model.clock import SystemClock
 from inturn.model.commands import Command, Hello, Reply
+from inturn.model.route import Partition, Route
 from inturn.model.settings import LeaseSettings
+from inturn.model.slot import even_ranges
+from inturn.model.subject import Subject
 from inturn.security.guard import Guard
 from inturn.security.settings import SecuritySettings
 from inturn.security.tokens import TokenFile
@@ -45,6 +48,8 @@ def _value(name: str, hint: Any) -> Any:
     origin = typing.get_origin(hint)
     if hint is Batch:
         return batch()
+    if hint is Subject:
+        return Subject("orders", Route("orders", 1, (Partition("local", "p1"),), even_ranges(1)))
     if origin in (typing.Union, types.UnionType):
         return _value(name, next(one for one in typing.get_args(hint) if one is not type(None)))
     if origin is tuple:

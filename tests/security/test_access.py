@@ -44,7 +44,7 @@ from inturn.security.access import Access, Patterns, parse_access
 from inturn.security.actions import AS_MEMBER, OF_OTHERS, TABLE, Action, derived, needed
 from tests.security.played import PlayedGuard, all_commands, batch, sample
 
-FREE = {"Hello", "Ping", "ListSubjects", "ListGroups"}  # the lists are filtered
+FREE = {"Hello", "Ping", "ListSubjects", "ListGroups", "ListBrokerGroups"}  # the lists are filtered
 DEAD, RETRY = dead_letter_subject("billing", "orders"), retry_subject("billing", "orders")
 EVERYTHING = '[[allow]]\nprincipals = "*"\nactions = "*"\nsubjects = "*"\ngroups = "*"\n'
 

@@ -87,6 +87,7 @@ from inturn.security.credentials import Credentials
 from inturn.state.database import Database
 from inturn.state.groups import GroupRecord
 from inturn.state.node_role import REQUEST_IDS
+from inturn.wire.address import parse_address
 
 _log = get_logger("inturn.meta")
 ERRANDS_MAX = 16  # at a time
@@ -462,6 +463,8 @@ class MetaNode(InProcessNode):
                 f"broker group {command.broker_group!r} has leases of {command.life_s:g} s, meta of "
                 f"{self.broker.leases.life_s:g} s; give all of them the same --lease-s"
             )
+        if parse_address(command.address).path is not None:  # it would be dialled here, with what meta shows to brokers
+            raise InvalidInput(f"a broker at {command.address!r} is reached by nobody else; advertise another address")
         row = self.registry.report(command)
         void = tuple(one for one in command.seals if one not in self._growths)
         return BrokerOrders(row.number, self._catalogue_version, row.state.value, void)

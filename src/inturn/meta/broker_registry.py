@@ -37,14 +37,14 @@ class BrokerRegistry:
         """A broker is heard. InvalidInput if its group is that of another folder."""
         check_name("broker group", command.broker_group)
         known = self._groups.get(command.broker_group)
-        if known is not None and known.folder_id != command.folder_id:
+        if known is not None and known.folder_id != command.identity:
             raise InvalidInput(
                 f"broker group {command.broker_group!r} is that of another folder, at {known.address}; give this "
                 "broker another --broker-group, or serve the folder that the group was made with"
             )
         now_ms = self._clock.time_ms()
         if known is None:
-            known = self._rows.add(command.broker_group, command.address, command.folder_id, now_ms)
+            known = self._rows.add(command.broker_group, command.address, command.identity, now_ms)
         elif known.address != command.address:
             self._rows.change(known.name, known.state, command.address, now_ms)
             known = replace(known, address=command.address)

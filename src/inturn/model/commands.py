@@ -866,7 +866,7 @@ class ReportBroker(Command, frozen=True, gc=False):
     """A broker is alive. Sent every second or so; answered with BrokerOrders."""
 
     broker_group: str
-    folder_id: str  # a broker group is one folder: another one of the same name is refused
+    identity: str  # of its folder: a broker group is one, and another one of the same name is refused
     address: str  # where clients reach it
     life_s: float  # of its leases; all brokers and meta have the same
     seals: tuple[str, ...] = ()  # growths that it has sealed partitions for, and not heard the end of
