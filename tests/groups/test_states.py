@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,18 @@ import pytest
 import inturn
 from inturn import Connection, ProducerSettings
 from inturn.errors import BrokerGroupClosed, InvalidInput, NotFound, SendTimeout
-from tests.contract.bed import WAIT_S, GroupedBed, Seen, committed, eventually, has_joined, quick, send, send_all
+from tests.contract.bed import (
+    SHORT_LEASE,
+    WAIT_S,
+    GroupedBed,
+    Seen,
+    committed,
+    eventually,
+    has_joined,
+    quick,
+    send,
+    send_all,
+)
 
 PATIENT = ProducerSettings(backoff_min_s=0.01, backoff_max_s=0.02)
 
@@ -129,6 +141,31 @@ def test_best_effort_goes_round_a_broker_that_is_dead_and_strict_waits_for_it(
         cluster.start_broker("east")  # at another port
         assert (waiting.result(WAIT_S).partition, waiting.result().offset) == (0, 1)
     assert [message.body for message in mq.reader("tight")] == [b"0", b"1"]
+
+
+def test_a_consumer_keeps_what_it_holds_at_one_broker_while_another_is_dead(cluster: GroupedBed) -> None:
+    """B3: a commit or a renewal for both is not lost for the one that is there."""
+    mq = cluster.open(lease=SHORT_LEASE)
+    mq.create_subject("line", 2)
+    east, west = key_in(mq, "line", "east"), key_in(mq, "line", "west")
+    seen = Seen()
+    with mq.consumer("line", "g", seen, settings=quick(pull_wait_s=0.1, answer_timeout_s=0.5)):
+        send(mq, "line", f"{east}:0", f"{west}:0")
+        seen.wait_for(2)
+        eventually(lambda: committed(mq) == 2, "both are committed")
+        epoch = seen.epochs[[message.partition for message in seen.messages].index(0)]
+        cluster.brokers.pop("west").close(0.0)
+        until_s = time.monotonic() + 3 * SHORT_LEASE.life_s
+        number = 2
+        while time.monotonic() < until_s:
+            send(mq, "line", f"{east}:{number}")
+            number += 1
+            seen.wait_for(number)
+        assert seen.epochs[-1] == epoch
+        cluster.start_broker("west")
+        send(mq, "line", f"{west}:back")
+        seen.wait_for(number + 1)
+    assert (seen.bodies[-1], len(seen.bodies)) == (b"back", number + 1)
 
 
 def test_what_fails_in_a_read_only_broker_group_moves_to_where_its_retry_subject_is(

@@ -43,6 +43,38 @@ def test_every_slot_is_known_to_have_been_where_it_was(first: int, steps: list[i
         assert all(last.lineage(slot).index(descent.parent) >= 0 for slot in SlotSet.from_bytes(descent.slots))
 
 
+@given(
+    st.lists(st.sampled_from(["east", "west", "north"]), min_size=1, max_size=6),
+    st.lists(st.integers(1, 6), max_size=3),
+)
+def test_no_slot_leaves_its_broker_group(homes: list[str], steps: list[int]) -> None:
+    """M5: whoever has the log of a parent has that of its children, too."""
+    count = len(homes)
+    partitions = tuple(Partition(home, f"p{index}") for index, home in enumerate(homes))
+    first = route = Route("s", 1, partitions, even_ranges(count))
+    for more in steps:
+        route = grown(route, len(route.partitions) + more)
+    for slot in range(SLOT_COUNT):
+        before, after = first.partitions[first.by_slot[slot]], route.partitions[route.by_slot[slot]]
+        assert before.broker_group == after.broker_group
+    assert route.partitions[:count] == partitions
+    slots = [route.by_slot.count(index) for index in range(len(route.partitions))]
+    for home in set(homes):
+        shares = [slots[index] for index, one in enumerate(route.partitions) if one.broker_group == home]
+        assert len(shares) == homes.count(home) or max(shares) - min(shares) <= len(homes)
+
+
+def test_new_partitions_go_to_the_broker_group_whose_partitions_have_most_slots() -> None:
+    homes = ("east", "west", "west", "west")
+    start = Route(
+        "s",
+        1,
+        tuple(Partition(home, f"p{at}") for at, home in enumerate(homes)),
+        ranges_of([0] * 512 + [1] * 171 + [2] * 171 + [3] * 170),
+    )
+    assert [one.broker_group for one in grown(start, 8).partitions[4:]] == ["east", "east", "east", "west"]
+
+
 def test_two_partitions_become_four_and_then_eight() -> None:
     four = grown(route_of(2), 4)
     assert [(one.child, one.parent, one.barrier) for one in four.descents] == [(2, 0, 100), (3, 1, 100)]
