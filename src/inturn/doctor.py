@@ -43,6 +43,7 @@ from inturn.state import schema
 from inturn.state.database import Database
 from inturn.state.groups import GroupRecord, Groups
 from inturn.state.leases import LeaseRow, LeaseRows
+from inturn.state.node_role import own_broker_group
 from inturn.state.offsets import Offsets
 from inturn.state.subjects import Subjects
 
@@ -77,6 +78,7 @@ class _State:
     groups: list[GroupRecord]
     offsets: Offsets | None = None
     leases: LeaseRows | None = None
+    broker_group: str = ""  # whose logs are here
 
 
 def log_bytes(path: str | os.PathLike[str]) -> int:
@@ -220,7 +222,8 @@ def _check_schema(connection: sqlite3.Connection) -> Finding:
 
 
 def _load(database: Database) -> _State:
-    return _State(Subjects(database).all(), Groups(database).all(), Offsets(database), LeaseRows(database))
+    own = own_broker_group(database)
+    return _State(Subjects(database).all(), Groups(database).all(), Offsets(database), LeaseRows(database), own)
 
 
 # The logs
@@ -408,7 +411,7 @@ def _check_missing(folder: Path, state: _State, extents: dict[str, _Extent]) -> 
     for subject in state.subjects:
         for index, partition in enumerate(subject.route.partitions):
             path = folder / LOG_NAME / partition.name
-            if path.is_dir():
+            if path.is_dir() or partition.broker_group != state.broker_group:  # in a cluster others are elsewhere
                 continue
             label = f"{subject.name}/{index}"
             if path.exists():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from inturn.finding import Finding, Level, disk_finding
 from inturn.model.clock import Clock, SystemClock
 from inturn.model.commands import (
+    BrokerGroupList,
     DescribeGroup,
     DescribeNode,
     DescribeSubject,
@@ -20,6 +21,7 @@ from inturn.model.commands import (
     GroupList,
     KeyDescription,
     KeyList,
+    ListBrokerGroups,
     ListGroups,
     ListKeys,
     ListSubjects,
@@ -28,8 +30,9 @@ from inturn.model.commands import (
     SubjectDescription,
     SubjectList,
 )
-from inturn.model.errors import InvalidInput, NotFound, StorageError
+from inturn.model.errors import BrokerGroupClosed, InvalidInput, NotFound, StorageError
 from inturn.model.request import ask
+from inturn.model.settings import BrokerGroupState
 from inturn.version import SOFTWARE
 
 PATIENCE_S = 5.0
@@ -55,7 +58,7 @@ def examine_server(
     Raises ConnectionLost if the server is gone meanwhile.
     """
     clock = clock if clock is not None else SystemClock()
-    findings = list(_check_node(node, clock))
+    findings = [*_check_node(node, clock), *_check_brokers(node)]
     try:
         seen = _look(node)
     except StorageError as error:
@@ -69,18 +72,22 @@ def examine_server(
 
 
 def _look(node: Node) -> _Seen:
-    subjects = [
-        ask(node, DescribeSubject(one.name), SubjectDescription, PATIENCE_S)
-        for one in ask(node, ListSubjects(), SubjectList, PATIENCE_S).subjects
-    ]
+    subjects = [_subject(node, one.name) for one in ask(node, ListSubjects(), SubjectList, PATIENCE_S).subjects]
     groups = [_group(node, one.subject, one.group) for one in ask(node, ListGroups(), GroupList, PATIENCE_S).groups]
-    return _Seen(subjects, [one for one in groups if one is not None])
+    return _Seen([one for one in subjects if one is not None], [one for one in groups if one is not None])
+
+
+def _subject(node: Node, name: str) -> SubjectDescription | None:
+    try:
+        return ask(node, DescribeSubject(name), SubjectDescription, PATIENCE_S)
+    except BrokerGroupClosed:  # which is told by itself
+        return None
 
 
 def _group(node: Node, subject: str, group: str) -> GroupDescription | None:
     try:
         return ask(node, DescribeGroup(subject, group), GroupDescription, PATIENCE_S)
-    except NotFound:  # gone since
+    except (NotFound, BrokerGroupClosed):  # gone since, or told by itself
         return None
 
 
@@ -104,6 +111,23 @@ def _check_node(node: Node, clock: Clock) -> Iterator[Finding]:
     if described.disk is not None:
         yield disk_finding(described.disk.free_bytes, described.disk.reserve_bytes)
     yield from _check_restless(described)
+
+
+def _check_brokers(node: Node) -> Iterator[Finding]:
+    try:
+        groups = ask(node, ListBrokerGroups(), BrokerGroupList, PATIENCE_S).groups
+    except InvalidInput:  # it is older than broker groups
+        return
+    for one in groups:
+        if not one.is_heard:
+            what = f"the broker of group {one.name} was not heard for {one.silent_s:,.0f} s"
+            yield Finding("brokers", Level.ERROR, what, "start it, or look at its log; its partitions wait for it")
+        elif one.state != BrokerGroupState.AVAILABLE:
+            what = f"broker group {one.name} is {one.state}"
+            next_step = f"when it may work again: `inturn broker-group set {one.name} available`"
+            yield Finding("brokers", Level.WARNING, what, next_step)
+    if any(one.address for one in groups) and all(one.is_heard for one in groups):
+        yield Finding("brokers", Level.OK, f"{len(groups)} brokers are heard")
 
 
 def _check_version(software: str) -> Finding:

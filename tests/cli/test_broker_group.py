@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.contract.bed import GroupedBed
+from tests.contract.bed import GroupedBed, eventually
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> object:
+def cluster(tmp_path: Path) -> Iterator[GroupedBed]:
+    with contextlib.closing(GroupedBed(tmp_path / "cluster")) as made:
+        yield made
+
+
+@pytest.fixture
+def address(cluster: GroupedBed) -> str:
     """Of the meta server of a cluster."""
-    with contextlib.closing(GroupedBed(tmp_path / "cluster")) as cluster:
-        yield cluster.open().target
+    return cluster.open().target
 
 
 def test_broker_groups_are_listed_and_set(cli: Cli, address: str) -> None:
@@ -59,6 +66,31 @@ def test_a_node_can_be_made_read_only_and_back(cli: Cli) -> None:
     assert cli("broker-group", "list", "--json").json["broker_groups"][0]["state"] == "read-only"
     assert cli("broker-group", "set", "local", "available").code == 0
     assert cli("produce", "orders", "--json", stdin="x\n").json["sent"] == 1
+
+
+def test_the_doctor_and_the_list_of_subjects_tell_of_a_broker_that_is_dead(
+    cli: Cli, cluster: GroupedBed, address: str
+) -> None:
+    to = ("--server", address)
+    assert cli("subject", "create", "both", "-p", "2", *to).code == 0
+    assert cli("subject", "create", "easts", "-p", "2", "--broker-group", "east", *to).code == 0
+    assert "2 brokers are heard" in cli("doctor", *to).out
+    cluster.brokers.pop("west").close(0.0)
+
+    def groups() -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = cli("broker-group", "list", *to, "--json").json["broker_groups"]
+        return listed
+
+    eventually(lambda: not groups()[1]["is_heard"], "west is counted dead")
+    told = cli("doctor", *to)
+    assert told.code == 1
+    assert "the broker of group west was not heard for" in told.out
+    listed = cli("subject", "list", *to, "--json").json["subjects"]
+    assert [(one["name"], one["state"]) for one in listed] == [("both", "unreached"), ("easts", "ok")]
+    assert cli("broker-group", "set", "east", "read-only", *to).code == 0
+    assert "broker group east is read-only" in cli("doctor", *to).out
+    ran = cli("doctor", "--data", str(cluster.path / "west"), "--json")
+    assert ran.code == 0, ran.out
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from inturn.model.settings import Keyless, Limits, Routing, Strategy
 from inturn.model.subject import Subject as SubjectValue
 
 if TYPE_CHECKING:
+    from inturn.connection import Connection
     from inturn.model.commands import PartitionDescription, SubjectDescription
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make subjects and look at them.")
@@ -118,7 +119,7 @@ def list_subjects(data: Data = DEFAULT_DATA, server: Server = None, json_output:
     """All subjects with their size."""
     with command(json_output) as screen:
         with opened(data) as connection:
-            found = [connection.describe_subject(subject.name) for subject in connection.subjects()]
+            found = [_described(connection, subject) for subject in connection.subjects()]
         if screen.is_json:
             screen.json({"subjects": [{**_fields(one.subject), **_totals(one)} for one in found]})
             return
@@ -146,6 +147,17 @@ def describe(name: Subject, data: Data = DEFAULT_DATA, server: Server = None, js
             )
         else:
             _print_description(screen, found)
+
+
+def _described(connection: Connection, subject: SubjectValue) -> SubjectDescription:
+    """In a list, one whose broker is dead must not hide the others: it has no partitions to tell of."""
+    from inturn.model.commands import SubjectDescription
+    from inturn.model.errors import BrokerGroupClosed
+
+    try:
+        return connection.describe_subject(subject.name)
+    except BrokerGroupClosed:
+        return SubjectDescription(subject, ())
 
 
 def _check(name: str, partitions: int) -> None:
@@ -239,7 +251,7 @@ def _totals(found: SubjectDescription) -> dict[str, object]:
     return {
         "message_count": sum(one.end_offset - one.start_offset for one in found.partitions),
         "size_bytes": sum(one.size_bytes for one in found.partitions),
-        "state": next((state for state in ("damaged", "stopped") if state in states), "ok"),
+        "state": next((state for state in ("damaged", "stopped") if state in states), "ok" if states else "unreached"),
     }
 
 

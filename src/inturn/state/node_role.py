@@ -44,6 +44,13 @@ def take_role(database: Database, role: Role, broker_group: str) -> str:
         return folder_id
 
 
+def own_broker_group(database: Database) -> str:
+    """The broker group whose logs are in the folder; empty for meta, which has none."""
+    with database.transaction() as connection:
+        found = connection.execute(_SELECT).first()
+    return LOCAL_BROKER_GROUP if found is None else str(found.broker_group)
+
+
 def count_requests_from(database: Database, number: int) -> None:
     """Give key requests ids that no other broker group of the cluster gives, from here on."""
     with database.transaction() as connection:
