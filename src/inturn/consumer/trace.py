@@ -366,7 +366,7 @@ class Trace:
                 for progress in command.progress:
                     if progress.partition in answer.partitions:
                         self._committed(core, progress, asked_at_s, now_s)
-                    else:
+                    elif progress.partition not in answer.unreached:
                         self._ended(progress.partition, progress.epoch, "lost", now_s)
             case Done() if isinstance(command, Release):
                 self._committed(core, command.progress, asked_at_s, now_s)
@@ -375,7 +375,7 @@ class Trace:
                 self._ended(command.partition, command.progress.epoch, "released", now_s, is_claim=is_claim)
             case Renewed() if isinstance(command, Renew):
                 for index, epoch in command.held:
-                    if index not in answer.partitions:
+                    if index not in answer.partitions and index not in answer.unreached:
                         self._ended(index, epoch, "lost", now_s)
             case StaleEpoch():
                 held = core.held.get(getattr(command, "partition", -1))

@@ -27,7 +27,7 @@ from inturn.model.commands import (
     Progress,
     Release,
 )
-from inturn.model.errors import InturnError, LeaseError, LeaseHeld, NotFound, StaleEpoch
+from inturn.model.errors import ConnectionLost, InturnError, LeaseError, LeaseHeld, NotFound, StaleEpoch
 from inturn.model.message import Message
 from inturn.model.request import ask
 from inturn.model.settings import ConsumerSettings, Order
@@ -238,7 +238,11 @@ class Holding:
         taken: tuple[int, ...] = ()
         if progress:
             commit = Commit(*self._where, self.owner, tuple(progress))
-            taken = ask(self._connection.node, commit, Committed).partitions
+            committed = ask(self._connection.node, commit, Committed)
+            if committed.unreached:  # whether it was taken is not known: the same again says it
+                partition = committed.unreached[0]
+                raise ConnectionLost(f"the broker of partition {partition}", "its commit was not answered")
+            taken = committed.partitions
         self._let_go(offsets)
         for index in sorted(offsets.keys() - set(taken)):
             current = places[index].epoch if index in places else 0
