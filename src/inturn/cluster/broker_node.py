@@ -48,7 +48,7 @@ from inturn.model.commands import (
     Sealed,
     SealSubject,
 )
-from inturn.model.errors import Closed, ConnectionLost, GroupConflict, InturnError, InvalidInput, ServerStopping
+from inturn.model.errors import Closed, ConnectionLost, InturnError, InvalidInput, ServerStopping
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
 from inturn.model.request import ask
@@ -235,9 +235,9 @@ class BrokerNode(InProcessNode):
         """Durable before the ends are told: whatever happens to this process, nothing more comes below them."""
         subject = self._subject(command.name)
         if command.version != subject.route.version + 1:
-            raise GroupConflict(
-                subject.name,
-                f"its route here has version {subject.route.version}, and is not up to date; grow it again",
+            raise InvalidInput(
+                f"subject {subject.name!r} has route version {subject.route.version} at broker group "
+                f"{self.broker.broker_group!r}, and cannot be sealed for version {command.version}; grow it again"
             )
         seal = Seal(subject.name, command.version, command.growth)
         self._seal_rows.put(seal)

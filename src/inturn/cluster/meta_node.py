@@ -217,6 +217,7 @@ class MetaNode(InProcessNode):
             check_growth(subject, command.partitions)
             if command.partitions == subject.partition_count:
                 return subject
+            self._tell(subject)  # one that was away may not have caught up
             growth = uuid.uuid4().hex
             self._growths.add(growth)
             grown: Subject | None = None
