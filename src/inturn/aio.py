@@ -335,7 +335,7 @@ class AsyncReader:
                 for message in await self.read(index):
                     found = True
                     yield message
-            if not found:
+            if not found and not await self._threads.run(self.blocking.refresh):
                 return
 
     async def read(self, partition: int, wait_s: float = 0.0) -> list[Message]:

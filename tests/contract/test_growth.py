@@ -235,3 +235,18 @@ def test_what_cannot_grow_is_told_so(book: Connection) -> None:
     book.create_subject("chosen", partitions=2, routing="selector")
     with pytest.raises(InvalidInput, match="selector"):
         book.grow_subject("chosen", 4)
+
+
+def test_a_reader_goes_on_into_new_partitions(book: Connection) -> None:
+    send(book, 0, 2)
+    reader = book.reader("order.book")
+    rows = iter(reader)
+    read = [next(rows)]
+    book.grow_subject("order.book", 8)
+    send(book, 2, 2)
+    read += rows
+    assert len(read) == 4 * len(KEYS)
+    assert {message.partition for message in read} == set(range(8))
+    numbers = {key: [int(message.body) for message in read if message.key == key] for key in KEYS}
+    assert all(sorted(found) == [0, 1, 2, 3] for found in numbers.values())
+    assert list(reader) == []
