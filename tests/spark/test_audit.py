@@ -21,8 +21,9 @@ from inturn.model.clock import SystemClock
 from inturn.model.errors import InvalidInput, NotFound
 from inturn.model.settings import Order
 from inturn.model.slot import ALL_SLOTS
-from inturn.spark.audit import AuditVerdict, OrderBroken, audit
+from inturn.spark.audit import audit
 from inturn.spark.traces import EVENT_SCHEMA, RUN_SCHEMA, Traces, read_traces
+from inturn.spark.verdict import AuditVerdict, OrderBroken
 from inturn.testing import simulation
 from inturn.testing.checker import check
 from inturn.testing.history import Event, HandlerStart, History, SendAcknowledged
