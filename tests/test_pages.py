@@ -90,3 +90,10 @@ def test_a_heading_becomes_an_anchor(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One, `two` & three\n## Four-five\n")
     assert anchors(page) == {"one-two--three", "four-five"}
+
+
+def test_every_source_of_the_comparison_is_used_and_every_number_has_one() -> None:
+    text, _, listed = (DOCS / "comparison.md").read_text(encoding="utf-8").partition("## Where these are from")
+    sources = [int(number) for number in re.findall(r"^(\d+)\. ", listed, re.MULTILINE)]
+    assert sources == list(range(1, len(sources) + 1))
+    assert {int(number) for number in re.findall(r"\[(\d+)\]", text)} == set(sources)
