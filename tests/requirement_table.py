@@ -75,7 +75,7 @@ class TestFile:
 def requirements() -> Requirements:
     read = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
     parts = tuple(Part(part["title"], part["ids"]) for part in read["part"])
-    return Requirements(parts, read["not_yet"], read["partly"])
+    return Requirements(parts, read.get("not_yet", {}), read.get("partly", {}))
 
 
 def ids_of(docstring: str) -> tuple[str, ...]:
@@ -150,7 +150,8 @@ def page() -> str:
     for part in known.parts:
         lines += ["", f"## {part.title}", "", "| id | what | runs | tests |", "| --- | --- | --- | --- |"]
         lines += [_row(id, what, by_id[id], known) for id, what in part.ids.items()]
-    lines += ["", "## Not yet", ""]
+    if known.not_yet or known.partly:
+        lines += ["", "## Not yet", ""]
     lines += [f"- **{id}**: {why}." for id, why in known.not_yet.items()]
     lines += [f"- **{id}**, in part: {gap['missing']}." for id, gap in known.partly.items()]
     lines += ["", "## The tests"]
