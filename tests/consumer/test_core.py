@@ -1,4 +1,4 @@
-"""ConsumerCore without threads: every command, answer and moment is the test's (C1 – C4, C13, C17, B3, B4)."""
+"""ConsumerCore without threads: every command, answer and moment is the test's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parking, resuming and skipping a key, through ConsumerCore (C11, B6)."""
+"""C11: parking, resuming and skipping a key, through ConsumerCore."""
 
 from __future__ import annotations
 

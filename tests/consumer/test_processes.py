@@ -1,4 +1,4 @@
-"""Handlers in processes: C18, and the contract while processes die."""
+"""C18: handlers in processes, and the contract while processes die."""
 
 from __future__ import annotations
 

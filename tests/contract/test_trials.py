@@ -1,4 +1,4 @@
-"""One stored message for one named consumer, out of turn, for diagnosis: C16."""
+"""C16: one stored message for one named consumer, out of turn, for diagnosis."""
 
 from __future__ import annotations
 

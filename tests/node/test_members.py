@@ -1,4 +1,4 @@
-"""Members of a node: the timed watch (M7), and what they keep over a restart (M8)."""
+"""Members of a node: the timed watch, and what they keep over a restart."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def keys_by_partition(mq: Connection) -> dict[int, str]:
 
 
 def test_a_partition_that_is_stuck_does_not_hold_up_the_others(mq: Connection, url: str) -> None:
-    """As P6 for producers."""
+    """As for the queues of a producer."""
     outbox, troubled, keys = made(url), TroubledNode(mq), keys_by_partition(mq)
     troubled.errors[0] = DiskFull("p0")
     settings = inturn.OutboxSettings(poll_s=0.01, stuck_s=0.05, lane=5, in_flight=40, batch=10, lease=QUICK.lease)

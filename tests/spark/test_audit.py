@@ -1,4 +1,4 @@
-"""The audit on Spark: it agrees with the order checker, and judges what consumers really recorded."""
+"""S5: the audit on Spark. It agrees with the order checker, and judges what consumers really recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent to executors that are on other machines, and what has to be there."""
+"""S7: what is sent to executors that are on other machines, and what has to be there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker on subjects that grow: what is older of a key is in another partition (M5)."""
+"""The checker on subjects that grow: what is older of a key is in another partition."""
 
 from __future__ import annotations
 
