@@ -23,7 +23,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDi
 
 from inturn.connection import Connection, check_folder_credentials, check_served, dialled
 from inturn.connection import connect as connect_blocking
-from inturn.consumer.consumer import Consumer, ConsumerStatistics
+from inturn.consumer.consumer import Consumer
+from inturn.consumer.figures import ConsumerStatistics
 from inturn.consumer.hook import Hook
 from inturn.consumer.worker import Handler
 from inturn.model.clock import SystemClock
