@@ -258,8 +258,8 @@ class ConsumerCore:
         self._asks += 1
         held.ask = self._asks
         wait_s = self._settings.pull_wait_s
-        keeps = self._duty.keeps_only
-        ask = Acquire(self.subject, self.group, held.index, self.member, self._asks, wait_s, keeps)
+        keeps, outlives = self._duty.keeps_only, self._settings.workers == "processes"
+        ask = Acquire(self.subject, self.group, held.index, self.member, self._asks, wait_s, keeps, outlives)
         self._send(commands, ask, now_s, held)
 
     def _is_pulled_enough(self, held: HeldPartition, now_s: float) -> bool:

@@ -173,6 +173,7 @@ class Acquire(Command, frozen=True, gc=False):
     ask: int
     wait_s: float = 0.0
     keeps: bool = False  # others are to work under it
+    outlives: bool = False  # something of the member may outlive its process, so the lease does not end with that
 
 
 class Claim(Command, frozen=True, gc=False):
