@@ -133,13 +133,14 @@ def test_idle_measures_what_consumers_with_nothing_to_do_cost_a_server(mark: str
 
 def test_scale_has_rows_for_each_number_of_partitions_and_each_backlog(mark: str) -> None:
     report = report_of("scale", mark)
-    axes = [("partitions", one) for one in scale.QUICK_PARTITION_COUNTS] * 2
-    axes += [("backlog", one) for one in scale.QUICK_BACKLOGS] * 2
+    partitions, backlogs = scale.QUICK_PARTITION_COUNTS, scale.QUICK_BACKLOGS
+    wanted = [(kind, "partitions", one) for kind in ("produce", "consume", "steady") for one in partitions]
+    wanted += [(kind, "backlog", one) for kind in ("produce", "consume") for one in backlogs]
     rows = report["rows"]
-    assert [row["more"][axis] for row, (axis, _) in zip(rows, axes, strict=True)] == [size for _, size in axes]
-    assert [row["what"].split(",")[0] for row in rows] == ["produce"] * 2 + ["consume"] * 2 + ["produce"] * 2 + [
-        "consume"
-    ] * 2
+    found = [
+        (row["what"].split(",")[0], axis, row["more"][axis]) for row, (_, axis, _) in zip(rows, wanted, strict=True)
+    ]
+    assert found == wanted
     assert min(row["ratio"] for row in rows) == 1, "each axis has its least"
     assert report["ratio"] == max(row["ratio"] for row in rows)
     assert all(row["is_met"] == (row["ratio"] <= scale.AIM_TIMES) for row in rows)

@@ -18,10 +18,11 @@ STALL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One round: how long each message took, and how many were sent per second."""
+    """One round: how long each message took, how many were sent per second, and how many in all."""
 
     latencies_ms: list[float]
     per_s: float
+    count: int
 
 
 class Pair:
@@ -57,7 +58,11 @@ class Pair:
         count, took_s = self._producer.ask("stop").split()
         self._wait_for(int(count))
         calls = [call for call in calls_since(self._consumer, since_ns) if call.sent_ns >= since_ns]
-        return Sent([(call.began_ns - call.sent_ns) / 1e6 for call in calls], int(count) / float(took_s))
+        return Sent([(call.began_ns - call.sent_ns) / 1e6 for call in calls], int(count) / float(took_s), int(count))
+
+    def processor_s(self) -> float:
+        """What both have taken so far."""
+        return float(self._producer.ask("time")) + float(self._consumer.ask("time"))
 
     def _wait_for(self, count: int) -> None:
         until_s = time.monotonic() + STALL_S

@@ -7,19 +7,23 @@ with a handler that does nothing, and leaves; so the backlog is as before. The s
 
 The cost is the processor time of server and client together, per message: sending, and handling. A group that joins
 and leaves again without handling anything is measured beside that, and taken off: it costs something per partition,
-once, and not per message. The figures are medians of the rounds; beside them the least setting of the same axis.
+once, and not per message. "steady" is what nothing can be gathered for: 500 messages a second to a consumer that is
+there, server, producer and consumer a process each; it counts the long polls and heartbeats of all partitions, too. The
+figures are medians of the rounds; beside them the least setting of the same axis.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from inturn.bench.child import Child
 from inturn.bench.filling import fill
-from inturn.bench.report import BenchReport, Beside, Row, median
+from inturn.bench.pair import Pair
+from inturn.bench.report import BenchReport, Beside, Row, median, percentile
 from inturn.connection import connect
 
 AIM_TIMES = 1.3
@@ -29,6 +33,8 @@ BACKLOG_PARTITIONS = 4
 COUNT, QUICK_COUNT = 204_800, 51_200  # the same number for each of 1 024 partitions, or of 32
 ROUNDS, QUICK_ROUNDS = 5, 1
 KEYS = 1000
+RATE = 500
+STEADY_S, QUICK_STEADY_S = 5.0, 1.0
 
 
 @dataclass(slots=True)
@@ -38,13 +44,19 @@ class Setting:
     partitions: int
     backlog: int
     count: int
-    costs_us: dict[str, list[float]] = field(default_factory=lambda: {"produce": [], "consume": []})
-    per_s: dict[str, list[float]] = field(default_factory=lambda: {"produce": [], "consume": []})
+    costs_us: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    per_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     joins_ms: list[float] = field(default_factory=list)
+    p99s_ms: list[float] = field(default_factory=list)
 
     @property
     def subject(self) -> str:
         return f"bench-{self.partitions}-{self.backlog}"
+
+    @property
+    def steady_subject(self) -> str:
+        """Empty at first: its consumer begins at its beginning."""
+        return f"steady-{self.partitions}"
 
     def measure(self, server: Child, client: Child) -> None:
         for kind in ("produce", "consume"):
@@ -56,10 +68,21 @@ class Setting:
             self.costs_us[kind].append(1e6 * taken_s / self.count)
             self.per_s[kind].append(self.count / took_s)
 
+    def measure_steady(self, server: Child, address: str, rounds: int, seconds: float) -> None:
+        """The first round waits until the consumer has all its leases."""
+        with Pair(address, self.steady_subject) as pair:
+            for _ in range(rounds + 1):
+                before_s = float(server.ask("time")) + pair.processor_s()
+                sent = pair.send(RATE, seconds)
+                taken_s = float(server.ask("time")) + pair.processor_s() - before_s
+                self.costs_us["steady"].append(1e6 * taken_s / sent.count)
+                self.per_s["steady"].append(sent.per_s)
+                self.p99s_ms.append(percentile(sent.latencies_ms, 0.99))
+
     def forget_first(self) -> None:
         """The first round makes files, and loads what is loaded late."""
-        for values in (*self.costs_us.values(), *self.per_s.values(), self.joins_ms):
-            del values[0]
+        for values in (*self.costs_us.values(), *self.per_s.values(), self.joins_ms, self.p99s_ms):
+            del values[:1]
 
 
 def run(quick: bool) -> BenchReport:
@@ -76,18 +99,21 @@ def run(quick: bool) -> BenchReport:
         with connect(address, wait_s=10.0) as mq:
             for one in by_partitions:
                 mq.create_subject(one.subject, partitions=one.partitions)
+                mq.create_subject(one.steady_subject, partitions=one.partitions)
             for one in by_backlog:
                 fill(mq, one.subject, one.backlog, BACKLOG_PARTITIONS, KEYS)
         for number in range(rounds + 1):
             for one in settings if number % 2 else reversed(settings):
                 one.measure(server, client)
+        for one in by_partitions:
+            one.measure_steady(server, address, rounds, QUICK_STEADY_S if quick else STEADY_S)
     for one in settings:
         one.forget_first()
     rows = [
-        _row(kind, axis, one, settings)
-        for axis, settings in (("partitions", by_partitions), ("backlog", by_backlog))
-        for kind in ("produce", "consume")
-        for one in settings
+        _row(kind, axis, one, on_axis)
+        for axis, on_axis in (("partitions", by_partitions), ("backlog", by_backlog))
+        for kind in on_axis[0].costs_us
+        for one in on_axis
     ]
     worst = max(rows, key=lambda row: row.ratio)
     return BenchReport("scale", worst.figure, worst.unit, worst.beside, worst.ratio, rows)
@@ -110,6 +136,8 @@ def _row(kind: str, axis: str, setting: Setting, settings: list[Setting]) -> Row
     more = {axis: size, "per_s": median(setting.per_s[kind])}
     if kind == "consume":
         more["join_ms"] = median(setting.joins_ms)
+    if kind == "steady":
+        more["p99_ms"] = median(setting.p99s_ms)
     ratio = figure / bound
     unit = "µs of processor time per message"
     return Row(f"{kind}, {named}", figure, unit, beside, ratio, f"≤ {AIM_TIMES:g} ×", ratio <= AIM_TIMES, more)

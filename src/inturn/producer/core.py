@@ -86,9 +86,11 @@ class ProducerCore:
 
     def _new_queue(self, subject: Subject, index: int) -> PartitionQueue:
         version = subject.route.version
-        return PartitionQueue(
+        queue = PartitionQueue(
             subject.name, index, self.producer_id, self.epoch, version, subject.strategy, self._settings
         )
+        queue.place = list(self._queues).index(subject.name), index
+        return queue
 
     def take_outdated(self) -> set[str]:
         """Subjects that have another route by now: it is to be asked for, and given to `learn`."""
@@ -209,9 +211,9 @@ class ProducerCore:
         return attempts
 
     def _take_changed(self) -> list[PartitionQueue]:
-        """By partition: what is sent does not depend on what happened to be answered first."""
+        """In the order of the partitions: what is sent does not depend on what happened to be answered first."""
         changed, self._changed = self._changed, {}
-        return sorted(changed, key=_place) if len(changed) > 1 else list(changed)
+        return sorted(changed, key=lambda queue: queue.place) if len(changed) > 1 else list(changed)
 
     def answered(self, attempt: SendAttempt, answer: object, now_s: float) -> None:
         queue, flight = attempt.queue, attempt.flight
@@ -361,10 +363,6 @@ def _order_key(arg: object) -> str | bytes | None:
     if isinstance(arg, int):
         return str(arg)
     raise InvalidInput(f"arg= is a {type(arg).__name__}; give a str, bytes or int, or the order key as key=")
-
-
-def _place(queue: PartitionQueue) -> tuple[str, int]:
-    return queue.subject, queue.partition
 
 
 def _or_never(at_s: float | None) -> float:

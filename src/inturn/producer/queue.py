@@ -36,6 +36,7 @@ class PartitionQueue:
     ) -> None:
         self.subject = subject
         self.partition = partition
+        self.place = 0, partition  # among all queues of a producer
         self.error: InturnError | None = None  # set: the queue has stopped, and why
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
