@@ -34,7 +34,7 @@ COUNT, QUICK_COUNT = 204_800, 51_200  # the same number for each of 1 024 partit
 ROUNDS, QUICK_ROUNDS = 5, 1
 KEYS = 1000
 RATE = 500
-STEADY_S, QUICK_STEADY_S = 5.0, 1.0
+STEADY_S, QUICK_STEADY_S = 3.0, 1.0
 
 
 @dataclass(slots=True)
