@@ -444,7 +444,7 @@ def test_what_others_had_finished_is_not_handled_again() -> None:
 
 def test_a_claimant_renews_often_so_that_it_hears_when_it_is_called_back() -> None:
     one = Claimed("a", until=4)
-    assert one.bench.core._renew_s() == min(CLAIM_RENEW_S, LEASE.renew_s, LEASE.life_s / 4)
+    assert one.bench.core._renew_s == min(CLAIM_RENEW_S, LEASE.renew_s, LEASE.life_s / 4)
 
 
 def test_what_is_called_back_is_finished_committed_and_given_back() -> None:

@@ -811,9 +811,11 @@ def failed_batch_goes_to_the_end(
 
 
 @_instead_of(PartitionQueue, "poll")
-def new_batches_overtake_a_failed_one(self: PartitionQueue, now_s: float) -> list[tuple[Flight, Append]]:
+def new_batches_overtake_a_failed_one(
+    self: PartitionQueue, now_s: float, gathers: bool = False
+) -> list[tuple[Flight, Append]]:
     """While a failed batch waits to be sent again, new ones are sent, and say that the gap is meant."""
-    commands = _queue_poll(self, now_s)
+    commands = _queue_poll(self, now_s, gathers)
     if self._phase is inturn.producer.queue._Phase.SETTLING and self.error is None and not commands:
         flight = self._next_flight() if len(self._sent) < self._settings.in_flight else None
         if flight is not None:

@@ -149,6 +149,8 @@ class Peer(asyncio.Protocol):
     def flush(self) -> None:
         self._is_flushing = False
         out = self._out
+        if self._transport.is_closing():
+            out.clear()  # nobody is there to take it, and others wait behind it
         if not out:
             return
         if len(out) == 1:
