@@ -1192,8 +1192,8 @@ _add_edit(
     "A skip drops the first message of the key, even if it is not the one that somebody looked at.",
     Handling,
     "_act_skip",
-    "(message := lane.messages[lane.at]).offset == offset:",
-    "(message := lane.messages[lane.at]):",
+    " and (message.partition, message.offset) == (origin, offset):",
+    ":",
 )
 
 
