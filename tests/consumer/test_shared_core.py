@@ -27,7 +27,7 @@ from inturn.model.commands import (
     Pulled,
     Receipt,
 )
-from inturn.model.errors import ConnectionLost, GroupConflict, InturnError, ReceiptExpired
+from inturn.model.errors import AccessDenied, ConnectionLost, GroupConflict, InturnError, ReceiptExpired
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.model.settings import ConsumerSettings, RetryDelays, Strategy
@@ -35,6 +35,7 @@ from tests.consumer.fake_node import LEASE, SUBJECT, batch_of, damaged
 
 _Wanted = TypeVar("_Wanted", bound=Command)
 RAISED = Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, RuntimeError("no"))
+DENIED = AccessDenied("shop", "consume on subject 'orders' for group 'g'", "ask for a rule")
 SUSPENDED = Outcome(Next.REPEAT, ResultKind.FAILED, 3.0)
 
 
@@ -346,12 +347,30 @@ def test_a_loop_that_ends_is_no_failure_of_its_messages() -> None:
     assert returned(bench.acknowledged(0.0)) == [(0, 0.0, None)]
 
 
-@pytest.mark.parametrize("error", [GroupConflict("g", "no"), ConnectionLost("there", "gone")])
+@pytest.mark.parametrize("error", [GroupConflict("g", "no"), DENIED, ConnectionLost("there", "gone")])
 def test_a_heartbeat_that_is_refused_ends_it_and_one_that_is_lost_does_not(error: InturnError) -> None:
     bench = Bench()
     bench.wait(0.0)
     bench.answer(bench.only(Heartbeat), error)
     assert (bench.core.error is error) == (not error.retriable)
+
+
+def test_an_acknowledgement_that_is_not_allowed_ends_it() -> None:
+    bench = Bench()
+    bench.deliver(0)
+    bench.work()
+    bench.wait(0.2)
+    bench.answer(bench.only(Acknowledge), DENIED)
+    assert bench.core.error is DENIED
+
+
+def test_a_stop_does_not_wait_for_a_leave_that_is_not_allowed() -> None:
+    bench = Bench()
+    bench.core.stop(bench.now_s)
+    bench.poll()
+    bench.answer(bench.only(Leave), DENIED)
+    assert bench.core.is_stopped
+    assert bench.core.error is None
 
 
 def test_lists_are_given_back_whole_with_the_error_for_each() -> None:

@@ -115,10 +115,11 @@ def test_a_consumer_that_is_not_allowed_stops_and_says_why(guarded: Guarded) -> 
     assert 1 <= len(guarded.refusals()) < 5
 
 
-def test_a_consumer_whose_right_is_taken_away_stops(guarded: Guarded) -> None:
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_consumer_whose_right_is_taken_away_stops(guarded: Guarded, mode: str) -> None:
     consumer, producer = guarded.connect("consumer"), guarded.connect("producer")
     seen = Seen()
-    with consumer.consumer("orders", "billing", seen, settings=quick()) as one:
+    with consumer.consumer("orders", "billing", seen, mode=mode, settings=quick()) as one:
         send(producer, "orders", "k:0")
         seen.wait_for(1)
         guarded.rewrite_access(RULES.replace('principals = "consumer"', 'principals = "nobody"'))

@@ -39,6 +39,7 @@ from inturn.model.commands import (
     ReportTrial,
 )
 from inturn.model.errors import (
+    AccessDenied,
     Closed,
     ConnectionLost,
     GroupConflict,
@@ -317,14 +318,15 @@ class SharedCore:
             held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
         elif isinstance(command, Read | ReportTrial):
             self._trial_failed(command, error, now_s)
-        elif isinstance(command, Leave) and isinstance(error, NotFound | Closed | ConnectionLost):
+        elif isinstance(command, Leave) and isinstance(error, NotFound | AccessDenied | Closed | ConnectionLost):
             self.is_stopped = True  # whoever cannot hear it will count us out for our silence
         elif isinstance(command, Move) and isinstance(error, ReceiptExpired):
             for one in self._moves.drop(error.offsets):
                 self.refused += [(one.delivered.index, message.offset) for message in one.messages]
                 self._count_off(one.delivered, one.messages)
-        elif isinstance(command, _MEMBERSHIP) and isinstance(
-            error, NotFound | GroupConflict | InvalidInput | VersionMismatch | Closed
+        elif isinstance(error, AccessDenied) or (
+            isinstance(command, _MEMBERSHIP)
+            and isinstance(error, NotFound | GroupConflict | InvalidInput | VersionMismatch | Closed)
         ):
             self.error = error
         else:
