@@ -335,9 +335,9 @@ class SharedCore:
                 self._receipts.failed(now_s)
 
     def _fetched(self, held: HeldPartition, command: Fetch, answer: OpenedFetch, sent_at_s: float) -> None:
-        fetched, opened = answer.fetched, answer.opened
+        fetched = answer.fetched
         self._answered[held.index] = command.ask
-        held.error = opened.damage
+        held.error = next(iter(answer.damage), None)
         held.pull_offset, held.end_offset = fetched.pulled.next_offset, fetched.pulled.end_offset
         if not fetched.deliveries:
             return
@@ -349,9 +349,8 @@ class SharedCore:
         delivered.deadline_s = delivered.lease_ends_s = ends_s - self._margin_s
         delivered.receipts = {one.offset: one.number for one in fetched.deliveries}
         delivered.attempts = {one.offset: one.deliveries - 1 for one in fetched.deliveries if one.deliveries > 1}
-        messages = [one for some in opened.messages for one in some if deliveries.pop(one.offset, None) is not None]
-        if opened.damage is not None:
-            self.damage.append(opened.damage)
+        messages = [one for one in answer.messages if deliveries.pop(one.offset, None) is not None]
+        self.damage += answer.damage
         for offset in deliveries:  # damaged, or not to be decoded here: it may be read elsewhere, or later
             self._receipts.give_back(delivered, offset, DAMAGE_RETRY_S)
         held.waiting_count += len(messages)
