@@ -356,6 +356,12 @@ def test_a_heartbeat_that_is_refused_ends_it_and_one_that_is_lost_does_not(error
     assert (bench.core.error is error) == (not error.retriable)
 
 
+def test_a_fetch_that_is_not_allowed_ends_it() -> None:
+    bench = Bench()
+    bench.answer(bench.only(Fetch), DENIED)
+    assert bench.core.error is DENIED
+
+
 def test_an_acknowledgement_that_is_not_allowed_ends_it() -> None:
     bench = Bench()
     bench.deliver(0)

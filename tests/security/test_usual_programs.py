@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from inturn import Connection
+from inturn import Connection, ResultKind
 from inturn.errors import AccessDenied
 from tests.contract.bed import Seen, quick, send
 from tests.security.bed import Guarded, eventually
@@ -85,6 +86,33 @@ def test_a_producer_and_a_consumer_with_all_that_it_does_by_itself(guarded: Guar
     send(producer, "orders", "bad:3", "bad:4")
     with consumer.consumer("orders", "billing", seen, order="key", settings=parking):
         eventually(lambda: [one.state for one in consumer.keys("orders", "billing")] == ["parked"], "it is parked")
+
+
+@pytest.mark.usefixtures("nobody_refused")
+@pytest.mark.parametrize("start", ["first", "last"])
+def test_a_broadcast_consumer_needs_no_more_than_others(guarded: Guarded, tmp_path: Path, start: str) -> None:
+    """C12: it reads as a member of its group, and resolves where to begin."""
+    producer, consumer = guarded.connect("producer"), guarded.connect("consumer")
+    send(producer, "orders", "k:0")
+    seen = Seen()
+    with consumer.consumer(
+        "orders", "billing", seen, mode="broadcast", offsets=tmp_path / "own", start=start, settings=quick()
+    ):
+        send(producer, "orders", "k:1")
+        seen.wait_for(2 if start == "first" else 1)
+
+
+@pytest.mark.usefixtures("nobody_refused")
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_consumer_that_is_asked_to_try_a_message_may_read_it(guarded: Guarded, mode: str) -> None:
+    """C16: as a member of its group."""
+    consumer, steerer = guarded.connect("consumer"), guarded.connect("steerer")
+    send(guarded.connect("producer"), "orders", "k:0")
+    seen = Seen()
+    with consumer.consumer("orders", "billing", seen, mode=mode, name="worker", settings=quick()):
+        seen.wait_for(1)
+        assert steerer.consume_directly("orders", "billing", "worker", 0, 0).result == ResultKind.SUCCESS
+    assert seen.bodies == [b"0", b"0"]
 
 
 def test_a_producer_can_do_nothing_else(guarded: Guarded) -> None:

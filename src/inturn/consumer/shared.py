@@ -313,7 +313,7 @@ class SharedCore:
             self.trials.reported()  # nobody wants to know
 
     def _failed_command(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
-        if held is not None:
+        if held is not None and not isinstance(error, AccessDenied):
             held.error = error
             held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
         elif isinstance(command, Read | ReportTrial):
