@@ -22,7 +22,7 @@ from inturn.model.commands import Command
 class Action(enum.StrEnum):
     """What rules allow."""
 
-    PRODUCE = "produce"  # store messages
+    PRODUCE = "produce"  # store messages, and see how far the logs are
     CONSUME = "consume"  # be a member of a group: pull, commit, park, move what failed
     READ = "read"  # see messages without a group, parked ones and dead letters among them
     DESCRIBE = "describe"  # see what there is and how far it is, but no message
@@ -155,7 +155,7 @@ TABLE: dict[type[Command], Needs] = {
     commands.CreateSubject: _on(Action.CREATE),
     commands.GrowSubject: _on(Action.GROW),
     commands.FindSubject: _on(*_ANY),  # its route: whoever may do anything there needs it
-    commands.DescribeSubject: _on(Action.DESCRIBE, Action.READ, Action.CONSUME, Action.REDRIVE),
+    commands.DescribeSubject: _on(Action.DESCRIBE, Action.READ, Action.CONSUME, Action.REDRIVE, Action.PRODUCE),
     commands.ListSubjects: _nothing,  # the answer has only those that the principal may do something with
     commands.ListGroups: _nothing,  # the same
     commands.DescribeGroup: _for_group(*(OF_GROUPS | {Action.DESCRIBE, Action.READ})),
