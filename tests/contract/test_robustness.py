@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +36,7 @@ from inturn.consumer.core import ConsumerCore
 from inturn.errors import InvalidInput, LogDamaged, NotFound, ProducerError, ProducerFenced, SendTimeout, StorageError
 from inturn.model.commands import Answer, Append, Command, Move, Node, Release, Reply
 from inturn.producer.core import ProducerCore
-from tests.contract.bed import WAIT_S, Bed, Seen, eventually, quick, send_all
+from tests.contract.bed import WAIT_S, Bed, Seen, eventually, flip_byte_of, quick, send_all
 
 SOON_S = 2.0
 
@@ -574,18 +573,6 @@ def test_a_partition_that_does_not_answer_holds_up_no_other(mq: Connection, monk
         for command, reply in held:
             submit(command, reply)
         assert [handle.result(WAIT_S).offset for handle in waiting] == [0, 1, 2]
-
-
-def flip_byte_of(folder: Path, body: bytes) -> None:
-    """In the one file below the folder where it is stored."""
-    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
-        data = bytearray(path.read_bytes())
-        at = data.find(body)
-        if at >= 0:
-            data[at + len(body) // 2] ^= 1
-            path.write_bytes(data)
-            return
-    raise AssertionError(f"no file holds {body!r}")
 
 
 def test_damage_is_logged_loudly_and_the_other_partitions_go_on(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,6 +33,7 @@ from inturn.model.commands import (
     Read,
     Release,
     ResetGroup,
+    ResolvePosition,
     SteerKey,
     SubjectList,
 )
@@ -161,6 +162,21 @@ def test_whoever_may_read_may_look_at_dead_letters(tmp_path: Path) -> None:
         assert isinstance(shop.ask(member_command(member_kind, DEAD)), member_kind)
     assert isinstance(shop.ask(member_command(Commit, DEAD)), AccessDenied)
     assert isinstance(shop.ask(member_command(Acquire, "orders")), AccessDenied)
+
+
+@pytest.mark.parametrize("kind", [Read, ResolvePosition])
+def test_a_member_of_a_group_reads_by_its_right_to_consume(kind: type[Command], tmp_path: Path) -> None:
+    """Broadcast consumers and trials do: for their own group, and as a member only."""
+    played = PlayedGuard(tmp_path, access=rule("consume", who="shop") + rule("read", who="billing"))
+    shop, reader = played.enter("shop"), played.enter("billing")
+    assert isinstance(shop.ask(sample(kind, group="billing")), kind)
+    assert isinstance(shop.ask(sample(kind, group="reporting")), AccessDenied)
+    assert isinstance(shop.ask(sample(kind, group="")), AccessDenied)
+    assert isinstance(shop.ask(sample(kind, group="billing", subject="invoices")), AccessDenied)
+    assert isinstance(shop.ask(sample(kind, group="billing", subject=RETRY)), kind)
+    assert isinstance(shop.ask(sample(kind, group="billing", subject=DEAD)), AccessDenied)
+    assert isinstance(reader.ask(sample(kind, group="")), kind)
+    assert isinstance(reader.ask(sample(kind, group="billing")), AccessDenied)
 
 
 def test_one_action_for_one_thing(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from inturn.consumer.fitting import check_handler, check_mode, fit, is_async, or
 from inturn.consumer.held import Stage
 from inturn.consumer.hook import Hook
 from inturn.consumer.loop import WorkerLoop
-from inturn.consumer.opening import Opened, OpenedFetch, opened
+from inturn.consumer.opening import Opened, OpenedFetch, opened, opened_fetch
 from inturn.consumer.processes import ProcessWorker, WorkerProcesses
 from inturn.consumer.run import Run
 from inturn.consumer.shared import SharedCore
@@ -454,7 +454,7 @@ class Consumer:
             elif isinstance(answer, Pulled) and isinstance(command, Read):
                 answers.append((command, opened(answer, self.subject, command.partition)))
             elif isinstance(answer, Fetched) and isinstance(command, Fetch):
-                answers.append((command, OpenedFetch(answer, opened(answer.pulled, self.subject, command.partition))))
+                answers.append((command, opened_fetch(answer, self.subject, command.partition)))
             else:
                 answers.append((command, answer))
         return answers

@@ -633,6 +633,8 @@ class ConsumerCore:
                 self.error = error
             else:
                 self._retry_at_s[type(command)] = now_s + RETRY_S
+        elif isinstance(error, AccessDenied):
+            self.error = error
         elif isinstance(error, LeaseHeld):
             if not isinstance(command, Acquire):  # which waited already, and is asked again at once
                 held.retry_at_s = now_s + RETRY_S

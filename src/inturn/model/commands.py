@@ -469,7 +469,7 @@ class LotContent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Read(Command, frozen=True, gc=False):
-    """Read without a group: no lease, no commit."""
+    """Read without a lease or a commit."""
 
     subject: str
     partition: int
@@ -478,6 +478,7 @@ class Read(Command, frozen=True, gc=False):
     wait_s: float = 0.0
     slots: bytes = b""  # a SlotSet: messages of other slots are left out (see `inturn.model.batch.chosen`)
     tags: str = ""  # an expression: messages with other tags are left out
+    group: str = ""  # that of the member that reads, if one does: then its right to consume counts
 
 
 # Looking and steering
@@ -579,6 +580,7 @@ class ResolvePosition(Command, frozen=True, gc=False):
 
     subject: str
     position: str
+    group: str = ""  # as in Read
 
 
 class Offsets(msgspec.Struct, frozen=True, gc=False):

@@ -22,7 +22,7 @@ from inturn.model.commands import Command
 class Action(enum.StrEnum):
     """What rules allow."""
 
-    PRODUCE = "produce"  # store messages
+    PRODUCE = "produce"  # store messages, and see how far the logs are
     CONSUME = "consume"  # be a member of a group: pull, commit, park, move what failed
     READ = "read"  # see messages without a group, parked ones and dead letters among them
     DESCRIBE = "describe"  # see what there is and how far it is, but no message
@@ -113,6 +113,16 @@ def _as_member(*, reads: bool = False) -> Needs:
     return needs
 
 
+def _by_member_or(*actions: Action) -> Needs:
+    """Broadcast consumers and trials read as members of their group, and need what members need; others the actions."""
+    of_others, of_member = _on(*actions), _as_member(reads=True)
+
+    def needs(command: Any) -> Need | None:
+        return of_member(command) if command.group else of_others(command)
+
+    return needs
+
+
 def _subject(command: Any) -> str:
     name: str = command.name if hasattr(command, "name") else command.subject
     return name
@@ -140,12 +150,12 @@ TABLE: dict[type[Command], Needs] = {
     commands.Move: _as_member(),  # where to is the node's business: nowhere but to the group's own derived subjects
     commands.OpenRetry: _open_retry,
     commands.OpenDeadLetters: _as_member(),
-    commands.Read: _on(Action.READ),
-    commands.ResolvePosition: _on(Action.READ, Action.DESCRIBE),
+    commands.Read: _by_member_or(Action.READ),
+    commands.ResolvePosition: _by_member_or(Action.READ, Action.DESCRIBE),
     commands.CreateSubject: _on(Action.CREATE),
     commands.GrowSubject: _on(Action.GROW),
     commands.FindSubject: _on(*_ANY),  # its route: whoever may do anything there needs it
-    commands.DescribeSubject: _on(Action.DESCRIBE, Action.READ, Action.CONSUME, Action.REDRIVE),
+    commands.DescribeSubject: _on(Action.DESCRIBE, Action.READ, Action.CONSUME, Action.REDRIVE, Action.PRODUCE),
     commands.ListSubjects: _nothing,  # the answer has only those that the principal may do something with
     commands.ListGroups: _nothing,  # the same
     commands.DescribeGroup: _for_group(*(OF_GROUPS | {Action.DESCRIBE, Action.READ})),

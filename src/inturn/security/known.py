@@ -18,7 +18,7 @@ _of_group: Callable[[Any], Any] = attrgetter("subject", "group")
 # Commands that come again and again: by what their decision is remembered, without finding out what they need.
 _PLACES: dict[type[Command], Callable[[Any], Any]] = {
     commands.Append: attrgetter("subject"),
-    commands.Read: attrgetter("subject"),
+    commands.Read: _of_group,
     commands.Pull: _of_group,
     commands.Commit: _of_group,
     commands.Renew: _of_group,
