@@ -317,6 +317,13 @@ def _body(batch: StoredBatch) -> memoryview | bytes:
     return _decompress(body) if batch.header.compression == ZSTD else body
 
 
+def content_bytes_of(batch: StoredBatch) -> int:
+    """How large its messages are together when they are not compressed, as it says itself: nothing is decompressed."""
+    body = memoryview(batch.payload)[2 * batch.header.count :]
+    size_bytes = content_bytes(body) if batch.header.compression == ZSTD else None
+    return len(body) if size_bytes is None else size_bytes
+
+
 def slots_of(batch: StoredBatch) -> array[int]:
     """The slot of each message, without decoding any."""
     slots = array("H", bytes(batch.payload[: 2 * batch.header.count]))
