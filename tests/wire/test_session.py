@@ -12,6 +12,7 @@ from inturn.model.commands import (
     Append,
     Command,
     Done,
+    Fetch,
     FindSubject,
     Hello,
     ListSubjects,
@@ -212,9 +213,8 @@ def test_a_pull_cannot_ask_for_more_than_is_allowed() -> None:
     played = Played(pull_bytes=1000)
     played.greet()
     played.send(2, Pull("s", "g", 0, "m", 1, 0, 10**12))
-    command, _ = played.node.asked[0]
-    assert isinstance(command, Pull)
-    assert command.max_bytes == 1000
+    played.send(3, Fetch("s", "g", 0, "m", 1, 0, 10, 10**12, 30.0))
+    assert [getattr(command, "max_bytes", None) for command, _ in played.node.asked] == [1000, 1000]
 
 
 def test_an_error_of_ours_is_answered_and_the_stream_goes_on(played: Played) -> None:

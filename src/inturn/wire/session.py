@@ -22,6 +22,7 @@ from inturn.model.commands import (
     Command,
     Commit,
     Done,
+    Fetch,
     Hello,
     Move,
     Node,
@@ -329,7 +330,7 @@ class Session:
         wait_s = getattr(command, "wait_s", 0.0)
         if not 0 <= wait_s < math.inf:
             raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
-        if isinstance(command, Pull | Read | ReadLot) and command.max_bytes > self._settings.pull_bytes:
+        if isinstance(command, Pull | Read | ReadLot | Fetch) and command.max_bytes > self._settings.pull_bytes:
             return msgspec.structs.replace(command, max_bytes=self._settings.pull_bytes)
         if isinstance(command, Append | Move):
             _check_batch(command.batch)
