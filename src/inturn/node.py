@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from inturn.broker.broker import Broker
+from inturn.broker.cutting import CuttingReply
 from inturn.broker.filtering import FilteringReply
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
@@ -228,6 +229,8 @@ class InProcessNode:
                 return
             if isinstance(command, Pull | Read) and command.tags and (tags := tag_filter(command.tags)) is not None:
                 reply = FilteringReply(reply, tags)
+            elif type(command) is Fetch:
+                reply = CuttingReply(reply)
             with self._lock:
                 answer = self._answer(command, Try.FIRST)
                 if answer is None:

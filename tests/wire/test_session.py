@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from inturn.model.batch import Batch, payload_checksum
+from inturn.model.batch import NO_COMPRESSION, ZSTD, Batch, payload_checksum
 from inturn.model.commands import (
     Append,
     Command,
     Done,
+    Fetch,
     FindSubject,
     Hello,
     ListSubjects,
+    Move,
     Ping,
     Pull,
     Reply,
@@ -22,6 +24,7 @@ from inturn.model.commands import (
 )
 from inturn.model.errors import InturnError, InvalidInput, ProtocolError, VersionMismatch
 from inturn.model.settings import LeaseSettings
+from inturn.model.slot import SLOT_COUNT
 from inturn.wire.codec import pack, unpack
 from inturn.wire.frames import NUMBER_MAX, FrameReader
 from inturn.wire.session import ServerSettings, Session
@@ -188,13 +191,30 @@ def test_a_damaged_batch_never_reaches_the_log(played: Played) -> None:
     assert [command for command, _ in played.node.asked] == [Append("s", 0, good)]
 
 
+@pytest.mark.parametrize("compression", [NO_COMPRESSION, ZSTD])
+def test_a_batch_with_a_slot_that_is_not_there_never_reaches_the_log(played: Played, compression: int) -> None:
+    """P2, M5: no partition has such a slot, and whoever looks for the messages of a slot would trip over it."""
+    body = b"\x92ab" if compression == NO_COMPRESSION else b"\x28\xb5\x2f\xfd\x20\x03 and so on"
+
+    def batch(slot: int) -> Batch:
+        payload = b"\0\0" + slot.to_bytes(2, "little") + body
+        return Batch(2, 1, 1, 0, 1, compression, payload_checksum(payload), payload)
+
+    for number, slot in zip((2, 4, 6), (SLOT_COUNT, 5000, 65_535), strict=True):
+        played.send(number, Append("s", 0, batch(slot)))
+        played.send(number + 1, Move("s", "g", 0, "m", 1, "t", 0, batch(slot)))
+    assert ["slots are 0 to 1023" in str(error) for _, error in played.answers()] == [True] * 6
+    assert not played.node.asked
+    played.send(20, Append("s", 0, batch(SLOT_COUNT - 1)))
+    assert [command for command, _ in played.node.asked] == [Append("s", 0, batch(SLOT_COUNT - 1))]
+
+
 def test_a_pull_cannot_ask_for_more_than_is_allowed() -> None:
     played = Played(pull_bytes=1000)
     played.greet()
     played.send(2, Pull("s", "g", 0, "m", 1, 0, 10**12))
-    command, _ = played.node.asked[0]
-    assert isinstance(command, Pull)
-    assert command.max_bytes == 1000
+    played.send(3, Fetch("s", "g", 0, "m", 1, 0, 10, 10**12, 30.0))
+    assert [getattr(command, "max_bytes", None) for command, _ in played.node.asked] == [1000, 1000]
 
 
 def test_an_error_of_ours_is_answered_and_the_stream_goes_on(played: Played) -> None:

@@ -284,15 +284,18 @@ class ProducerCore:
         return [KeptRow(flight.subject, chosen, message) for message in flight.messages]
 
     def release(self, flight: Flight) -> bool:
-        """Its keys are free before it was written: it is sent after all. False: its partition takes nothing."""
+        """Its keys are free before it was written: it is sent after all, to where they belong now, for the subject may
+        have grown meanwhile. False: a partition of theirs takes nothing."""
         assert self.keeping is not None
-        queue = self._queues[flight.subject][flight.home]
-        if queue.error is not None:
+        queues, by_slot = self._queues[flight.subject], self._by_slot[flight.subject]
+        places = [flight.home] * len(flight.slots)
+        if self._subjects[flight.subject].routing is Routing.SLOTS:
+            places = [by_slot[slot] for slot in flight.slots]
+        if any(queues[partition].error is not None for partition in set(places)):
             return False
         self.keeping.released(flight)
-        queue.take_over(flight)
-        self._note(queue)
         flight.moves = 0
+        self._divide(queues, flight, places)
         return True
 
     def not_kept(self, flight: Flight, error: InturnError) -> None:

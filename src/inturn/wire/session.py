@@ -22,6 +22,7 @@ from inturn.model.commands import (
     Command,
     Commit,
     Done,
+    Fetch,
     Hello,
     Move,
     Node,
@@ -44,6 +45,7 @@ from inturn.model.errors import (
 )
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings
+from inturn.model.slot import SLOT_COUNT
 from inturn.model.zstd_frame import HEADER_BYTES_MAX, content_bytes
 from inturn.wire.codec import VERSIONS, pack, unpack
 from inturn.wire.frames import NUMBER_MAX, Frame, FrameReader
@@ -328,7 +330,7 @@ class Session:
         wait_s = getattr(command, "wait_s", 0.0)
         if not 0 <= wait_s < math.inf:
             raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
-        if isinstance(command, Pull | Read | ReadLot) and command.max_bytes > self._settings.pull_bytes:
+        if isinstance(command, Pull | Read | ReadLot | Fetch) and command.max_bytes > self._settings.pull_bytes:
             return msgspec.structs.replace(command, max_bytes=self._settings.pull_bytes)
         if isinstance(command, Append | Move):
             _check_batch(command.batch)
@@ -350,6 +352,9 @@ def _check_batch(batch: Batch) -> None:
     )
     if not fits or not _has_count(batch) or payload_checksum(batch.payload) != batch.checksum:
         raise InvalidInput("the batch is damaged: its numbers are absurd, or do not fit its payload")
+    # The upper bytes of the slots tell, which is quicker than to look at the slots themselves.
+    if max(batch.payload[1 : 2 * batch.count : 2]) >= SLOT_COUNT >> 8:
+        raise InvalidInput(f"a slot of the batch is none: slots are 0 to {SLOT_COUNT - 1}; nothing was stored")
 
 
 def _has_count(batch: Batch) -> bool:
