@@ -292,6 +292,15 @@ def test_patterns(pattern: str, fits: list[str], fits_not: list[str]) -> None:
     assert patterns.fit(f"{fits[0]}\n") == pattern.endswith("*")
 
 
+def test_a_name_that_almost_fits_many_stars_is_decided_at_once() -> None:
+    """Whoever sends a name chooses it: the time must not be a power of the number of stars."""
+    patterns = Patterns(["*a" * 12 + "*b", "x*aa*aab"])
+    assert not patterns.fit("a" * 400)
+    assert patterns.fit("a" * 400 + "b")
+    assert patterns.fit("xaaaab")
+    assert not patterns.fit("xaaab"), "what one star has taken, another cannot have"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
