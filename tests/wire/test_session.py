@@ -21,10 +21,14 @@ from inturn.model.commands import (
     SubjectList,
 )
 from inturn.model.errors import InturnError, InvalidInput, ProtocolError, VersionMismatch
+from inturn.model.names import NAME_LENGTH_MAX, RESERVED_LENGTH_MAX
 from inturn.model.settings import LeaseSettings
 from inturn.wire.codec import pack, unpack
 from inturn.wire.frames import NUMBER_MAX, FrameReader
 from inturn.wire.session import ServerSettings, Session
+from tests.security.played import all_commands, sample
+
+NAME_FIELDS = ("subject", "to_subject", "name", "group", "member", "owner", "nonce")
 
 
 class FakeNode:
@@ -186,6 +190,26 @@ def test_a_damaged_batch_never_reaches_the_log(played: Played) -> None:
     played.send(4, Append("s", 0, good))
     assert [number for number, error in played.answers() if "damaged" in str(error)] == [2, 3]
     assert [command for command, _ in played.node.asked] == [Append("s", 0, good)]
+
+
+@pytest.mark.parametrize("kind", all_commands(), ids=lambda kind: kind.__name__)
+def test_names_that_nothing_can_have_are_refused_before_anybody_keeps_them(kind: type[Command], played: Played) -> None:
+    """A name could fill a frame: the guard remembers names, writes them down, and holds them against patterns."""
+    named = [name for name in kind.__struct_fields__ if name in NAME_FIELDS]
+    for number, name in enumerate(named, start=2):
+        played.send(number, sample(kind, **{name: "n" * 1001}))
+        ((_, refused),) = played.answers()
+        assert isinstance(refused, InvalidInput), name
+        assert "1001 characters" in str(refused)
+        assert len(str(refused)) < 200, "the answer does not bring it back"
+    assert not played.node.asked
+
+
+def test_the_longest_names_that_there_are_go_through(played: Played) -> None:
+    """A retry subject is longer than any that people make."""
+    pull = Pull("s" * RESERVED_LENGTH_MAX, "g" * NAME_LENGTH_MAX, 0, "m" * 1000, 1, 0, 1)
+    played.send(2, pull)
+    assert [command for command, _ in played.node.asked] == [pull]
 
 
 def test_a_pull_cannot_ask_for_more_than_is_allowed() -> None:

@@ -48,12 +48,12 @@ from inturn.model.zstd_frame import HEADER_BYTES_MAX, content_bytes
 from inturn.wire.codec import VERSIONS, pack, unpack
 from inturn.wire.frames import NUMBER_MAX, Frame, FrameReader
 from inturn.wire.guarding import Pass
+from inturn.wire.name_limits import check_names
 
 _log = get_logger("inturn.wire")
 MIB = 1 << 20
 HELLO_BYTES_MAX = 1024
 UNWRITTEN_BYTES_MAX = 4 * MIB
-MEMBER_LENGTH_MAX = 1000
 _U32_MAX, _I64_MAX = 2**32 - 1, 2**63 - 1
 
 
@@ -318,13 +318,11 @@ class Session:
 
     def _checked(self, command: object) -> Command:
         """What our own clients take care of, nobody else has to."""
+        check_names(command)
         if type(command) in _UNCHECKED:  # which is quicker than to ask for everything else
             return command  # type: ignore[return-value]
         if not isinstance(command, Command) or isinstance(command, Hello):
             raise ProtocolError(f"{type(command).__name__} is no command")
-        member = getattr(command, "member", "")
-        if len(member) > MEMBER_LENGTH_MAX:
-            raise InvalidInput(f"a member name of {len(member)} characters; the limit is {MEMBER_LENGTH_MAX}")
         wait_s = getattr(command, "wait_s", 0.0)
         if not 0 <= wait_s < math.inf:
             raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
