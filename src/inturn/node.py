@@ -590,7 +590,7 @@ class InProcessNode:
     def _open_producer(self, command: OpenProducer, _: Try) -> Answer:
         if command.name is not None:
             check_name("producer", command.name)
-        return ProducerOpened(*self.broker.open_producer(command.name, command.nonce))
+        return ProducerOpened(*self.broker.producer_ids.open(command.name, command.nonce))
 
     # Looking and steering
 
