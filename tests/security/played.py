@@ -99,16 +99,20 @@ class PlayedGuard:
     def enter(self, principal: str) -> PlayedClient:
         return PlayedClient(self, self.tokens[principal])
 
+    def enter_locally(self) -> PlayedClient:
+        """Through the socket in the folder."""
+        return PlayedClient(self, "", is_local=True)
+
 
 class PlayedClient:
     """A greeted session."""
 
-    def __init__(self, played: PlayedGuard, token: str) -> None:
+    def __init__(self, played: PlayedGuard, token: str, *, is_local: bool = False) -> None:
         self._node = played.node
         self._sent = bytearray()
         self._reader = FrameReader(1 << 30)
         self._number = 1
-        visitor = played.guard.visitor("192.0.2.7", None, is_local=False)
+        visitor = played.guard.visitor("192.0.2.7", None, is_local=is_local)
         self.session = Session(
             played.node, ServerSettings(), LeaseSettings(), "test", self._send, lambda: None, None, visitor
         )

@@ -270,6 +270,51 @@ def test_nobody_fences_or_sends_as_the_producer_of_another_principal(open_to_all
     assert isinstance(open_to_all.enter("shop").ask(Append("orders", 0, batch(7))), Append)
 
 
+def test_an_id_that_was_used_before_it_was_given_out_is_whose_it_is_given_to(open_to_all: PlayedGuard) -> None:
+    """Ids count up: whoever guesses the next must not keep it from the producer that gets it."""
+    shop, mallory = open_to_all.enter("shop"), open_to_all.enter("mallory")
+    assert isinstance(mallory.ask(Append("orders", 0, batch(8))), Append), "the node refuses it"
+    shop.ask(OpenProducer())
+    shop.answered(ProducerOpened(8, 0))
+    assert isinstance(shop.ask(Append("orders", 0, batch(8))), Append)
+    assert isinstance(mallory.ask(Append("orders", 0, batch(8))), AccessDenied)
+    assert isinstance(mallory.ask(Append("invoices", 0, batch(8))), AccessDenied)
+
+
+def test_an_id_of_before_a_restart_is_of_whom_uses_it_first_on_that_subject(open_to_all: PlayedGuard) -> None:
+    """The guard has forgotten who opened it. Whoever may not produce on a subject cannot keep it from sending there."""
+    shop, mallory = open_to_all.enter("shop"), open_to_all.enter("mallory")
+    assert isinstance(mallory.ask(Append("invoices", 0, batch(7))), Append)
+    assert isinstance(shop.ask(Append("orders", 0, batch(7))), Append)
+    assert isinstance(mallory.ask(Append("orders", 0, batch(7))), AccessDenied)
+    assert isinstance(shop.ask(Append("invoices", 0, batch(7))), AccessDenied)
+
+
+def test_what_is_used_through_the_folder_is_nobody_elses_and_is_never_refused_there(open_to_all: PlayedGuard) -> None:
+    local, shop, mallory = open_to_all.enter_locally(), open_to_all.enter("shop"), open_to_all.enter("mallory")
+    local.ask(OpenProducer("till"))
+    local.answered(ProducerOpened(7, 1))
+    local.ask(sample(Heartbeat))
+    for stolen in (OpenProducer("till"), Append("orders", 0, batch(7)), sample(Heartbeat), sample(Release)):
+        assert isinstance(mallory.ask(stolen), AccessDenied)
+    shop.ask(OpenProducer("counter"))
+    shop.answered(ProducerOpened(9, 0))
+    shop.ask(sample(Heartbeat, member="m-2"))
+    for taken in (OpenProducer("counter"), Append("orders", 0, batch(9)), sample(Heartbeat, member="m-2")):
+        assert isinstance(local.ask(taken), type(taken))
+
+
+def test_a_producer_that_was_opened_through_the_folder_stays_its_principals(open_to_all: PlayedGuard) -> None:
+    """Its principal is told by the node that it was fenced, and may open it again."""
+    local, shop = open_to_all.enter_locally(), open_to_all.enter("shop")
+    shop.ask(OpenProducer("counter"))
+    shop.answered(ProducerOpened(9, 0))
+    local.ask(OpenProducer("counter"))
+    local.answered(ProducerOpened(9, 1))
+    assert isinstance(shop.ask(Append("orders", 0, batch(9))), Append)
+    assert isinstance(shop.ask(OpenProducer("counter")), OpenProducer)
+
+
 # The file
 
 

@@ -216,6 +216,9 @@ def test_names_are_remembered_up_to_a_number_and_only_their_owner_loses_them() -
     owners.forget("2")
     owners.forget("2")
     assert owners.take("b", "2") is None
+    owners.give("a", "2")
+    assert owners.owner("2") == "a"
+    assert owners.take("b", "2") == "2"
 
 
 def test_a_hostile_client_of_one_principal_does_not_hold_up_another(serve: Serve) -> None:
