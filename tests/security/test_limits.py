@@ -96,6 +96,28 @@ def test_doors_count_by_host_in_all_and_by_what_was_said() -> None:
     assert doors.all() == [c, d, e]
 
 
+def test_the_host_with_the_most_that_say_nothing_loses_its_oldest() -> None:
+    """One address cannot make others lose the door before they have said a word."""
+    doors: Doors[_Visit] = Doors(ServerSettings(ungreeted=4))
+    other, another = _Visit(), _Visit()
+    assert doors.come(other, "h1") is None
+    silent = [_Visit() for _ in range(50)]
+    for one in silent[:25]:
+        assert doors.come(one, "h2") is None
+    doors.replace(other, by=(taken_on := _Visit()))
+    assert doors.come(another, "h3") is None
+    for one in silent[25:]:
+        assert doors.come(one, "h2") is None
+    assert set(doors.all()) == {another, taken_on, *silent[-2:]}
+    assert [one.is_aborted for one in (other, taken_on, another)] == [False] * 3
+    assert [one.is_aborted for one in silent] == [True] * 48 + [False] * 2
+    doors.greeted(silent[-1])
+    assert doors.come(_Visit(), "h4") is None
+    assert not silent[-1].is_aborted
+    assert doors.come(_Visit(), "h4") is None
+    assert taken_on.is_aborted, "as many of each: the oldest"
+
+
 # After
 
 

@@ -70,7 +70,7 @@ class ServerSettings:
     silence_s: float = 60.0  # a client that says nothing for so long is hung up on
     # Before a client has said who it is:
     greeting_s: float = 10.0  # how long it may take, TLS included
-    ungreeted: int = 256  # how many there may be; then the oldest of them is hung up on
+    ungreeted: int = 256  # how many there may be; then the oldest of the host with the most is hung up on
 
 
 class ServedNode(Node, Protocol):
