@@ -12,7 +12,7 @@ import msgspec
 
 from inturn.model import commands
 from inturn.model.batch import Batch, payload_checksum
-from inturn.model.clock import SystemClock
+from inturn.model.clock import Clock, SystemClock
 from inturn.model.commands import Command, Hello, Reply
 from inturn.model.settings import LeaseSettings
 from inturn.security.guard import Guard
@@ -81,7 +81,7 @@ class FakeNode:
 
 
 class PlayedGuard:
-    def __init__(self, folder: Path, access: str | None = None, clock: SystemClock | None = None) -> None:
+    def __init__(self, folder: Path, access: str | None = None, clock: Clock | None = None) -> None:
         self.folder = folder
         file = TokenFile(folder / "tokens.json")
         self.tokens = {name: file.create(name, NOW_MS) for name in ("shop", "billing", "mallory", "ops")}

@@ -5,18 +5,21 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 import inturn
-from inturn.errors import ConnectionLost
-from inturn.model.commands import Done, Hello, Ping
+from inturn.errors import AccessDenied, ConnectionLost, InvalidInput
+from inturn.model.commands import Done, FindSubject, Hello, ListSubjects, Ping
 from inturn.security.meter import Meter, Metered
 from inturn.security.owners import Owners
+from inturn.testing.clock import FakeClock
 from inturn.wire.codec import VERSIONS
 from inturn.wire.doors import Doors
 from inturn.wire.session import HELLO_BYTES_MAX, ServerSettings
 from tests.security.conftest import Serve
+from tests.security.played import PlayedGuard
 
 ALL = '[[allow]]\nprincipals = "*"\nactions = "*"\nsubjects = "*"\ngroups = "*"\n'
 
@@ -153,6 +156,42 @@ def test_commands_and_bytes_are_metered_apart() -> None:
         metered.take_command()
     assert metered.wait_s() == pytest.approx(3.0)
     assert Metered(None, 5.0, clock).wait_s() == 0.0
+
+
+def test_to_come_again_is_no_way_round_a_quota(tmp_path: Path) -> None:
+    """What was used stays used, until it has come back; then nothing more is known of who is gone."""
+    clock = FakeClock()
+    played = PlayedGuard(tmp_path, ALL + '[[quota]]\nprincipals = "shop"\ncommands_per_s = 10\n', clock)
+    first = played.enter("shop")
+    for _ in range(10):
+        first.ask(ListSubjects())
+    assert first.session.quota_wait_s == 0.0
+    first.session.lost()
+    clock.advance(0.1)
+    played.guard.reload()
+    second = played.enter("shop")
+    second.ask(ListSubjects())
+    assert second.session.quota_wait_s == 0.0
+    second.ask(ListSubjects())
+    assert second.session.quota_wait_s > 0.0
+    second.session.lost()
+    clock.advance(1.2)
+    played.guard.reload()
+    assert not played.guard._known
+
+
+def test_commands_that_are_refused_count_as_well(tmp_path: Path) -> None:
+    """And so do pings, and what is no command."""
+    clock = FakeClock()
+    access = '[[quota]]\nprincipals = "shop"\ncommands_per_s = 4\n'
+    shop = PlayedGuard(tmp_path, access, clock).enter("shop")
+    too_long = FindSubject("s" * 100_000)
+    for command, answer in ((Ping(), Done), (too_long, InvalidInput), (Hello(VERSIONS), InvalidInput)):
+        assert isinstance(shop.ask(command), answer)
+    assert isinstance(shop.ask(FindSubject("orders")), AccessDenied)
+    assert shop.session.quota_wait_s == 0.0
+    shop.ask(Ping())
+    assert shop.session.quota_wait_s > 0.0
 
 
 def test_too_many_commands_are_answered_later_not_refused(serve: Serve) -> None:

@@ -41,6 +41,12 @@ class Meter:
         self._fill()
         return max(0.0, -self._left / self._per_s)
 
+    @property
+    def is_full(self) -> bool:
+        """Nothing is used, or all of it has come back."""
+        self._fill()
+        return self._left >= self._burst
+
     def _fill(self) -> None:
         now_s = self._now_s()
         self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_s)
@@ -63,6 +69,10 @@ class Metered:
     def take_bytes(self, size_bytes: int) -> None:
         if self._bytes is not None:
             self._bytes.take(size_bytes)
+
+    @property
+    def is_full(self) -> bool:
+        return all(one is None or one.is_full for one in (self._commands, self._bytes))
 
     def wait_s(self) -> float:
         commands_s = 0.0 if self._commands is None else self._commands.wait_s()

@@ -282,6 +282,8 @@ class Session:
         self._hang_up()
 
     def _handle(self, frame: Frame) -> None:
+        if self._pass is not None and self._pass.metered is not None:
+            self._pass.metered.take_command()  # whatever becomes of it
         if (frame.number - self._next_number) % (NUMBER_MAX + 1) > NUMBER_MAX // 2:
             return  # numbers count up, round and round: this is a second copy of what was done already
         self._next_number = (frame.number + 1) % (NUMBER_MAX + 1)
@@ -310,8 +312,6 @@ class Session:
             reply(InturnError(f"{type(command).__name__} failed: {error!r}"))
 
     def _submit_if_admitted(self, visitor: Pass, command: Command, reply: SessionReply) -> None:
-        if visitor.metered is not None:
-            visitor.metered.take_command()
         admitted = visitor.admitted(command, reply)
         if admitted is not None:
             self._node.submit_remote(command, admitted)
