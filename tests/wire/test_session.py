@@ -212,13 +212,17 @@ def test_the_longest_names_that_there_are_go_through(played: Played) -> None:
     assert [command for command, _ in played.node.asked] == [pull]
 
 
-def test_a_pull_cannot_ask_for_more_than_is_allowed() -> None:
+SIZED = [kind for kind in all_commands() if "max_bytes" in kind.__struct_fields__]
+
+
+@pytest.mark.parametrize("kind", SIZED, ids=lambda kind: kind.__name__)
+def test_nothing_can_ask_for_more_than_is_allowed(kind: type[Command]) -> None:
+    assert {"Pull", "Read", "ReadLot", "Fetch", "DescribeKey"} <= {one.__name__ for one in SIZED}
     played = Played(pull_bytes=1000)
     played.greet()
-    played.send(2, Pull("s", "g", 0, "m", 1, 0, 10**12))
-    command, _ = played.node.asked[0]
-    assert isinstance(command, Pull)
-    assert command.max_bytes == 1000
+    played.send(2, sample(kind, max_bytes=10**12))
+    played.send(3, sample(kind, max_bytes=10))
+    assert [command.max_bytes for command, _ in played.node.asked] == [1000, 10]  # type: ignore[attr-defined]
 
 
 def test_an_error_of_ours_is_answered_and_the_stream_goes_on(played: Played) -> None:

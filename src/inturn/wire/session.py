@@ -21,7 +21,9 @@ from inturn.model.commands import (
     Append,
     Command,
     Commit,
+    DescribeKey,
     Done,
+    Fetch,
     Hello,
     Move,
     Node,
@@ -62,7 +64,7 @@ class ServerSettings:
     """What clients may ask of a server."""
 
     frame_bytes: int = 64 * MIB  # of one frame
-    pull_bytes: int = 16 * MIB  # of one answer to a pull; a single batch may be larger
+    pull_bytes: int = 16 * MIB  # of what one answer brings of messages; a single batch may be larger
     unanswered_bytes: int = 128 * MIB  # of commands of one client
     unanswered_count: int = 65_536
     connections: int = 4096
@@ -326,13 +328,14 @@ class Session:
         wait_s = getattr(command, "wait_s", 0.0)
         if not 0 <= wait_s < math.inf:
             raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
-        if isinstance(command, Pull | Read | ReadLot) and command.max_bytes > self._settings.pull_bytes:
+        if isinstance(command, _SIZED) and command.max_bytes > self._settings.pull_bytes:
             return msgspec.structs.replace(command, max_bytes=self._settings.pull_bytes)
         if isinstance(command, Append | Move):
             _check_batch(command.batch)
         return command
 
 
+_SIZED = Pull | Read | ReadLot | Fetch | DescribeKey
 _UNCHECKED = frozenset((Ping, Commit, Renew, Release))
 
 
