@@ -19,6 +19,7 @@ from inturn.model.commands import (
     CreateSubject,
     DescribeGroup,
     FindSubject,
+    FindTrial,
     GroupList,
     GroupName,
     Heartbeat,
@@ -180,6 +181,16 @@ def test_one_action_for_one_thing(tmp_path: Path) -> None:
     assert isinstance(shop.ask(OpenRetry("orders", "billing", 3)), OpenRetry)
     assert isinstance(shop.ask(OpenRetry("orders", "reporting", 3)), AccessDenied)
     assert isinstance(shop.ask(sample(Move, to_subject=RETRY)), Move)
+
+
+def test_whoever_only_looks_cannot_give_up_the_trial_of_another(tmp_path: Path) -> None:
+    played = PlayedGuard(tmp_path, access=rule("describe", who="shop") + rule("steer", who="ops"))
+    shop, ops = played.enter("shop"), played.enter("ops")
+    look, give_up = sample(FindTrial), sample(FindTrial, gives_up=True)
+    assert isinstance(shop.ask(look), FindTrial)
+    assert isinstance(shop.ask(give_up), AccessDenied)
+    for command in (look, give_up):
+        assert isinstance(ops.ask(command), FindTrial)
 
 
 def test_a_refusal_names_who_what_and_what_to_do(tmp_path: Path) -> None:
