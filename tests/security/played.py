@@ -93,6 +93,7 @@ class PlayedGuard:
             access=None if access is None else str(self.access_file),
             audit_log=str(folder / "audit.jsonl"),
         )
+        self.settings = ServerSettings()
         self.node = FakeNode()
         self.guard = Guard(settings, clock if clock is not None else SystemClock())
 
@@ -114,7 +115,7 @@ class PlayedClient:
         self._number = 1
         visitor = played.guard.visitor("192.0.2.7", None, is_local=is_local)
         self.session = Session(
-            played.node, ServerSettings(), LeaseSettings(), "test", self._send, lambda: None, None, visitor
+            played.node, played.settings, LeaseSettings(), "test", self._send, lambda: None, None, visitor
         )
         self.session.received(pack(1, Hello(VERSIONS, "test", token)))
         self.welcome = self._answers()[1]
@@ -131,6 +132,11 @@ class PlayedClient:
         if len(self._node.asked) > before:
             return self._node.asked[-1][0]
         return self._answers().get(self._number)
+
+    @property
+    def asked(self) -> list[Command]:
+        """All that the node got, of whomever."""
+        return [command for command, _ in self._node.asked]
 
     def answered(self, answer: Any) -> Any:
         """The node answers what it was asked last; what the client hears."""
