@@ -248,8 +248,9 @@ class InProcessNode:
         elif type(command) is Claim:
             self._outlive(command)
         elif type(command) is Heartbeat:
-            member = Leave(command.subject, command.group, command.member)
-            self._spoke_through[member] = getattr(reply, "session", None)
+            self.submit(command, reply)
+            self._note_stream(command, getattr(reply, "session", None))
+            return
         elif isinstance(command, Commit | Release):
             try:
                 subject = self._subject(command.subject)
@@ -259,6 +260,13 @@ class InProcessNode:
                 reply(error)
                 return
         self.submit(command, reply)
+
+    def _note_stream(self, command: Heartbeat, session: object) -> None:
+        """Through which stream a member speaks; nothing of one that was refused."""
+        with self._lock:
+            group = self._known_groups.get((command.subject, command.group))
+            if group is not None and self.membership.is_member(group, command.member):
+                self._spoke_through[Leave(command.subject, command.group, command.member)] = session
 
     def _outlive(self, command: Claim) -> None:
         """Somebody in another process is to work under the lease: it must not end with the process of its owner."""
@@ -585,7 +593,7 @@ class InProcessNode:
     def _open_producer(self, command: OpenProducer, _: Try) -> Answer:
         if command.name is not None:
             check_name("producer", command.name)
-        return ProducerOpened(*self.broker.open_producer(command.name, command.nonce))
+        return ProducerOpened(*self.broker.producer_ids.open(command.name, command.nonce))
 
     # Looking and steering
 

@@ -132,6 +132,12 @@ def _open_retry(command: commands.OpenRetry) -> Need:
     return Need((Action.CONSUME, Action.REDRIVE), derived(command.subject).origin, command.group)
 
 
+def _find_trial(command: commands.FindTrial) -> Need:
+    """To give it up is to steer; to look at it is not."""
+    actions = (Action.STEER,) if command.gives_up else (Action.STEER, Action.DESCRIBE)
+    return Need(actions, derived(command.subject).origin, command.group)
+
+
 _ANY = tuple(Action)
 TABLE: dict[type[Command], Needs] = {
     commands.Hello: _nothing,
@@ -169,7 +175,7 @@ TABLE: dict[type[Command], Needs] = {
     commands.Acknowledge: _as_member(),
     commands.SetOrder: _for_group(Action.STEER),
     commands.TryMessage: _for_group(Action.STEER),
-    commands.FindTrial: _for_group(Action.STEER, Action.DESCRIBE),
+    commands.FindTrial: _find_trial,
     commands.ReportTrial: _as_member(),
 }
 # Commands whose `member` is the sender's own: the name is bound to its principal. Those that name somebody else's

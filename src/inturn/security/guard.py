@@ -42,7 +42,7 @@ class Guard:
         self.audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, clock)
         self.members = Owners()
         self.producers = Owners()
-        self._known: dict[str, Known] = {}  # principals with a stream, or with a debt
+        self._known: dict[str, Known] = {}  # principals with a stream, or with something used
 
     def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> Visitor:
         """A new stream; `certificate` is the client's, as far as TLS has checked one."""
@@ -68,11 +68,16 @@ class Guard:
         return found
 
     def forget(self, known: Known) -> None:
-        """Its last stream is gone. What it owes stays known: to come again is no way round a quota."""
-        self._known = {name: one for name, one in self._known.items() if one is not known or one.owes}
+        """Its last stream is gone. What it used stays used: to come again is no way round a quota."""
+        if known.is_forgettable:
+            self._known.pop(known.principal, None)
 
     def reload(self, *, always: bool = False) -> None:
-        """Read files again that have changed. One that cannot be read changes nothing, and is told."""
+        """Read files again that have changed. One that cannot be read changes nothing, and is told.
+
+        Called every second: those who are gone are forgotten here, once what they used has come back."""
+        for known in list(self._known.values()):
+            self.forget(known)
         for name in self._watched.changed(always=always):
             try:
                 self._reload(name)

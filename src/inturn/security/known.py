@@ -56,8 +56,9 @@ class Known:
         return self._rules is None
 
     @property
-    def owes(self) -> bool:
-        return self.metered is not None and self.metered.wait_s() > 0
+    def is_forgettable(self) -> bool:
+        """It has no streams, and would begin anew with what it has."""
+        return not self.stream_count and (self.metered is None or self.metered.is_full)
 
     def may_send(self, command: Command) -> bool:
         if self._rules is None:

@@ -39,6 +39,7 @@ from inturn.broker.broker import Broker
 from inturn.broker.claims import ClaimTable
 from inturn.broker.gates import Gates
 from inturn.broker.leases import Lease, LeaseKey, LeaseTable
+from inturn.broker.producer_ids import ProducerIds
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.handling import Handling
 from inturn.consumer.held import HeldPartition, Stage
@@ -68,12 +69,10 @@ from inturn.model.commands import (
     LotChange,
     Move,
     Progress,
-    Reply,
 )
 from inturn.model.errors import DiskFull, InturnError, StaleEpoch
 from inturn.model.message import Message
 from inturn.model.settings import AssignmentStrategy, ConsumerSettings, LotState, OnExhausted
-from inturn.model.subject import Subject
 from inturn.model.tracker import ClaimTracker, CommitTracker
 from inturn.node import InProcessNode
 from inturn.producer.core import ProducerCore
@@ -214,7 +213,6 @@ def _add_edit(name: str, description: str, owner: Any, attribute: str, old: str,
 _lease_acquire = LeaseTable.acquire
 _lease_load = LeaseTable.load
 _lease_init = LeaseTable.__init__
-_broker_append = Broker.append
 
 
 @_instead_of(LeaseTable, "check")
@@ -281,11 +279,9 @@ def lease_ends_by_the_wall_clock(
     _lease_init(self, rows, _WallClock(clock), *arguments, **options)
 
 
-@_instead_of(Broker, "append")
-def fenced_producer_is_accepted(self: Broker, subject: Subject, command: Append, reply: Reply) -> None:
+@_instead_of(ProducerIds, "check")
+def fenced_producer_is_accepted(self: ProducerIds, batch: Batch) -> None:
     """The broker does not know that a newer producer of the same name has opened."""
-    self._producer_epochs.pop(command.batch.producer_id, None)
-    _broker_append(self, subject, command, reply)
 
 
 # State: what must survive

@@ -27,13 +27,26 @@ class Guard(Protocol):
 
 
 class Metered(Protocol):
-    """What a principal may do per second. While it has to wait nothing more of it is looked at."""
+    """What a principal may do per second. What it used beyond that makes it wait."""
 
     def take_command(self) -> None: ...
 
-    def take_bytes(self, size_bytes: int) -> None: ...
+    def take_received(self, size_bytes: int) -> None: ...
 
-    def wait_s(self) -> float: ...
+    def take_answer(self, size_bytes: int) -> None: ...
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None: as many as it likes."""
+        ...
+
+    def wait_s(self) -> float:
+        """Until it is within its rate: so long nothing is done for it that could bring it further beyond."""
+        ...
+
+    def deaf_s(self) -> float:
+        """Of that, how long nothing more of it is looked at: it has sent too much itself. Never more than `wait_s`."""
+        ...
 
 
 class Pass(Protocol):
