@@ -90,8 +90,8 @@ class Guard:
             for known in self._known.values():
                 if known.principal != LOCAL:
                     known.follow(self._access)
-        elif name == "tls" and self._settings.tls is not None and self.tls is not None:
-            self._settings.tls.load(self.tls)
+        elif name == "tls" and self._settings.tls is not None:
+            self.tls = self._settings.tls.context()  # streams that are there keep the one they know
 
     def _note_tokens(self, former: Tokens) -> None:
         if self.audit_log is None:

@@ -14,7 +14,7 @@ class Guard(Protocol):
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """For addresses that are reached over a network."""
+        """For addresses that are reached over a network; another one when certificates have changed."""
         ...
 
     def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> Pass:

@@ -15,6 +15,7 @@ from inturn.model.logs import get_logger
 from inturn.wire.peer import Peer
 
 if TYPE_CHECKING:
+    from inturn.wire.guarding import Guard
     from inturn.wire.server import Server
 
 _log = get_logger("inturn.wire")
@@ -25,9 +26,9 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class TlsDoor:
     """Takes connections itself, so that they count and have their time before TLS has heard a word of them."""
 
-    def __init__(self, server: Server, listening: socket.socket, tls: ssl.SSLContext) -> None:
+    def __init__(self, server: Server, guard: Guard, listening: socket.socket) -> None:
         self._server = server
-        self._tls = tls
+        self._guard = guard
         self.listening = listening
         listening.setblocking(False)
         self._handshakes: set[_Handshake] = set()
@@ -62,7 +63,9 @@ class TlsDoor:
                 self._again = loop.call_later(ACCEPT_AGAIN_S, self._listen)
             return
         handshake = _Handshake(self._server, accepted, str(address[0]))
-        if handshake.begin(self._tls):
+        tls = self._guard.tls
+        assert tls is not None, "or there would be no such door"
+        if handshake.begin(tls):
             self._handshakes.add(handshake)
             handshake.task.add_done_callback(partial(self._over, handshake))
 
