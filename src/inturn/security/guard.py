@@ -42,6 +42,7 @@ class Guard:
         self.audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, clock)
         self.members = Owners()
         self.producers = Owners()
+        self._not_reloaded: dict[str, str] = {}  # names of files, and why
         self._known: dict[str, Known] = {}  # principals with a stream, or with a debt
 
     def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> Visitor:
@@ -72,13 +73,18 @@ class Guard:
         self._known = {name: one for name, one in self._known.items() if one is not known or one.owes}
 
     def reload(self, *, always: bool = False) -> None:
-        """Read files again that have changed. One that cannot be read changes nothing, and is told."""
-        for name in self._watched.changed(always=always):
+        """Read files again that have changed. One that cannot be read changes nothing, is told, and is tried again at
+        every look: what was wrong may have been elsewhere, such as the mode of a folder."""
+        changed = self._watched.changed(always=always)
+        for name in dict.fromkeys((*changed, *self._not_reloaded)):
             try:
                 self._reload(name)
             except InvalidInput as error:
-                _log.error("security.not_reloaded", what=name, error=str(error))
+                if name in changed or self._not_reloaded.get(name) != str(error):
+                    _log.error("security.not_reloaded", what=name, error=str(error))
+                self._not_reloaded[name] = str(error)
             else:
+                self._not_reloaded.pop(name, None)
                 _log.info("security.reloaded", what=name)
 
     def _reload(self, name: str) -> None:
