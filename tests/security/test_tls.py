@@ -164,6 +164,26 @@ def test_without_a_client_certificate_nobody_is_let_in(
     assert guarded.service.connection_count == 0
 
 
+def test_whoever_has_no_right_certificate_is_in_the_audit_log(
+    serve: Serve, mutual: ServerTlsSettings, trusting: TlsSettings, tmp_path: Path
+) -> None:
+    """Not whoever talks no TLS at all, or does not trust the server: these were not refused."""
+    guarded = serve(tls=mutual)
+    with socket.create_connection(("127.0.0.1", guarded.port), 5.0) as nonsense:
+        nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert _is_hung_up_on(nonsense)
+    with pytest.raises(ConnectionLost, match="not trusted"):
+        _connect("blocking", guarded.address, None, TlsSettings())
+    stranger = shown(Certificates(tmp_path / "other"), "billing")
+    for tls in (trusting, replace(stranger, ca_file=trusting.ca_file)):
+        with pytest.raises(ConnectionLost):
+            _connect("blocking", guarded.address, None, tls)
+    eventually(lambda: len(guarded.refusals()) >= 2, "both are written")
+    found = guarded.refusals()
+    assert {(one["address"], one["command"]) for one in found} == {("127.0.0.1", "TLS")}
+    assert {one["why"].split(":")[0] for one in found} == {"no certificate was shown", "the certificate is not trusted"}
+
+
 def test_with_both_a_token_says_who_it_is_and_the_certificate_is_needed_all_the_same(
     serve: Serve, mutual: ServerTlsSettings, certificates: Certificates, trusting: TlsSettings
 ) -> None:

@@ -60,6 +60,11 @@ class Guard:
             raise AuthenticationFailed("the server asks for a token, and none was sent")
         return ANONYMOUS, None
 
+    def refused(self, address: str, command: str, why: str) -> None:
+        """Written into the audit log, if there is one, as a refusal of that address."""
+        if self.audit_log is not None:
+            self.audit_log.refused(address, address=address, command=command, why=why)
+
     def known(self, principal: str) -> Known:
         """What is known of it, from all of its streams."""
         found = self._known.get(principal)

@@ -21,6 +21,10 @@ class Guard(Protocol):
         """What a new client may do. `is_local`: it came through a socket that only the folder's user can open."""
         ...
 
+    def refused(self, address: str, command: str, why: str) -> None:
+        """A client was not let in before it could be a visitor."""
+        ...
+
     def reload(self, *, always: bool = False) -> None:
         """Read again what was changed by its operator, or `always`."""
         ...
