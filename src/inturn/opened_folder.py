@@ -34,10 +34,11 @@ class OpenedFolder:
         observer: Observer | None,
         *,
         create: bool,
+        is_server: bool = False,
     ) -> None:
         self._clock = clock
         with contextlib.ExitStack() as undo:
-            self.folder = Folder(path, create=create)
+            self.folder = Folder(path, create=create, is_server=is_server)
             undo.callback(self.folder.close)
             self._database = Database.open(self.folder.database_path)
             undo.callback(self._database.close)

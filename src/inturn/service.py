@@ -64,7 +64,7 @@ class Service:
             if guard is not None:
                 undo.callback(guard.close)
             self._guard = guard
-            self._opened = OpenedFolder(path, log, lease, clock, observer, create=True)
+            self._opened = OpenedFolder(path, log, lease, clock, observer, create=True, is_server=True)
             undo.callback(self._opened.close)
             node: ServedNode = self._opened.node
             measures = None if http is None else Measures()

@@ -237,6 +237,17 @@ def test_a_looker_sees_everything_but_messages(guarded: Guarded) -> None:
 
 
 @pytest.mark.usefixtures("nobody_refused")
+def test_a_producer_sees_no_groups(guarded: Guarded) -> None:
+    """Those of its subjects are not its business; what is listed can be described."""
+    dead_letter(guarded)
+    assert guarded.connect("looker").groups() != []
+    assert guarded.connect("producer").groups() == []
+    for name in ("steerer", "reader", "consumer"):
+        one = guarded.connect(name)
+        assert [one.describe_group(found.subject, found.group).group for found in one.groups()]
+
+
+@pytest.mark.usefixtures("nobody_refused")
 def test_a_steerer_parks_resumes_and_skips(guarded: Guarded) -> None:
     consumer, steerer = guarded.connect("consumer"), guarded.connect("steerer")
     send(guarded.connect("producer"), "orders", "k:0", "k:1")

@@ -163,7 +163,7 @@ TABLE: dict[type[Command], Needs] = {
     commands.FindSubject: _on(*_ANY),  # its route: whoever may do anything there needs it
     commands.DescribeSubject: _on(Action.DESCRIBE, Action.READ, Action.CONSUME, Action.REDRIVE, Action.PRODUCE),
     commands.ListSubjects: _nothing,  # the answer has only those that the principal may do something with
-    commands.ListGroups: _nothing,  # the same
+    commands.ListGroups: _nothing,  # the same, with those that it may describe
     commands.DescribeGroup: _for_group(*(OF_GROUPS | {Action.DESCRIBE, Action.READ})),
     commands.ResetGroup: _for_group(Action.RESET),
     commands.SteerKey: _for_group(Action.STEER),

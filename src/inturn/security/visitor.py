@@ -11,6 +11,7 @@ from inturn.model.commands import (
     Append,
     Claim,
     Command,
+    DescribeGroup,
     GroupList,
     Hello,
     Leave,
@@ -164,14 +165,16 @@ class Visitor:
         return answer
 
     def _listed(self, answer: Answer) -> Answer:
-        """Only what the principal may do something with."""
+        """Only subjects that the principal may do something with, and groups that it may describe."""
         known = self._known
         if known is None or known.may_everything:
             return answer
         if isinstance(answer, SubjectList):
             return SubjectList(tuple(one for one in answer.subjects if known.may(_anything(one.name))))
         if isinstance(answer, GroupList):
-            return GroupList(tuple(one for one in answer.groups if known.may(_anything(one.subject, one.group))))
+            return GroupList(
+                tuple(one for one in answer.groups if known.may_send(DescribeGroup(one.subject, one.group)))
+            )
         return answer
 
     def _refused(self, source: str, principal: str | None, command: str, why: str, **fields: object) -> None:
@@ -197,5 +200,5 @@ def _what(need: Need) -> str:
     return f"{actions}{subject}{group}"
 
 
-def _anything(subject: str, group: str | None = None) -> Need:
-    return Need(tuple(Action), derived(subject).origin, group)
+def _anything(subject: str) -> Need:
+    return Need(tuple(Action), derived(subject).origin)

@@ -14,11 +14,15 @@ class Guard(Protocol):
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """For addresses that are reached over a network."""
+        """For addresses that are reached over a network; another one when certificates have changed."""
         ...
 
     def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> Pass:
         """What a new client may do. `is_local`: it came through a socket that only the folder's user can open."""
+        ...
+
+    def refused(self, address: str, command: str, why: str) -> None:
+        """A client was not let in before it could be a visitor."""
         ...
 
     def reload(self, *, always: bool = False) -> None:
