@@ -202,7 +202,9 @@ def dead_letter(guarded: Guarded) -> Connection:
     consumer = guarded.connect("consumer")
     send(guarded.connect("producer"), "orders", "k:bad")
     settings = quick(max_attempts=1, on_exhausted="dead-letter")
-    with consumer.consumer("orders", "billing", Seen(lambda *_: 1 / 0), order="key", settings=settings):
+    seen = Seen(lambda *_: 1 / 0)
+    with consumer.consumer("orders", "billing", seen, order="key", settings=settings):
+        seen.wait_for(1)
         letters = guarded.local().dead_letters("orders", "billing")
         eventually(letters.list, "it is a dead letter")
     return consumer
