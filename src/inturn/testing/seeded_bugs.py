@@ -40,6 +40,7 @@ from inturn.broker.claims import ClaimTable
 from inturn.broker.gates import Gates
 from inturn.broker.leases import Lease, LeaseKey, LeaseTable
 from inturn.broker.producer_ids import ProducerIds
+from inturn.consumer import claiming
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.handling import Handling
 from inturn.consumer.held import HeldPartition, Stage
@@ -1425,13 +1426,12 @@ _add_edit(
     "ask in (None, claim.ask)",
     "True",
 )
-_add_edit(
+_add(
     "slots_are_not_chosen",
-    "A claimant is given the messages of all slots.",
-    Broker,
-    "_read",
-    "if not slots.is_all:",
-    "if False:",
+    "broker",
+    "A claimant is given the messages of all slots, and takes them.",
+    Patch(Broker, "_read", _edited(Broker._read, "if not slots.is_all:", "if False:")),
+    Patch(claiming, "_cut", lambda answer, _: answer),
 )
 _add_edit(
     "parked_keys_are_not_told_to_claimants",
