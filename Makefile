@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench soak lock clean
+.PHONY: help venv demo test lint docs bench soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,6 +27,9 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+docs: $(INSTALLED) ## write docs/requirements.md again, from the tests
+	$(PY) -m tests.requirement_table
 
 bench: $(INSTALLED) ## all benchmarks, full length
 	$(VENV)/bin/inturn bench all

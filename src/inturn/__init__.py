@@ -2,8 +2,9 @@
 
 from inturn import errors
 from inturn.connection import Connection, connect
-from inturn.consumer.consumer import Blocking, Consumer, ConsumerStatistics
+from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context
+from inturn.consumer.figures import Blocking, ConsumerStatistics
 from inturn.consumer.hook import Hook
 from inturn.dead_letters import DeadLetter, DeadLetters
 from inturn.model.commands import KeyDescription, KeyDetails, KeyRequest, RequestState, Trial, TrialState

@@ -23,7 +23,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDi
 
 from inturn.connection import Connection, check_folder_credentials, check_served
 from inturn.connection import connect as connect_blocking
-from inturn.consumer.consumer import Consumer, ConsumerStatistics
+from inturn.consumer.consumer import Consumer
+from inturn.consumer.figures import ConsumerStatistics
 from inturn.consumer.hook import Hook
 from inturn.consumer.worker import Handler
 from inturn.dialling import dialled
@@ -339,7 +340,7 @@ class AsyncReader:
                 for message in await self.read(index):
                     found = True
                     yield message
-            if not found:
+            if not found and not await self._threads.run(self.blocking.refresh):
                 return
 
     async def read(self, partition: int, wait_s: float = 0.0) -> list[Message]:

@@ -23,8 +23,10 @@ from types import FrameType, TracebackType
 from typing import Protocol, Self, TypeVar
 
 from inturn.cluster.routed_node import routed
-from inturn.consumer.consumer import Consumer, ConsumerStatistics, check_handler
+from inturn.consumer.consumer import Consumer
 from inturn.consumer.duty import EVERYTHING, Duty
+from inturn.consumer.figures import ConsumerStatistics
+from inturn.consumer.fitting import check_handler
 from inturn.consumer.hook import Hook
 from inturn.consumer.lot import unparked
 from inturn.consumer.worker import Handler

@@ -30,7 +30,7 @@ from inturn.finding import NOTHING_TO_DO as NOTHING_TO_DO
 from inturn.finding import Finding as Finding
 from inturn.finding import Level as Level
 from inturn.finding import disk_finding
-from inturn.folder import DATABASE_NAME, LOCK_NAME, LOG_NAME
+from inturn.folder import DATABASE_NAME, LOCK_NAME, LOG_NAME, holder_in
 from inturn.log.disk import Buffer, RealDisk
 from inturn.log.recovery import recover
 from inturn.log.segment import Segment, parse_name
@@ -135,8 +135,7 @@ def _holder(folder: Path) -> tuple[bool, int | None]:
     try:
         fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        text = os.pread(lock_file, 32, 0)
-        return True, int(text) if text.isdigit() else None
+        return True, holder_in(lock_file).pid
     finally:
         os.close(lock_file)
     return False, None

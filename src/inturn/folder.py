@@ -6,6 +6,7 @@ import fcntl
 import os
 import tempfile
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
@@ -16,6 +17,7 @@ LOCK_NAME = "inturn.lock"
 DATABASE_NAME = "state.db"
 LOG_NAME = "log"
 SOCKET_NAME = "inturn.sock"
+_SERVER = " server"  # after the process id
 SOCKET_PATH_MAX = 100  # the system's limit is 104 to 108 bytes
 # A forked child inherits their locks, which must not stay with it, whatever its parent was about to do with them.
 _locked: set[Folder] = set()
@@ -25,16 +27,39 @@ _changing = threading.RLock()  # held over a fork, too, so that no lock is taken
 _inherited: set[str] = set()
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a folder open, or had it open last."""
+
+    pid: int | None = None
+    is_server: bool = False
+
+    @property
+    def is_live_server(self) -> bool:
+        """As far as this process can see: in another container it would not."""
+        if not self.is_server or self.pid is None:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # it is there, and somebody else's
+            pass
+        return True
+
+
 class Folder:
     """Locked from construction to `close`; the lock goes with the process, however it ends, and not to its children.
 
     Raises FolderInUse if another process has it, or if this one was forked from one that had it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True, is_server: bool = False) -> None:
+        """`is_server`: others may rely on it to come back. That is written down, and stays when it ends."""
         if not isinstance(path, str | os.PathLike):
             raise InvalidInput(f"folder {path!r} is a {type(path).__name__}; give a path")
         self.path = Path(path)
+        self._is_server = is_server
         if not create and not self.path.is_dir():
             raise InvalidInput(f"no folder {str(self.path)!r}; give the folder that connect() was called with")
         try:
@@ -78,11 +103,11 @@ class Folder:
         try:
             fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderInUse(str(self.path), _pid_in(lock_file)) from None
+            raise FolderInUse(str(self.path), holder_in(lock_file).pid) from None
         if self._real_path in _inherited:
             raise FolderInUse(str(self.path), os.getpid())
         os.ftruncate(lock_file, 0)
-        os.pwrite(lock_file, str(os.getpid()).encode(), 0)
+        os.pwrite(lock_file, f"{os.getpid()}{_SERVER if self._is_server else ''}".encode(), 0)
 
 
 def socket_path(folder: str | os.PathLike[str]) -> str:
@@ -106,9 +131,22 @@ def _leave_to_parent() -> None:
     _changing.release()
 
 
-def _pid_in(lock_file: int) -> int | None:
-    text = os.pread(lock_file, 32, 0)
-    return int(text) if text.isdigit() else None
+def holder_in(lock_file: int) -> Holder:
+    text = os.pread(lock_file, 32, 0).decode("ascii", "replace")
+    pid = text.removesuffix(_SERVER)
+    return Holder(int(pid) if pid.isdecimal() else None, text.endswith(_SERVER))
+
+
+def holder_of(folder: str | os.PathLike[str]) -> Holder:
+    """Nobody, if the folder was never opened or cannot be read."""
+    try:
+        lock_file = os.open(os.path.join(folder, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return Holder()
+    try:
+        return holder_in(lock_file)
+    finally:
+        os.close(lock_file)
 
 
 os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_leave_to_parent)

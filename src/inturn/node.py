@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from inturn.broker.broker import Broker
+from inturn.broker.cutting import CuttingReply
 from inturn.broker.filtering import FilteringReply
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
@@ -262,6 +263,8 @@ class InProcessNode:
                 return
             if isinstance(command, Pull | Read) and command.tags and (tags := tag_filter(command.tags)) is not None:
                 reply = FilteringReply(reply, tags)
+            elif type(command) is Fetch:
+                reply = CuttingReply(reply)
             with self._lock:
                 answer = self._answer(command, Try.FIRST)
                 if answer is None:
@@ -279,8 +282,9 @@ class InProcessNode:
         elif type(command) is Claim:
             self._outlive(command)
         elif type(command) is Heartbeat:
-            member = Leave(command.subject, command.group, command.member)
-            self._spoke_through[member] = getattr(reply, "session", None)
+            self.submit(command, reply)
+            self._note_stream(command, getattr(reply, "session", None))
+            return
         elif isinstance(command, Commit | Release):
             try:
                 subject = self._subject(command.subject)
@@ -290,6 +294,13 @@ class InProcessNode:
                 reply(error)
                 return
         self.submit(command, reply)
+
+    def _note_stream(self, command: Heartbeat, session: object) -> None:
+        """Through which stream a member speaks; nothing of one that was refused."""
+        with self._lock:
+            group = self._known_groups.get((command.subject, command.group))
+            if group is not None and self.membership.is_member(group, command.member):
+                self._spoke_through[Leave(command.subject, command.group, command.member)] = session
 
     def _outlive(self, command: Claim) -> None:
         """Somebody in another process is to work under the lease: it must not end with the process of its owner."""
@@ -634,7 +645,7 @@ class InProcessNode:
     def _open_producer(self, command: OpenProducer, _: Try) -> Answer:
         if command.name is not None:
             check_name("producer", command.name)
-        return ProducerOpened(*self.broker.open_producer(command.name, command.nonce))
+        return ProducerOpened(*self.broker.producer_ids.open(command.name, command.nonce))
 
     # Looking and steering
 

@@ -15,6 +15,7 @@ from inturn.log.engine import Log
 from inturn.meta.membership import Membership
 from inturn.model.commands import ReadyPart
 from inturn.model.errors import InturnError
+from inturn.model.settings import GroupMode
 from inturn.model.subject import Subject
 from inturn.state.groups import GroupRecord
 from inturn.state.survey import SurveyRows
@@ -36,7 +37,7 @@ class LogFigures:
 
 @dataclass(frozen=True, slots=True)
 class PlaceFigures:
-    """Where a group is in a partition."""
+    """Where a group is in a partition; not of broadcast groups."""
 
     subject: str
     group: str
@@ -104,7 +105,9 @@ class Survey:
         for place in self._rows.places():
             group = by_id.get(place.group_id)
             end_offset = None if group is None else ends.get((group.subject, place.partition))
-            if group is not None and end_offset is not None:  # else it came after the look
+            if group is None or end_offset is None:  # it came after the look
+                continue
+            if group.mode is not GroupMode.BROADCAST:  # whose members know what they have done, and nobody else
                 lag = max(0, end_offset - place.done)
                 places.append(PlaceFigures(group.subject, group.name, place.partition, place.done, lag))
         key_states = {group_id: self._rows.key_states(group_id) for group_id in self._rows.troubled()}

@@ -39,11 +39,12 @@ class OpenedFolder:
         role: Role = Role.NODE,
         broker_group: str = "",
         make: Callable[..., InProcessNode] = InProcessNode,
+        is_server: bool = False,
     ) -> None:
         """`make` is what makes the node of that role; one that is not a plain one is told the id of the folder."""
         self._clock = clock
         with contextlib.ExitStack() as undo:
-            self.folder = Folder(path, create=create)
+            self.folder = Folder(path, create=create, is_server=is_server)
             undo.callback(self.folder.close)
             self._database = Database.open(self.folder.database_path)
             undo.callback(self._database.close)

@@ -22,8 +22,9 @@ READ_BYTES = 1 * MIB
 class Reader:
     """Iterates over what is stored, partition by partition in turns; each partition in its order.
 
-    Ends at the end of the log; `read` waits for more, and goes on where it was. With `tags`, an expression such as
-    "paid || shipped", the node leaves out messages that have none of these.
+    Ends at the end of the log; `read` waits for more, and goes on where it was. Of a subject that grows meanwhile, the
+    new partitions come behind the end of the others. With `tags`, an expression such as "paid || shipped", the node
+    leaves out messages that have none of these.
     """
 
     def __init__(
@@ -43,8 +44,15 @@ class Reader:
                 for message in self.read(index):
                     found = True
                     yield message
-            if not found:
+            if not found and not self.refresh():
                 return
+
+    def refresh(self) -> bool:
+        """Look whether the subject has grown: what it has more is read from its first message on."""
+        self.subject = ask(self._node, FindSubject(self.subject.name), Subject)
+        more = self.subject.partition_count - len(self.offsets)
+        self.offsets += [0] * more
+        return more > 0
 
     def read(self, partition: int, wait_s: float = 0.0) -> list[Message]:
         """What comes next in a partition, waiting for it so long; empty if there is nothing."""

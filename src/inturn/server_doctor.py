@@ -30,9 +30,9 @@ from inturn.model.commands import (
     SubjectDescription,
     SubjectList,
 )
-from inturn.model.errors import BrokerGroupClosed, InvalidInput, NotFound, StorageError
+from inturn.model.errors import AccessDenied, BrokerGroupClosed, InvalidInput, NotFound, StorageError
 from inturn.model.request import ask
-from inturn.model.settings import BrokerGroupState
+from inturn.model.settings import BrokerGroupState, GroupMode
 from inturn.version import SOFTWARE
 
 PATIENCE_S = 5.0
@@ -40,6 +40,8 @@ CLOCK_S_MAX = 2.0  # beyond this the clocks differ; what a round trip leaves ope
 LOOK_AGAIN_S = 2.0  # a hand-over is over by then, unless a handler runs on
 LAG_MIN = 1_000  # below this, a lag is what is just being worked on
 KEYS_NAMED = 5  # of one group and state, the longest in trouble
+REFUSED_NAMED = 5
+_MAY_DESCRIBE = "use the token of a principal that may `describe` all subjects, or leave these to their owners"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class _Seen:
 
     subjects: list[SubjectDescription]
     groups: list[GroupDescription]
+    refused: list[Finding]  # what one may not ask for
 
 
 def examine_server(
@@ -64,6 +67,7 @@ def examine_server(
     except StorageError as error:
         next_step = "look at the server's log and disk; `inturn doctor --data` where it is checks the folder"
         return [*findings, Finding("state", Level.ERROR, f"the server cannot read its state: {error}", next_step)]
+    findings += seen.refused
     findings += _check_logs(seen.subjects)
     findings += _check_lag(seen)
     findings += _check_keys(node, seen.groups)
@@ -72,16 +76,31 @@ def examine_server(
 
 
 def _look(node: Node) -> _Seen:
-    subjects = [_subject(node, one.name) for one in ask(node, ListSubjects(), SubjectList, PATIENCE_S).subjects]
-    groups = [_group(node, one.subject, one.group) for one in ask(node, ListGroups(), GroupList, PATIENCE_S).groups]
-    return _Seen([one for one in subjects if one is not None], [one for one in groups if one is not None])
+    subjects, refused_subjects = [], []
+    for subject in ask(node, ListSubjects(), SubjectList, PATIENCE_S).subjects:
+        try:
+            subjects.append(ask(node, DescribeSubject(subject.name), SubjectDescription, PATIENCE_S))
+        except BrokerGroupClosed:  # which is told by itself
+            continue
+        except AccessDenied:
+            refused_subjects.append(subject.name)
+    groups, refused_groups = [], []
+    for name in ask(node, ListGroups(), GroupList, PATIENCE_S).groups:
+        try:
+            groups.append(_group(node, name.subject, name.group))
+        except AccessDenied:
+            refused_groups.append(f"{name.group} of {name.subject}")
+    refused = [*_refused("subject", refused_subjects), *_refused("group", refused_groups)]
+    return _Seen(subjects, [one for one in groups if one is not None], refused)
 
 
-def _subject(node: Node, name: str) -> SubjectDescription | None:
-    try:
-        return ask(node, DescribeSubject(name), SubjectDescription, PATIENCE_S)
-    except BrokerGroupClosed:  # which is told by itself
-        return None
+def _refused(noun: str, names: Sequence[str], of: str = "") -> Iterator[Finding]:
+    if names:
+        named = ", ".join(names[:REFUSED_NAMED])
+        more = f" and {len(names) - REFUSED_NAMED:,} more" if len(names) > REFUSED_NAMED else ""
+        count = f"1 {noun}" if len(names) == 1 else f"{len(names):,} {noun}s"
+        what = f"{of}{count} could not be checked: {named}{more}"
+        yield Finding("access", Level.WARNING, what, _MAY_DESCRIBE)
 
 
 def _group(node: Node, subject: str, group: str) -> GroupDescription | None:
@@ -103,6 +122,9 @@ def _check_node(node: Node, clock: Clock) -> Iterator[Finding]:
         yield Finding(
             "version", Level.WARNING, what, f"it is older than this {SOFTWARE}: use its own doctor, or renew it"
         )
+        return
+    except AccessDenied as error:
+        yield Finding("access", Level.WARNING, f"the server does not say how it is: {error}", _MAY_DESCRIBE)
         return
     round_trip_s = clock.monotonic() - asked_at_s
     yield _check_version(described.software)
@@ -217,8 +239,8 @@ def _check_lag(seen: _Seen) -> list[Finding]:
         if group.lag and not group.members:
             next_step = "start its consumers; if nobody needs it any more, there is nothing to do"
             findings.append(Finding("lag", Level.WARNING, f"{lag}, and no members", next_step))
-        elif group.lag >= LAG_MIN and done_per_s <= appended_per_s.get(group.subject, 0.0):
-            rates = f"{done_per_s:,.1f} done/s, {appended_per_s.get(group.subject, 0.0):,.1f} in/s"
+        elif group.lag >= LAG_MIN and done_per_s <= appended_per_s.get(group.subject, -1.0):  # if that is known
+            rates = f"{done_per_s:,.1f} done/s, {appended_per_s[group.subject]:,.1f} in/s"
             next_step = (
                 f"raise concurrency=, or work it off with `inturn drain {group.subject} --group {group.group}`; look "
                 "at its keys first"
@@ -233,7 +255,7 @@ def _check_lag(seen: _Seen) -> list[Finding]:
 
 
 def _check_holders(group: GroupDescription) -> Iterator[Finding]:
-    if not group.members:
+    if not group.members or group.mode != GroupMode.EXCLUSIVE.value:  # others hold messages, or nothing at all
         return
     for one in group.partitions:
         if one.owner is None and one.lag >= LAG_MIN:
@@ -245,10 +267,16 @@ def _check_holders(group: GroupDescription) -> Iterator[Finding]:
 
 def _check_keys(node: Node, groups: Sequence[GroupDescription]) -> list[Finding]:
     findings: list[Finding] = []
+    refused: list[str] = []
     for group in groups:
         if any(one.blocking is not None for one in group.partitions):
-            keys = ask(node, ListKeys(group.subject, group.group), KeyList, PATIENCE_S).keys
+            try:
+                keys = ask(node, ListKeys(group.subject, group.group), KeyList, PATIENCE_S).keys
+            except AccessDenied:
+                refused.append(f"{group.group} of {group.subject}")
+                continue
             findings += _trouble(group, keys)
+    findings += _refused("group", refused, "the keys of ")
     if not findings:
         findings.append(Finding("keys", Level.OK, "no key is blocked, parked or failing"))
     return findings

@@ -72,7 +72,16 @@ class Service:
             role, group = cluster.role, cluster.broker_group
             make = node_maker(cluster, clock)
             self._opened = OpenedFolder(
-                path, log, lease, clock, observer, create=True, role=role, broker_group=group, make=make
+                path,
+                log,
+                lease,
+                clock,
+                observer,
+                create=True,
+                role=role,
+                broker_group=group,
+                make=make,
+                is_server=True,
             )
             undo.callback(self._opened.close)
             node: ServedNode = self._opened.node

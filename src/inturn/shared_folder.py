@@ -2,7 +2,8 @@
 
 The first to lock the folder opens it and listens; the others are its clients. When it ends, however it does, they lose
 their streams, and the first of them to get the lock opens the folder in its place: what was acknowledged is there, and
-so are the leases of everybody who lives on.
+so are the leases of everybody who lives on. Only a server (`inturn serve`) is given some time to come back first: it is
+restarted, and finds its folder free.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import socket
 import threading
 
-from inturn.folder import Folder, socket_path
+from inturn.folder import Folder, holder_of, socket_path
 from inturn.model.clock import Clock
 from inturn.model.commands import Command, Reply
 from inturn.model.errors import Closed, FolderInUse, InturnError, InvalidInput, VersionMismatch
@@ -28,6 +29,7 @@ from inturn.wire.server import Server
 
 _log = get_logger("inturn.folder")
 LINK = LinkSettings(backoff_min_s=0.005, backoff_max_s=0.05)  # next door: asking often costs little
+SERVER_BACK_S = 5.0  # a restart by systemd takes about two: RestartSec, and starting Python
 OPENING_S = 10.0  # how long the process that has the folder may take until it listens
 
 
@@ -55,6 +57,7 @@ class SharedFolder:
         self._server: Server | None = None
         self._remote: RemoteNode | None = None
         self._path = path
+        self._missed_at_s: float | None = None  # since when there is no server, if there was one
         try:
             self._open()
         except FolderInUse as error:
@@ -135,19 +138,30 @@ class SharedFolder:
     def _dial(self, timeout_s: float) -> socket.socket | None:
         """Called whenever there is no stream: perhaps whoever had the folder is gone."""
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or (not self._awaits_server() and self._takes_over()):
                 return None
-            try:
-                self._lease = self.lease  # as we and the other clients were told until now
-                self._open()
-            except FolderInUse:
-                pass
-            except InturnError as error:
-                raise OSError(str(error)) from error
-            else:
-                _log.info("folder.taken_over", folder=str(self._path))
-                return None
-        return Address(path=socket_path(self._path)).dial(timeout_s)
+        dialed = Address(path=socket_path(self._path)).dial(timeout_s)
+        self._missed_at_s = None
+        return dialed
+
+    def _awaits_server(self) -> bool:
+        if not holder_of(self._path).is_server:
+            return False
+        now_s = self._clock.monotonic()
+        if self._missed_at_s is None:
+            self._missed_at_s = now_s
+        return now_s < self._missed_at_s + SERVER_BACK_S
+
+    def _takes_over(self) -> bool:
+        try:
+            self._lease = self.lease  # as we and the other clients were told until now
+            self._open()
+        except FolderInUse:
+            return False
+        except InturnError as error:
+            raise OSError(str(error)) from error
+        _log.info("folder.taken_over", folder=str(self._path))
+        return True
 
 
 def listen_in(server: Server, folder: Folder) -> None:

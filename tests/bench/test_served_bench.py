@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from inturn.bench import end_to_end, hand_over, metrics_overhead, produce
+from inturn.bench import end_to_end, hand_over, idle, metrics_overhead, produce, scale
 from inturn.bench.bare_client import FRAME, PipelinedClient, dial, round_trip
 from inturn.bench.child import Child
 from inturn.bench.hand_over import _worst_pause_ms
@@ -120,6 +120,30 @@ def test_grow_measures_sends_around_the_switch(mark: str) -> None:
     assert row["more"]["growths"] == 1
     assert 0 < row["more"]["grow_ms"] < 10_000
     assert row["figure"] > 0
+
+
+def test_idle_measures_what_consumers_with_nothing_to_do_cost_a_server(mark: str) -> None:
+    report = report_of("idle", mark)
+    p99, memory, processor = report["rows"]
+    assert p99["is_met"] == (p99["ratio"] < idle.AIM_TIMES)
+    assert memory["is_met"] == (memory["figure"] < idle.AIM_MB)
+    assert 20 < memory["beside"][0]["figure"] < 500, "the memory of a process that has loaded all this"
+    assert processor["is_met"] == (processor["figure"] < idle.AIM_PERCENT)
+
+
+def test_scale_has_rows_for_each_number_of_partitions_and_each_backlog(mark: str) -> None:
+    report = report_of("scale", mark)
+    partitions, backlogs = scale.QUICK_PARTITION_COUNTS, scale.QUICK_BACKLOGS
+    wanted = [(kind, "partitions", one) for kind in ("produce", "consume", "steady") for one in partitions]
+    wanted += [(kind, "backlog", one) for kind in ("produce", "consume") for one in backlogs]
+    rows = report["rows"]
+    found = [
+        (row["what"].split(",")[0], axis, row["more"][axis]) for row, (_, axis, _) in zip(rows, wanted, strict=True)
+    ]
+    assert found == wanted
+    assert min(row["ratio"] for row in rows) == 1, "each axis has its least"
+    assert report["ratio"] == max(row["ratio"] for row in rows)
+    assert all(row["is_met"] == (row["ratio"] <= scale.AIM_TIMES) for row in rows)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

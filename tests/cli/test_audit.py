@@ -1,3 +1,5 @@
+"""S5: `inturn audit`."""
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -151,6 +152,20 @@ def test_ctrl_c_ends_following_without_a_group(orders: Cli) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, b"30 messages\n")
+
+
+def test_following_goes_on_when_the_subject_grows(orders: Cli) -> None:
+    process = orders.process("consume", "orders", "--follow", "--json")
+    assert process.stdout is not None
+    for _ in range(30):
+        process.stdout.readline()
+    orders("subject", "grow", "orders", "--partitions", "8")
+    orders("produce", "orders", "--key-separator", ":", stdin="".join(f"new-{number}:x\n" for number in range(40)))
+    found = {json.loads(process.stdout.readline())["partition"] for _ in range(40)}
+    assert len(found) > 4, "there are more than it had"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    process.communicate()
 
 
 def test_a_reader_that_goes_away_is_no_error(cli: Cli) -> None:

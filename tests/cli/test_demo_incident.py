@@ -30,8 +30,8 @@ from inturn.cli.demo.report import overlaps
 from inturn.model.message import Origin
 from inturn.model.violation import ViolationKind
 from inturn.producer.flight import Stored
-from inturn.spark.audit import AuditVerdict, GroupAudit
 from inturn.spark.drain import DrainReport
+from inturn.spark.verdict import AuditVerdict, GroupAudit
 from inturn.testing.checker import check
 
 ADA, TASK = "ada-1f", "drain-order.book-2e-r1-t0-3d"

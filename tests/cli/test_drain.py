@@ -1,3 +1,5 @@
+"""S3: `inturn drain`."""
+
 from __future__ import annotations
 
 import importlib

@@ -1,4 +1,4 @@
-"""`inturn outbox`: P8 for those who scan with a command."""
+"""P8: `inturn outbox`, for those who scan with a command."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import inturn
 from tests.cli.conftest import Cli
 
@@ -154,6 +156,57 @@ def test_a_folder_in_use_is_told_with_who_has_it(cli: Cli) -> None:
         assert (error["type"], error["pid"]) == ("FolderInUse", served.process.pid)
         ran = cli("serve", "--port", "0")
         assert (ran.code, ran.err.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_is_restarted_finds_its_folder_free_though_others_use_it(cli: Cli, number: int) -> None:
+    """`inturn top --data` and programs on the same machine: they wait for it, and do not take its place."""
+    with cli.serve() as served, inturn.connect(cli.data) as mq:
+        mq.create_subject("orders")
+        served.end(number)
+        with cli.serve() as again:
+            assert [one.name for one in mq.subjects()] == ["orders"]
+            assert str(again.process.pid) in (cli.data / "inturn.lock").read_text()
+
+
+def test_a_server_that_does_not_come_back_is_succeeded(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inturn.shared_folder.SERVER_BACK_S", 0.2)
+    with cli.serve() as served, inturn.connect(cli.data) as mq:
+        mq.create_subject("orders")
+        served.end()
+        assert [one.name for one in mq.subjects()] == ["orders"]
+        assert (cli.data / "inturn.lock").read_text() == str(os.getpid())
+
+
+def test_a_server_waits_for_a_program_that_has_its_folder(cli: Cli) -> None:
+    with inturn.connect(cli.data):
+        process = cli.process("serve", "--port", "0")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = process.stderr.readline().decode()
+    assert f"process {os.getpid()} has the folder" in said
+    assert process.stdout.readline().startswith(b"serving")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_server_that_waits_for_its_folder_can_be_stopped(cli: Cli) -> None:
+    with inturn.connect(cli.data):
+        process = cli.process("serve", "--port", "0")
+        assert process.stderr is not None
+        assert b"waiting" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=5)
+    assert (process.returncode, out) == (0, b"")
+
+
+def test_a_server_does_not_wait_for_ever(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inturn.cli.serve.FOLDER_WAIT_S", 0.2)
+    with inturn.connect(cli.data):
+        ran = cli("serve", "--port", "0")
+    assert ran.code == 1
+    assert f"is open in process {os.getpid()}; close it there first" in ran.err
 
 
 def test_an_address_that_others_reach_needs_authentication_or_a_word(cli: Cli) -> None:

@@ -1,4 +1,4 @@
-"""Tags and trials on the command line: B7, C16."""
+"""Tags and trials on the command line."""
 
 from __future__ import annotations
 

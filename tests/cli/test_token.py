@@ -106,6 +106,33 @@ def test_rules_and_the_audit_log_of_a_server(cli: Cli, tmp_path: Path, monkeypat
     assert shop not in audit.read_text()
 
 
+def test_top_and_doctor_tell_what_they_may_not_see(
+    orders: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may steer a group may see the group, but not its subject; producers see no group."""
+    assert orders("consume", "orders", "--group", "billing", "--limit", "10").code == 0
+    rules = [("looker", "describe"), ("producer", "produce"), ("steerer", "steer")]
+    access = tmp_path / "access.toml"
+    access.write_text(
+        "".join(
+            f'[[allow]]\nprincipals = "{one}"\nactions = "{action}"\nsubjects = "*"\ngroups = "*"\n'
+            for one, action in rules
+        )
+    )
+    tokens = {one: orders("token", "create", one, "--json").json["token"] for one, _ in rules}
+    with orders.serve("--access", str(access)) as served:
+        to = ("--server", served.address)
+        for name, shown, refused in (("looker", 1, 0), ("producer", 0, 0), ("steerer", 0, 1)):
+            monkeypatch.setenv(TOKEN, tokens[name])
+            look = orders("top", "--once", "--json", *to).json
+            assert (len(look["groups"]), look["refused_count"]) == (shown, refused)
+            assert ("1 group not shown" in orders("top", *to).err) == bool(refused)
+            doctor = orders("doctor", "--json", *to)
+            assert doctor.code == 0
+            told = [one["what"] for one in doctor.json["findings"] if one["check"] == "access"]
+            assert bool(told) == (name != "looker")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

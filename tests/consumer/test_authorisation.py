@@ -1,4 +1,4 @@
-"""A member stops by itself when its authorisation has run out (M9): life 10 s, margin 1 s, renewal every 2 s."""
+"""M9: a member stops by itself when its authorisation has run out. Life 10 s, margin 1 s, renewal every 2 s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ConsumerCore without threads: every command, answer and moment is the test's (C1 – C4, C13, C17, B3, B4)."""
+"""ConsumerCore without threads: every command, answer and moment is the test's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from inturn.consumer.outcome import DONE, Next, Outcome
 from inturn.consumer.scheduler import CHUNK_S
 from inturn.model.commands import (
     Acquire,
+    Command,
     Commit,
     Committed,
     Done,
@@ -24,6 +25,7 @@ from inturn.model.commands import (
     Renewed,
 )
 from inturn.model.errors import (
+    AccessDenied,
     Closed,
     DiskFull,
     GroupConflict,
@@ -445,6 +447,20 @@ def test_what_cannot_pass_stops_the_consumer_and_is_kept(bench: Bench, error: Ex
     bench.poll()
     bench.answer(bench.take_command(Heartbeat), error)
     assert bench.core.error is error
+
+
+@pytest.mark.parametrize("good_count", [0, 1, 2])
+def test_whatever_is_not_allowed_stops_the_consumer(bench: Bench, good_count: int) -> None:
+    """Not only a heartbeat: a broadcast consumer may join, and yet not read."""
+    denied = AccessDenied("shop", "consume on subject 'orders'", "ask for a rule")
+    kinds: list[type[Command]] = [Heartbeat, Acquire, Pull]
+    for kind in kinds[:good_count]:
+        bench.poll()
+        command = bench.take_command(kind)
+        bench.answer(command, bench.good_answer(command))
+    bench.poll()
+    bench.answer(bench.take_command(kinds[good_count]), denied)
+    assert bench.core.error is denied
 
 
 def test_an_error_of_the_state_is_waited_out(bench: Bench) -> None:

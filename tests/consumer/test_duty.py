@@ -13,7 +13,7 @@ from inturn.consumer.claiming import ClaimedPart, ClaimingNode
 from inturn.consumer.core import CLAIM_RENEW_S, ConsumerCore
 from inturn.consumer.duty import EVERYTHING, Duty
 from inturn.consumer.held import Stage
-from inturn.model.batch import StoredBatch, chosen
+from inturn.model.batch import StoredBatch, chosen, decode
 from inturn.model.commands import (
     Acquire,
     Answer,
@@ -38,9 +38,9 @@ from inturn.model.commands import (
     Reply,
 )
 from inturn.model.errors import ConnectionLost, InturnError, LeaseHeld, LogDamaged, StaleEpoch
-from inturn.model.message import Outgoing
+from inturn.model.message import Origin, Outgoing
 from inturn.model.settings import Order
-from inturn.model.slot import SlotSet, slot_of
+from inturn.model.slot import ALL_SLOTS, SlotSet, slot_of
 from tests.consumer.fake_node import LEASE, SUBJECT, Bench, batch_of, damaged
 
 
@@ -306,6 +306,31 @@ def test_everything_else_goes_on_as_it_is(claiming: ClaimingNode, told: Told) ->
     assert told.commands == commands
 
 
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_batch_that_the_node_could_not_cut_is_cut_by_the_claimant(
+    claiming: ClaimingNode, told: Told, compression: str | None
+) -> None:
+    """S3, C5: a server without zstd cannot look into a batch; two claimants must not handle the same messages."""
+    whole = keyed_batch(0, "abcdefgh", compression)
+    cut = keyed_batch(8, "abcdefgh")
+    answers = answers_to(claiming, Pull("orders", "billing", 2, "m1", 7, 0, 100, tags="*"))
+    told.replies[0](Pulled((whole, chosen(cut, LEFT)), 16, 20, 3, b"bits"))
+    (pulled,) = answers
+    assert pulled == Pulled((chosen(whole, LEFT), chosen(cut, LEFT)), 16, 20, 3, b"bits")
+    found = [one.key for batch in pulled.batches for one in decode(batch, Origin("orders", 2))]
+    expected = [key for key in (b"%c" % code for code in b"abcdefgh") if slot_of(key) in LEFT]
+    assert 0 < len(expected) < 8
+    assert found == expected * 2
+
+
+def test_a_claimant_of_all_slots_is_given_batches_as_they_are(told: Told) -> None:
+    claiming = ClaimingNode(told, SUBJECT, {2: ClaimedPart("keeper", 7, ALL_SLOTS)})
+    answers = answers_to(claiming, Pull("orders", "billing", 2, "m1", 7, 0, 100))
+    pulled = Pulled((keyed_batch(0, "ab"),), 2, 2)
+    told.replies[0](pulled)
+    assert answers == [pulled]
+
+
 def test_a_lease_that_is_over_is_not_assigned_any_more(claiming: ClaimingNode, told: Told) -> None:
     (joined,) = answers_to(claiming, HEARTBEAT)
     assert isinstance(joined, Assignment)
@@ -332,11 +357,11 @@ def test_a_refusal_of_an_ask_before_the_last_one_says_nothing(claiming: Claiming
 # Working under a claim
 
 
-def keyed_batch(base_offset: int, keys: str) -> StoredBatch:
+def keyed_batch(base_offset: int, keys: str, compression: str | None = None) -> StoredBatch:
     from inturn.model.batch import encode, parse_header, partition_seed
 
     messages = [Outgoing(b"x", key.encode()) for key in keys]
-    packed = encode(messages, array("H", [slot_of(key.encode()) for key in keys]))
+    packed = encode(messages, array("H", [slot_of(key.encode()) for key in keys]), compression=compression)
     seed = partition_seed("p")
     header = parse_header(packed.header(base_offset, 0, 0, seed), 0, seed)
     assert header is not None
@@ -444,7 +469,7 @@ def test_what_others_had_finished_is_not_handled_again() -> None:
 
 def test_a_claimant_renews_often_so_that_it_hears_when_it_is_called_back() -> None:
     one = Claimed("a", until=4)
-    assert one.bench.core._renew_s() == min(CLAIM_RENEW_S, LEASE.renew_s, LEASE.life_s / 4)
+    assert one.bench.core._renew_s == min(CLAIM_RENEW_S, LEASE.renew_s, LEASE.life_s / 4)
 
 
 def test_what_is_called_back_is_finished_committed_and_given_back() -> None:

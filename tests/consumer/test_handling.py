@@ -1,4 +1,4 @@
-"""Order by key and no order, through ConsumerCore: lanes, failures, flow control, hand-over (C6 – C11, C13, B6)."""
+"""Order by key and no order, through ConsumerCore: lanes, failures, flow control, hand-over."""
 
 from __future__ import annotations
 

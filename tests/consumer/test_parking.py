@@ -1,12 +1,17 @@
-"""Parking, resuming and skipping a key, through ConsumerCore (C11, B6)."""
+"""C11: parking, resuming and skipping a key, through ConsumerCore."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from inturn.consumer.handling import Handling
 from inturn.consumer.outcome import KEEP, Next, Outcome
 from inturn.model.commands import Assignment, Commit, Heartbeat, KeyRequest, Move, ReadLot
 from inturn.model.errors import DiskFull
+from inturn.model.mark import mark_of
+from inturn.model.message import Message, Origin
 from inturn.model.result import ResultKind
 from inturn.model.settings import KeyAction, LotState, Order, Strategy
 from tests.consumer.fake_node import LEASE, SUBJECT, Bench, StoredLot, failing
@@ -598,3 +603,16 @@ def test_resume_under_order_by_partition_tries_the_first_message_again() -> None
     bench.live(0.5)
     ask(bench, KeyAction.RESUME)
     assert bench.work() == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_a_skip_of_a_message_that_is_over_drops_no_other() -> None:
+    """C11, M5: it was of a parent; the one at the head now has the same offset, but is of this partition."""
+    held, handling = SimpleNamespace(index=2, settled=[]), object.__new__(Handling)
+    held.settle = held.settled.append
+    lane = SimpleNamespace(
+        run=None, waiting=1, at=0, messages=[Message(b"x", b"k", offset=10, origin=Origin("line", 2))]
+    )
+    request = KeyRequest(1, 2, b"k", "skip", offset=10, origin=0)
+    assert handling._act_skip(held, None, lane, request)  # type: ignore[arg-type]
+    assert lane.at == 0
+    assert held.settled == [mark_of(0, 10, 2)]

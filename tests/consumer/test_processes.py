@@ -1,7 +1,8 @@
-"""Handlers in processes: C18, and the contract while processes die."""
+"""C18: handlers in processes, and the contract while processes die."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -10,16 +11,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import inturn
 from inturn import Connection, ConsumerSettings, Context, Hook, Message, ResultKind
+from inturn.consumer import processes
+from inturn.consumer.chunk import take_chunk
+from inturn.consumer.held import HeldPartition
 from inturn.consumer.process_child import _Calls
 from inturn.consumer.process_frames import BEGUN, DONE, UNTOUCHED, GivenLane, Work
+from inturn.consumer.worker_process import WorkerProcess
 from inturn.model.clock import SystemClock
 from inturn.model.errors import InvalidInput
 from inturn.model.message import Origin
@@ -306,14 +314,53 @@ def test_a_program_that_ends_without_stopping_lets_the_handler_finish(tmp_path: 
 
 
 def test_processes_end_when_their_consumer_is_killed(tmp_path: Path, notes: Notes) -> None:
-    """C18: kill -9 leaves nobody behind."""
+    """C18: kill -9 leaves nobody behind, and whoever comes next waits for the lease, as for one of another machine."""
     with start_program(tmp_path) as program:
         eventually(lambda: notes.count("start") == 1, "the handler runs")
         (pid,) = {line["pid"] for line in notes.lines()}
         program.kill()
         program.wait(WAIT_S)
-        notes.open_gate()
-    eventually(lambda: not is_alive(pid), "the process has ended")
+        eventually(lambda: not is_alive(pid), "the process has ended, in the middle of its handler")
+    with inturn.connect(tmp_path / "other") as again:
+        assert again.describe_group("line", "g").partitions[0].owner is not None
+
+
+def test_what_was_to_be_handled_waits_when_no_process_can_be_started(
+    mq: Connection, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C18: no room for another process; the keys go on as soon as there is."""
+    failures = iter([OSError(errno.EAGAIN, "no room")] * 3)
+
+    def start(*arguments: Any) -> WorkerProcess:
+        for error in failures:
+            raise error
+        return WorkerProcess(*arguments)
+
+    monkeypatch.setattr(processes, "START_AGAIN_S", 0.01)
+    with mq.consumer("line", "g", handlers.noted, order="key", settings=quick()):
+        send(mq, "a:0")
+        eventually(lambda: notes.count() == 1, "the first")
+        monkeypatch.setattr(processes, "WorkerProcess", start)
+        os.kill(notes.lines()[0]["pid"], signal.SIGKILL)
+        send(mq, "a:1", "b:2", "c:3")
+        eventually(lambda: committed(mq) == 4, "all of them, in another process")
+    assert next(failures, None) is None
+
+
+def test_what_moved_to_a_partition_is_told_from_what_is_its_own() -> None:
+    """C18, M5: a message of a parent may have the offset of one that is blocked here."""
+    held: Any = SimpleNamespace(index=2, exhausted={10}, attempts={10: 3}, deadline_s=1.0)
+    held.mark = partial(HeldPartition.mark, held)
+    lanes: list[Any] = [
+        SimpleNamespace(
+            held=held, parks=False, at=0, messages=[Message(b"x", b"k", offset=10, origin=Origin("line", partition))]
+        )
+        for partition in (0, 2)
+    ]
+    run = SimpleNamespace(todo=deque(lanes), over=[], budget=10)
+    (chunk,) = take_chunk(run, 0.0)  # type: ignore[arg-type]
+    assert (chunk.lane, chunk.attempts) == (lanes[0], [1])
+    assert run.over == [lanes[1]]
 
 
 def nested() -> Callable[..., None]:

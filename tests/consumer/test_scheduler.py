@@ -1,4 +1,4 @@
-"""The scheduler with its lanes and runs, and nothing else: in virtual time, driven by the test (C5, C6)."""
+"""C5, C6: the scheduler with its lanes and runs, and nothing else; in virtual time, driven by the test."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from inturn.consumer.opening import OpenedFetch, opened
+from inturn.consumer.opening import opened_fetch
 from inturn.consumer.outcome import Next, Outcome
 from inturn.consumer.shared import DAMAGE_RETRY_S, SharedCore
 from inturn.model.commands import (
@@ -27,7 +27,7 @@ from inturn.model.commands import (
     Pulled,
     Receipt,
 )
-from inturn.model.errors import ConnectionLost, GroupConflict, InturnError, ReceiptExpired
+from inturn.model.errors import AccessDenied, ConnectionLost, GroupConflict, InturnError, ReceiptExpired
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.model.settings import ConsumerSettings, RetryDelays, Strategy
@@ -35,6 +35,7 @@ from tests.consumer.fake_node import LEASE, SUBJECT, batch_of, damaged
 
 _Wanted = TypeVar("_Wanted", bound=Command)
 RAISED = Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, RuntimeError("no"))
+DENIED = AccessDenied("shop", "consume on subject 'orders' for group 'g'", "ask for a rule")
 SUSPENDED = Outcome(Next.REPEAT, ResultKind.FAILED, 3.0)
 
 
@@ -77,7 +78,7 @@ class Bench:
         batches = (batch_of(0, max(offsets) + 1),) if offsets else ()
         deliveries = tuple(Delivery(offset, offset + 1000 * tries, tries) for offset in offsets)
         fetched = Fetched(epoch, deliveries, Pulled(batches, 50, 60), waited_s)
-        self.answer(fetch, OpenedFetch(fetched, opened(fetched.pulled, "orders", 0)))
+        self.answer(fetch, opened_fetch(fetched, "orders", 0))
         return fetch
 
     def work(self, outcome: Callable[[Message], Outcome | None] = lambda message: None) -> list[tuple[int, int]]:
@@ -280,14 +281,15 @@ def test_a_server_that_is_about_to_stop_gets_back_what_was_not_begun() -> None:
 
 
 def test_what_is_damaged_is_given_back_and_told_and_the_rest_is_handled() -> None:
+    """C12: also what stands behind it: it comes with the damaged ones each time."""
     bench = Bench(concurrency=8)
-    batches = (batch_of(0, 2), damaged(batch_of(2, 2)))
-    deliveries = tuple(Delivery(offset, offset + 1000) for offset in range(4))
-    fetched = Fetched(1, deliveries, Pulled(batches, 4, 4))
-    bench.answer(bench.only(Fetch), OpenedFetch(fetched, opened(fetched.pulled, "orders", 0)))
-    assert [offset for offset, _ in bench.work()] == [0, 1]
-    assert len(bench.core.damage) == 1
-    assert sorted(returned(bench.acknowledged(0.0))) == [(2, DAMAGE_RETRY_S, None), (3, DAMAGE_RETRY_S, None)]
+    batches = (batch_of(0, 2), damaged(batch_of(2, 2)), batch_of(4, 1), damaged(batch_of(5, 1)), batch_of(6, 2))
+    deliveries = tuple(Delivery(offset, offset + 1000) for offset in range(8))
+    fetched = Fetched(1, deliveries, Pulled(batches, 8, 8))
+    bench.answer(bench.only(Fetch), opened_fetch(fetched, "orders", 0))
+    assert [offset for offset, _ in bench.work()] == [0, 1, 4, 6, 7]
+    assert [one.offset for one in bench.core.damage] == [2, 5]
+    assert sorted(returned(bench.acknowledged(0.0))) == [(offset, DAMAGE_RETRY_S, None) for offset in (2, 3, 5)]
 
 
 def test_what_came_beside_the_deliveries_is_not_handled() -> None:
@@ -346,12 +348,36 @@ def test_a_loop_that_ends_is_no_failure_of_its_messages() -> None:
     assert returned(bench.acknowledged(0.0)) == [(0, 0.0, None)]
 
 
-@pytest.mark.parametrize("error", [GroupConflict("g", "no"), ConnectionLost("there", "gone")])
+@pytest.mark.parametrize("error", [GroupConflict("g", "no"), DENIED, ConnectionLost("there", "gone")])
 def test_a_heartbeat_that_is_refused_ends_it_and_one_that_is_lost_does_not(error: InturnError) -> None:
     bench = Bench()
     bench.wait(0.0)
     bench.answer(bench.only(Heartbeat), error)
     assert (bench.core.error is error) == (not error.retriable)
+
+
+def test_a_fetch_that_is_not_allowed_ends_it() -> None:
+    bench = Bench()
+    bench.answer(bench.only(Fetch), DENIED)
+    assert bench.core.error is DENIED
+
+
+def test_an_acknowledgement_that_is_not_allowed_ends_it() -> None:
+    bench = Bench()
+    bench.deliver(0)
+    bench.work()
+    bench.wait(0.2)
+    bench.answer(bench.only(Acknowledge), DENIED)
+    assert bench.core.error is DENIED
+
+
+def test_a_stop_does_not_wait_for_a_leave_that_is_not_allowed() -> None:
+    bench = Bench()
+    bench.core.stop(bench.now_s)
+    bench.poll()
+    bench.answer(bench.only(Leave), DENIED)
+    assert bench.core.is_stopped
+    assert bench.core.error is None
 
 
 def test_lists_are_given_back_whole_with_the_error_for_each() -> None:

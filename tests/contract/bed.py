@@ -279,3 +279,15 @@ def send_all(mq: Connection, subject: str, count: int, keys: int = 8, witness: W
             stored = handle.result(WAIT_S)
             if witness is not None:
                 witness.sent(stored, key)
+
+
+def flip_byte_of(folder: Path, body: bytes) -> None:
+    """In the one file below the folder where it is stored."""
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        data = bytearray(path.read_bytes())
+        at = data.find(body)
+        if at >= 0:
+            data[at + len(body) // 2] ^= 1
+            path.write_bytes(data)
+            return
+    raise AssertionError(f"no file holds {body!r}")

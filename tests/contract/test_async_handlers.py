@@ -16,7 +16,7 @@ from tests.contract.bed import WAIT_S, Bed, Witness, committed, eventually, quic
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-def test_c18_more_handlers_wait_at_once_than_anybody_has_threads(line: Connection) -> None:
+def test_more_handlers_wait_at_once_than_anybody_has_threads(line: Connection) -> None:
     send(line, "line", *(f"k{number}:x" for number in range(300)))
     running = most = 0
 
@@ -37,7 +37,7 @@ def test_c18_more_handlers_wait_at_once_than_anybody_has_threads(line: Connectio
     assert most == 300
 
 
-def test_c18_concurrency_is_a_limit(line: Connection) -> None:
+def test_concurrency_is_a_limit(line: Connection) -> None:
     send(line, "line", *(f"k{number}:x" for number in range(60)))
     running = most = 0
 
@@ -54,7 +54,7 @@ def test_c18_concurrency_is_a_limit(line: Connection) -> None:
 
 
 @pytest.mark.parametrize("order", ["key", "partition"])
-def test_c18_the_order_is_kept(bed: Bed, order: str) -> None:
+def test_the_order_is_kept(bed: Bed, order: str) -> None:
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("orders", 4)
@@ -73,7 +73,7 @@ def test_c18_the_order_is_kept(bed: Bed, order: str) -> None:
     assert verdict.duplicates == 0
 
 
-def test_c18_an_exception_repeats_the_message_and_a_suspend_waits(line: Connection) -> None:
+def test_an_exception_repeats_the_message_and_a_suspend_waits(line: Connection) -> None:
     at_s: list[float] = []
     attempts: list[int] = []
 
@@ -93,7 +93,7 @@ def test_c18_an_exception_repeats_the_message_and_a_suspend_waits(line: Connecti
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit, KeyboardInterrupt])
-def test_c18_whatever_a_handler_raises_ends_no_worker(line: Connection, error: type[BaseException]) -> None:
+def test_whatever_a_handler_raises_ends_no_worker(line: Connection, error: type[BaseException]) -> None:
     async def handle(message: Message, context: Context) -> None:
         await asyncio.sleep(0)
         if context.attempt == 1:
@@ -104,7 +104,7 @@ def test_c18_whatever_a_handler_raises_ends_no_worker(line: Connection, error: t
         eventually(lambda: committed(line) == 3, "all of them")
 
 
-def test_c18_batches_and_manual_acknowledgement(line: Connection) -> None:
+def test_batches_and_manual_acknowledgement(line: Connection) -> None:
     calls: list[list[Message]] = []
 
     async def handle(messages: list[Message], context: Context) -> Result | None:
@@ -122,7 +122,7 @@ def test_c18_batches_and_manual_acknowledgement(line: Connection) -> None:
     assert sum(len(messages) for messages in calls) == 80 + len(calls[0])
 
 
-def test_c18_hooks_see_every_attempt(line: Connection) -> None:
+def test_hooks_see_every_attempt(line: Connection) -> None:
     noted: list[tuple[str, bytes]] = []
 
     class Note(Hook):
@@ -147,7 +147,7 @@ def test_c18_hooks_see_every_attempt(line: Connection) -> None:
     }  # fmt: skip
 
 
-def test_c18_a_handler_that_never_awaits_does_not_starve_the_others(line: Connection) -> None:
+def test_a_handler_that_never_awaits_does_not_starve_the_others(line: Connection) -> None:
     """One key has thousands of messages whose handler never waits, another waits in between."""
     done: list[float] = []
     hot = 0
@@ -167,7 +167,7 @@ def test_c18_a_handler_that_never_awaits_does_not_starve_the_others(line: Connec
     assert done[-1] < 1500, "the calm key was done long before the hot one"
 
 
-def test_c18_handlers_share_one_loop_and_may_use_its_locks(line: Connection) -> None:
+def test_handlers_share_one_loop_and_may_use_its_locks(line: Connection) -> None:
     lock: asyncio.Lock | None = None
     loops: set[int] = set()
     threads: set[int] = set()
@@ -186,7 +186,7 @@ def test_c18_handlers_share_one_loop_and_may_use_its_locks(line: Connection) -> 
     assert len(loops) == len(threads) == 1
 
 
-def test_c18_a_callable_object_may_be_async(line: Connection) -> None:
+def test_a_callable_object_may_be_async(line: Connection) -> None:
     class Handler:
         def __init__(self) -> None:
             self.count = 0
@@ -202,7 +202,7 @@ def test_c18_a_callable_object_may_be_async(line: Connection) -> None:
     assert handler.count == 2
 
 
-def test_c18_a_stop_lets_what_waits_end_and_repeats_nothing(line: Connection) -> None:
+def test_a_stop_lets_what_waits_end_and_repeats_nothing(line: Connection) -> None:
     done: list[bytes] = []
 
     async def handle(message: Message, context: Context) -> None:
@@ -219,7 +219,7 @@ def test_c18_a_stop_lets_what_waits_end_and_repeats_nothing(line: Connection) ->
     assert sorted(done) == sorted(b"%d" % number for number in range(40))
 
 
-def test_c18_best_effort_and_no_order(line: Connection) -> None:
+def test_best_effort_and_no_order(line: Connection) -> None:
     async def handle(message: Message, context: Context) -> None:
         await asyncio.sleep(0.001)
         if context.attempt == 1 and message.body == b"3":
@@ -232,7 +232,7 @@ def test_c18_best_effort_and_no_order(line: Connection) -> None:
         eventually(lambda: committed(line, subject="%retry%g%line") == 1, "the retry")
 
 
-def test_c18_run_and_the_decorator_take_async_handlers(line: Connection) -> None:
+def test_run_and_the_decorator_take_async_handlers(line: Connection) -> None:
     done: list[bytes] = []
 
     @line.handler("line", "g", order="key", settings=quick())

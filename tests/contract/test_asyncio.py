@@ -1,4 +1,4 @@
-"""The asyncio client: the same promises, awaited. C18."""
+"""The asyncio client: the same promises, awaited."""
 
 from __future__ import annotations
 

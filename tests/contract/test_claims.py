@@ -98,6 +98,26 @@ def test_two_claimants_share_the_partitions_of_a_keeper(mq: Connection, witness:
     assert witness.judge(order="key").duplicates == 0
 
 
+def test_claimants_share_what_the_node_could_not_cut(
+    mq: Connection, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3, C5: as a server without zstd, which passes on whole batches."""
+    monkeypatch.setattr("inturn.broker.broker.chosen", lambda batch, slots: batch)
+    send_all(mq, "orders", 200, KEYS, witness)
+    seen = Seen(), Seen()
+    with keeping(mq) as keeper:
+        until = ends(mq)
+        tasks = [claimant(mq, keeper, witness.watch(seen[index]), HALVES[index], until) for index in (0, 1)]
+        for task in tasks:
+            task.start()
+        assert all(task.wait_until_through(5.0, 20.0) for task in tasks)
+        assert all(task.stop() for task in tasks)
+        assert lag(mq) == 0
+    for index in (0, 1):
+        assert slots_seen(seen[index]) <= set(HALVES[index])
+    assert witness.judge(order="key").duplicates == 0
+
+
 def test_a_running_consumer_is_taken_over_and_goes_on_afterwards(mq: Connection, witness: Witness) -> None:
     online, drained = Seen(), Seen()
     with mq.consumer("orders", GROUP, witness.watch(online), order="key", settings=quick(), name="online") as consumer:

@@ -1,4 +1,4 @@
-"""Consuming: C1, C4, C9, C10 (for partitions), C13, C14."""
+"""Consuming, one partition after the other."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def test_every_message_is_handled_once_and_in_order(mq: Connection) -> None:
 
 
 def test_messages_that_come_later_are_handled_at_once(one: Connection) -> None:
+    """B1: a pull waits for them."""
     seen = Seen()
     with one.consumer("line", "g", seen, settings=quick()), one.producer() as producer:
         seen.wait_for(5)

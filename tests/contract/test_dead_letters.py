@@ -1,4 +1,4 @@
-"""C11, B6: messages that a group has given up: where they go, how to look at them, how to drive them again."""
+"""Messages that a group has given up: where they go, how to look at them, how to drive them again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def dead(line: Connection) -> Connection:
 
 
 @pytest.mark.parametrize("order", ["key", "partition", "none"])
-def test_c11_a_message_that_is_given_up_lets_the_next_one_run(line: Connection, order: str) -> None:
+def test_a_message_that_is_given_up_lets_the_next_one_run(line: Connection, order: str) -> None:
+    """C11."""
     seen = Seen(Fails(body=b"0"))
     with line.producer() as producer:
         for number in range(3):
@@ -60,9 +61,8 @@ def test_c11_a_message_that_is_given_up_lets_the_next_one_run(line: Connection, 
     assert of_key(seen.messages, "bad").count("0") == 2
 
 
-def test_c11_the_dead_letter_is_durable_before_the_offset_moves(
-    line: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_dead_letter_is_durable_before_the_offset_moves(line: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C11."""
     go_on: list[Callable[[], None]] = []
     held_back = threading.Event()
 
@@ -86,7 +86,8 @@ def test_c11_the_dead_letter_is_durable_before_the_offset_moves(
     assert bodies(line.dead_letters("line", "g").list()) == [b"0"]
 
 
-def test_c11_a_kill_before_the_dead_letter_is_stored_loses_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_before_the_dead_letter_is_stored_loses_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C11."""
     mq = bed.open(flush="os", lease=SHORT_LEASE)
     mq.create_subject("line", 1)
     held_back = threading.Event()
@@ -104,7 +105,9 @@ def test_c11_a_kill_before_the_dead_letter_is_stored_loses_nothing(bed: Bed, mon
     assert bodies(mq.dead_letters("line", "g").list()) == [b"0"]
 
 
-def test_c11_messages_without_a_key_become_dead_letters_where_keys_are_parked(line: Connection) -> None:
+def test_messages_without_a_key_become_dead_letters_where_keys_are_parked(line: Connection) -> None:
+    """C11."""
+
     def fail(message: Message, context: Context) -> None:
         raise RuntimeError("no connection")
 
@@ -115,7 +118,8 @@ def test_c11_messages_without_a_key_become_dead_letters_where_keys_are_parked(li
         assert bodies(line.dead_letters("line", "g").list()) == [b"keyless"]
 
 
-def test_c11_under_best_effort_all_attempts_count(line: Connection) -> None:
+def test_under_best_effort_all_attempts_count(line: Connection) -> None:
+    """C11."""
     seen = Seen(Fails(body=b"0"))
     send(line, "line", "bad:0", "bad:1")
     settings = giving_up(strategy="best-effort", max_attempts=3)
@@ -126,8 +130,8 @@ def test_c11_under_best_effort_all_attempts_count(line: Connection) -> None:
     assert (letter.subject, letter.partition, letter.offset, letter.attempts) == ("line", 0, 0, 3)
 
 
-def test_c11_under_best_effort_what_is_given_up_can_be_found_also_where_keys_are_parked(line: Connection) -> None:
-    """It failed for the last time in the retry subject: nothing of its key waits behind it there."""
+def test_under_best_effort_what_is_given_up_can_be_found_also_where_keys_are_parked(line: Connection) -> None:
+    """C11: it failed for the last time in the retry subject: nothing of its key waits behind it there."""
     seen = Seen(Fails(body=b"0"))
     send(line, "line", "bad:0", "bad:1")
     settings = giving_up(strategy="best-effort", on_exhausted="park")
@@ -140,7 +144,8 @@ def test_c11_under_best_effort_what_is_given_up_can_be_found_also_where_keys_are
 # B6: list, show, redrive
 
 
-def test_b6_dead_letters_are_listed_oldest_first(dead: Connection) -> None:
+def test_dead_letters_are_listed_oldest_first(dead: Connection) -> None:
+    """B6."""
     letters = dead.dead_letters("line", "g")
     assert bodies(letters.list()) == [b"0", b"2", b"4"]
     assert bodies(letters.list(limit=2)) == [b"0", b"2"]
@@ -156,7 +161,8 @@ def test_b6_dead_letters_are_listed_oldest_first(dead: Connection) -> None:
             letters.list(limit)  # type: ignore[arg-type]
 
 
-def test_b6_no_dead_letters_is_no_error_but_no_group_is(line: Connection) -> None:
+def test_no_dead_letters_is_no_error_but_no_group_is(line: Connection) -> None:
+    """B6."""
     with pytest.raises(NotFound, match="group"):
         line.dead_letters("line", "g")
     with pytest.raises(NotFound, match="subject"):
@@ -172,7 +178,8 @@ def test_b6_no_dead_letters_is_no_error_but_no_group_is(line: Connection) -> Non
         letters.redrive([0])
 
 
-def test_b6_redriving_gives_them_to_the_group_once_more(dead: Connection) -> None:
+def test_redriving_gives_them_to_the_group_once_more(dead: Connection) -> None:
+    """B6."""
     letters = dead.dead_letters("line", "g")
     assert letters.redrive() == 3
     assert letters.list() == []
@@ -191,7 +198,8 @@ def test_b6_redriving_gives_them_to_the_group_once_more(dead: Connection) -> Non
     assert len(other.messages) == 5, "only this group gets them again"
 
 
-def test_b6_some_may_be_chosen(dead: Connection) -> None:
+def test_some_may_be_chosen(dead: Connection) -> None:
+    """B6."""
     letters = dead.dead_letters("line", "g")
     assert letters.redrive([1]) == 1
     assert bodies(letters.list()) == [b"0", b"4"]
@@ -209,7 +217,8 @@ def test_b6_some_may_be_chosen(dead: Connection) -> None:
     assert sorted(seen.bodies) == [b"0", b"2", b"4"]
 
 
-def test_b6_what_was_driven_again_is_remembered_when_the_folder_is_opened_again(bed: Bed, dead: Connection) -> None:
+def test_what_was_driven_again_is_remembered_when_the_folder_is_opened_again(bed: Bed, dead: Connection) -> None:
+    """B6."""
     dead.dead_letters("line", "g").redrive([0, 2])
     mq = bed.reopen(flush="os")
     assert bodies(mq.dead_letters("line", "g").list()) == [b"2"]
@@ -219,7 +228,8 @@ def test_b6_what_was_driven_again_is_remembered_when_the_folder_is_opened_again(
     assert sorted(seen.bodies) == [b"0", b"4"]
 
 
-def test_b6_one_that_fails_again_is_a_dead_letter_again(dead: Connection) -> None:
+def test_one_that_fails_again_is_a_dead_letter_again(dead: Connection) -> None:
+    """B6."""
     letters = dead.dead_letters("line", "g")
     assert letters.redrive([1]) == 1
     fails = Fails()
@@ -231,7 +241,8 @@ def test_b6_one_that_fails_again_is_a_dead_letter_again(dead: Connection) -> Non
     assert (again.subject, again.partition, again.offset, again.attempts) == ("line", 0, 2, 2)
 
 
-def test_b6_a_consumer_that_runs_handles_what_is_driven_again(line: Connection) -> None:
+def test_a_consumer_that_runs_handles_what_is_driven_again(line: Connection) -> None:
+    """B6."""
     fails = Fails()
     send(line, "line", "bad:0", "k:1")
     with line.consumer("line", "g", fails, order="key", settings=giving_up()):
@@ -243,8 +254,8 @@ def test_b6_a_consumer_that_runs_handles_what_is_driven_again(line: Connection) 
     assert letters.list() == []
 
 
-def test_b6_redriving_without_a_retry_subject_makes_it(bed: Bed) -> None:
-    """Somebody's consumers may give up without ever having had one: it has the usual delays then."""
+def test_redriving_without_a_retry_subject_makes_it(bed: Bed) -> None:
+    """B6: somebody's consumers may give up without ever having had one: it has the usual delays then."""
     mq = bed.open(flush="os")
     mq.create_subject("line", 1)
     with mq.consumer("line", "g", Seen(), settings=quick()):
@@ -254,9 +265,10 @@ def test_b6_redriving_without_a_retry_subject_makes_it(bed: Bed) -> None:
     assert mq.subject("%retry%g%line").partition_count == 18
 
 
-def test_b6_a_failure_between_the_append_and_the_commit_repeats_and_loses_nothing(
+def test_a_failure_between_the_append_and_the_commit_repeats_and_loses_nothing(
     dead: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """B6."""
     put_between(monkeypatch, dead, Commit, lambda command, reply, real: reply(StorageError("state", "I/O error")))
     letters = dead.dead_letters("line", "g")
     with pytest.raises(StorageError):
@@ -270,7 +282,8 @@ def test_b6_a_failure_between_the_append_and_the_commit_repeats_and_loses_nothin
     assert seen.bodies == [b"0", b"0"]
 
 
-def test_b6_two_who_drive_at_the_same_time_drive_each_letter_once(line: Connection) -> None:
+def test_two_who_drive_at_the_same_time_drive_each_letter_once(line: Connection) -> None:
+    """B6."""
     send(line, "line", *(f"bad:{number}" for number in range(200)))
     with line.consumer("line", "g", Fails(), order="key", settings=giving_up(max_attempts=1)):
         eventually(lambda: committed(line) == 200, "all of them")
@@ -288,7 +301,8 @@ def test_b6_two_who_drive_at_the_same_time_drive_each_letter_once(line: Connecti
     assert len(list(line.reader("%retry%g%line"))) == 200
 
 
-def test_b6_many_letters_are_driven_in_their_order(line: Connection) -> None:
+def test_many_letters_are_driven_in_their_order(line: Connection) -> None:
+    """B6."""
     with line.producer() as producer:
         for number in range(300):
             producer.send("line", b"%d " % number + bytes(10_000), key="bad")
@@ -299,7 +313,8 @@ def test_b6_many_letters_are_driven_in_their_order(line: Connection) -> None:
     assert driven == list(range(300))
 
 
-def test_b6_a_closed_connection_says_so(bed: Bed, dead: Connection) -> None:
+def test_a_closed_connection_says_so(bed: Bed, dead: Connection) -> None:
+    """B6."""
     letters = dead.dead_letters("line", "g")
     bed.close()
     for call in (letters.list, letters.redrive, lambda: dead.dead_letters("line", "g")):
@@ -307,9 +322,8 @@ def test_b6_a_closed_connection_says_so(bed: Bed, dead: Connection) -> None:
             call()
 
 
-def test_b6_who_holds_the_dead_letters_is_waited_for_and_named(
-    dead: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_holds_the_dead_letters_is_waited_for_and_named(dead: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B6."""
     monkeypatch.setattr("inturn.dead_letters.LEASE_WAIT_S", 0.1)
     with dead.consumer(DEAD, "g", Seen(), order="none", settings=quick(retry=RetryDelays((1.0,), 0)), name="reader"):
         eventually(lambda: committed(dead, subject=DEAD) == 3, "it holds the lease")

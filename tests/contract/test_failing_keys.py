@@ -1,4 +1,4 @@
-"""C10, C11: a message that fails holds back its key and nothing else; its attempts are never forgotten."""
+"""A message that fails holds back its key and nothing else; its attempts are never forgotten."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def state(mq: Connection, subject: str = "line", group: str = "g") -> str | None
     return None if found is None else found.state
 
 
-def test_c10_a_failing_key_does_not_hold_back_the_others(line: Connection) -> None:
+def test_a_failing_key_does_not_hold_back_the_others(line: Connection) -> None:
+    """C10."""
     fails = Fails()
     seen = Seen(fails)
     send(line, "line", "bad:0", "bad:1", *(f"k{number % 9}:{number}" for number in range(300)))
@@ -63,7 +64,8 @@ def test_c10_a_failing_key_does_not_hold_back_the_others(line: Connection) -> No
     assert line.keys("line", "g") == []
 
 
-def test_c10_the_time_between_attempts_grows(line: Connection) -> None:
+def test_the_time_between_attempts_grows(line: Connection) -> None:
+    """C10."""
     fails = Fails()
     send(line, "line", "bad:0")
     with line.consumer("line", "g", fails, order="key", settings=quick(backoff_min_s=0.02, backoff_max_s=0.2)):
@@ -73,7 +75,8 @@ def test_c10_the_time_between_attempts_grows(line: Connection) -> None:
     assert waits[0] < 0.15, waits
 
 
-def test_c10_the_handler_may_say_how_long_to_wait(line: Connection) -> None:
+def test_the_handler_may_say_how_long_to_wait(line: Connection) -> None:
+    """C10."""
     at_s: list[float] = []
 
     def handle(message: Message, context: Context) -> object:
@@ -86,7 +89,8 @@ def test_c10_the_handler_may_say_how_long_to_wait(line: Connection) -> None:
     assert 0.3 <= at_s[1] - at_s[0] < 1
 
 
-def test_c10_a_failing_key_is_listed_with_its_error_and_what_waits_behind_it(line: Connection) -> None:
+def test_a_failing_key_is_listed_with_its_error_and_what_waits_behind_it(line: Connection) -> None:
+    """C10."""
     fails = Fails()
     send(line, "line", "good:0", "bad:1", "bad:2", "bad:3")
     with line.consumer("line", "g", fails, order="key", settings=quick()):
@@ -107,7 +111,8 @@ def test_c10_a_failing_key_is_listed_with_its_error_and_what_waits_behind_it(lin
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "reopen"])
-def test_c10_attempts_survive_whoever_counts_them(bed: Bed, how: str) -> None:
+def test_attempts_survive_whoever_counts_them(bed: Bed, how: str) -> None:
+    """C10."""
     mq = bed.open(flush="os", lease=SHORT_LEASE)
     mq.create_subject("line", 1)
     send(mq, "line", "bad:0", "k:1")
@@ -129,7 +134,8 @@ def test_c10_attempts_survive_whoever_counts_them(bed: Bed, how: str) -> None:
     assert second.attempts[0] in ((tried, tried + 1) if how == "kill" else (tried + 1,))
 
 
-def test_c10_under_order_by_partition_the_partition_waits(line: Connection) -> None:
+def test_under_order_by_partition_the_partition_waits(line: Connection) -> None:
+    """C10."""
     fails = Fails()
     seen = Seen(fails)
     send(line, "line", "k:0", "bad:1", "k:2")
@@ -145,7 +151,8 @@ def test_c10_under_order_by_partition_the_partition_waits(line: Connection) -> N
 # C11: a maximum of attempts
 
 
-def test_c11_a_blocked_key_waits_for_somebody(line: Connection) -> None:
+def test_a_blocked_key_waits_for_somebody(line: Connection) -> None:
+    """C11."""
     fails = Fails()
     seen = Seen(fails)
     send(line, "line", "bad:0", "k:1", "bad:2", "k:3")
@@ -165,7 +172,8 @@ def test_c11_a_blocked_key_waits_for_somebody(line: Connection) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "reopen"])
-def test_c11_a_blocked_key_stays_blocked_whoever_holds_it(bed: Bed, how: str) -> None:
+def test_a_blocked_key_stays_blocked_whoever_holds_it(bed: Bed, how: str) -> None:
+    """C11."""
     mq = bed.open(flush="os", lease=SHORT_LEASE)
     mq.create_subject("line", 1)
     send(mq, "line", "bad:0", "k:1")
@@ -189,7 +197,8 @@ def test_c11_a_blocked_key_stays_blocked_whoever_holds_it(bed: Bed, how: str) ->
     assert of_key(seen.messages, "bad") == ["0", "3"]
 
 
-def test_c11_skipping_a_blocked_key_lets_the_next_one_run(bed: Bed) -> None:
+def test_skipping_a_blocked_key_lets_the_next_one_run(bed: Bed) -> None:
+    """C11."""
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("line", 1)
@@ -206,7 +215,8 @@ def test_c11_skipping_a_blocked_key_lets_the_next_one_run(bed: Bed) -> None:
     assert witness.judge(order="key").skipped == 1
 
 
-def test_c11_a_failing_key_can_be_skipped_while_it_is_repeated(line: Connection) -> None:
+def test_a_failing_key_can_be_skipped_while_it_is_repeated(line: Connection) -> None:
+    """C11."""
     seen = Seen(Fails(body=b"0"))
     send(line, "line", "bad:0", "bad:1")
     with line.consumer("line", "g", seen, order="key", settings=quick(backoff_max_s=0.02)):
@@ -217,7 +227,8 @@ def test_c11_a_failing_key_can_be_skipped_while_it_is_repeated(line: Connection)
     assert line.keys("line", "g") == []
 
 
-def test_c11_under_order_by_partition_a_blocked_partition_goes_on_after_a_skip(line: Connection) -> None:
+def test_under_order_by_partition_a_blocked_partition_goes_on_after_a_skip(line: Connection) -> None:
+    """C11."""
     seen = Seen(Fails(body=b"1"))
     send(line, "line", "k:0", "bad:1", "k:2")
     with line.consumer("line", "g", seen, order="partition", settings=quick(max_attempts=2)):
@@ -227,7 +238,8 @@ def test_c11_under_order_by_partition_a_blocked_partition_goes_on_after_a_skip(l
     assert seen.bodies == [b"0", b"1", b"1", b"2"]
 
 
-def test_c11_under_order_by_partition_a_blocked_partition_can_be_resumed(line: Connection) -> None:
+def test_under_order_by_partition_a_blocked_partition_can_be_resumed(line: Connection) -> None:
+    """C11."""
     fails = Fails(body=b"1")
     send(line, "line", "k:0", "bad:1", "k:2")
     with line.consumer("line", "g", fails, order="partition", settings=quick(max_attempts=2)):
@@ -238,8 +250,8 @@ def test_c11_under_order_by_partition_a_blocked_partition_can_be_resumed(line: C
     assert fails.attempts == [1, 2, 1]
 
 
-def test_c11_a_skip_names_the_message_that_is_meant(line: Connection) -> None:
-    """So a skip that is repeated, or comes late, drops nothing else."""
+def test_a_skip_names_the_message_that_is_meant(line: Connection) -> None:
+    """C11: so a skip that is repeated, or comes late, drops nothing else."""
     send(line, "line", "bad:0", "bad:1")
     with line.consumer("line", "g", Fails(), order="key", settings=quick(max_attempts=1)):
         eventually(lambda: state(line) == "blocked", "the first is blocked")
@@ -252,7 +264,8 @@ def test_c11_a_skip_names_the_message_that_is_meant(line: Connection) -> None:
         assert state(line) == "blocked"
 
 
-def test_c11_only_keys_in_trouble_can_be_resumed_or_skipped(line: Connection) -> None:
+def test_only_keys_in_trouble_can_be_resumed_or_skipped(line: Connection) -> None:
+    """C11."""
     send(line, "line", "good:0")
     with line.consumer("line", "g", Seen(), order="key", settings=quick()):
         eventually(lambda: committed(line) == 1, "it is done")
@@ -282,12 +295,14 @@ def test_c11_only_keys_in_trouble_can_be_resumed_or_skipped(line: Connection) ->
                 line.park_key("line", "g", "good", wait_s=wrong_s)  # type: ignore[arg-type]
 
 
-def test_c11_parking_needs_order_by_key(line: Connection) -> None:
+def test_parking_needs_order_by_key(line: Connection) -> None:
+    """C11."""
     with pytest.raises(InvalidInput, match="order='key'"):
         line.consumer("line", "g", Seen(), order="partition", settings=quick(max_attempts=1, on_exhausted="park"))
 
 
-def test_c11_a_group_with_parked_keys_is_refused_another_order(line: Connection) -> None:
+def test_a_group_with_parked_keys_is_refused_another_order(line: Connection) -> None:
+    """C11."""
     send(line, "line", "bad:0", "k:1")
     with line.consumer("line", "g", Fails(), order="key", settings=quick(max_attempts=1, on_exhausted="park")):
         eventually(lambda: state(line) == "parked", "it is parked")
@@ -301,7 +316,8 @@ def test_c11_a_group_with_parked_keys_is_refused_another_order(line: Connection)
         seen.wait_for(1)  # the one that was refused does not keep the lease until it ends
 
 
-def test_c10_many_keys_fail_and_recover_and_all_of_them_keep_their_order(bed: Bed) -> None:
+def test_many_keys_fail_and_recover_and_all_of_them_keep_their_order(bed: Bed) -> None:
+    """C10."""
     witness = Witness()
     mq = bed.open(flush="os", lease=SHORT_LEASE, observer=witness.recorder)
     mq.create_subject("orders", 2)
@@ -333,7 +349,8 @@ def test_c10_many_keys_fail_and_recover_and_all_of_them_keep_their_order(bed: Be
     witness.judge(order="key")
 
 
-def test_c11_a_key_cannot_be_parked_where_the_order_is_that_of_partitions(mq: Connection) -> None:
+def test_a_key_cannot_be_parked_where_the_order_is_that_of_partitions(mq: Connection) -> None:
+    """C11."""
     mq.create_subject("line", 1)
     send(mq, "line", "a:0")
     seen = Seen()

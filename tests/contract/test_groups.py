@@ -1,4 +1,4 @@
-"""Members that come, go and die: C2, C17, B2, B4, M7, and the contract under all of it."""
+"""Members that come, go and die, and the contract under all of it."""
 
 from __future__ import annotations
 

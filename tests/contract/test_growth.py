@@ -7,11 +7,11 @@ from collections import defaultdict
 
 import pytest
 
-from inturn import Connection, Context, Message
+from inturn import Connection, Context, LogSettings, Message
 from inturn.errors import InvalidInput, NotFound
 from inturn.model.commands import GroupDescription
 from inturn.model.slot import slot_of
-from tests.contract.bed import Seen, eventually, quick
+from tests.contract.bed import Bed, Seen, eventually, quick
 
 KEYS = [f"key-{number}".encode() for number in range(40)]
 
@@ -235,3 +235,47 @@ def test_what_cannot_grow_is_told_so(book: Connection) -> None:
     book.create_subject("chosen", partitions=2, routing="selector")
     with pytest.raises(InvalidInput, match="selector"):
         book.grow_subject("chosen", 4)
+
+
+def test_a_reader_goes_on_into_new_partitions(book: Connection) -> None:
+    send(book, 0, 2)
+    reader = book.reader("order.book")
+    rows = iter(reader)
+    read = [next(rows)]
+    book.grow_subject("order.book", 8)
+    send(book, 2, 2)
+    read += rows
+    assert len(read) == 4 * len(KEYS)
+    assert {message.partition for message in read} == set(range(8))
+    numbers = {key: [int(message.body) for message in read if message.key == key] for key in KEYS}
+    assert all(sorted(found) == [0, 1, 2, 3] for found in numbers.values())
+    assert list(reader) == []
+
+
+def test_what_retention_took_of_a_parent_holds_no_child_back(bed: Bed, quiet: None) -> None:
+    """M5: of a group that has not begun, and of one with a blocked key whose messages are gone."""
+    log = LogSettings(flush="os", segment_bytes=2_000, retention_bytes=8_000)  # type: ignore[arg-type]
+    mq = bed.open(log=log)
+    mq.create_subject("order.book", partitions=2)
+    send(mq, 0, 5)
+    blocked, behind = Keeps(), Keeps()
+    blocked.failing = {KEYS[0]}
+    with mq.consumer("order.book", "notify", blocked, order="key", settings=quick(backoff_min_s=20)):
+        eventually(lambda: blocked.count() == 5 * (len(KEYS) - 1), "all but one key")
+    send(mq, 5, 50)
+    mq.grow_subject("order.book", 4)
+    send(mq, 55, 2)
+    mq = bed.reopen(log=log)  # which is when it looks
+    assert all(one.start_offset > 5 * len(KEYS) for one in mq.describe_subject("order.book").partitions[:2])
+    late = Keeps()
+    with (
+        mq.consumer("order.book", "notify", behind, order="key", settings=quick()),
+        mq.consumer("order.book", "late", late, order="key", settings=quick()),
+    ):
+        for group in ("notify", "late"):
+            eventually(lambda group=group: group_of(mq, group).lag == 0, "everything that is there")  # type: ignore[misc]
+    for keeps in (behind, late):
+        assert keeps.partitions == {0, 1, 2, 3}
+        for key in KEYS:
+            numbers = keeps.numbers[key]
+            assert numbers == list(range(numbers[0], 57)), "in order, without a gap"

@@ -1,4 +1,4 @@
-"""C13: a stuck key stops nobody else until the span is full, and is named then. C16: concurrency while running."""
+"""A stuck key stops nobody else until the span is full, and is named then. Concurrency while running."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def others(seen: Seen) -> int:
     return len({message.offset for message in seen.messages if message.key != b"stuck"})
 
 
-def test_c13_a_stuck_key_lets_the_others_go_on_until_the_span_and_is_named_then(bed: Bed) -> None:
+def test_a_stuck_key_lets_the_others_go_on_until_the_span_and_is_named_then(bed: Bed) -> None:
+    """C13."""
     mq = bed.open(flush="os", lease=SHORT_LEASE)
     mq.create_subject("line", 1)
     fill(mq)
@@ -71,7 +72,8 @@ def test_c13_a_stuck_key_lets_the_others_go_on_until_the_span_and_is_named_then(
     assert len(seen.messages) == 501
 
 
-def test_c13_a_failing_key_that_fills_the_span_is_named_by_keys_too(line: Connection) -> None:
+def test_a_failing_key_that_fills_the_span_is_named_by_keys_too(line: Connection) -> None:
+    """C13."""
     fill(line)
     is_mended = threading.Event()
 
@@ -92,8 +94,8 @@ def test_c13_a_failing_key_that_fills_the_span_is_named_by_keys_too(line: Connec
     assert len([event for event in logs if event["event"] == "consumer.paused_by_key"]) == 1
 
 
-def test_c13_messages_behind_a_stuck_one_do_not_fill_the_buffer_of_the_others(line: Connection) -> None:
-    """More wait behind the stuck message than flow control lets wait at all."""
+def test_messages_behind_a_stuck_one_do_not_fill_the_buffer_of_the_others(line: Connection) -> None:
+    """C13: more wait behind the stuck message than flow control lets wait at all."""
     send(line, "line", "stuck:first")
     for start in range(0, 300, 20):
         send(line, "line", *(f"stuck:{number}" for number in range(start, start + 20)))
@@ -109,7 +111,9 @@ def test_c13_messages_behind_a_stuck_one_do_not_fill_the_buffer_of_the_others(li
 
 
 @pytest.mark.usefixtures("quiet")
-def test_c13_a_parked_key_does_not_fill_the_span(line: Connection) -> None:
+def test_a_parked_key_does_not_fill_the_span(line: Connection) -> None:
+    """C13."""
+
     def fail(message: Message, context: Context) -> None:
         if message.key == b"stuck":
             raise RuntimeError("no connection")
@@ -122,7 +126,8 @@ def test_c13_a_parked_key_does_not_fill_the_span(line: Connection) -> None:
     assert others(seen) == 500
 
 
-def test_c13_a_stuck_key_of_one_partition_does_not_pause_another(mq: Connection) -> None:
+def test_a_stuck_key_of_one_partition_does_not_pause_another(mq: Connection) -> None:
+    """C13."""
     mq.create_subject("two", 2, routing="selector")
     with mq.producer() as producer:
         for number in range(800):
@@ -142,7 +147,8 @@ def test_c13_a_stuck_key_of_one_partition_does_not_pause_another(mq: Connection)
         eventually(lambda: committed(mq, subject="two") == 800, "all of them")
 
 
-def test_c13_flow_control_of_manual_acknowledgement_names_the_key_that_does_not_commit(line: Connection) -> None:
+def test_flow_control_of_manual_acknowledgement_names_the_key_that_does_not_commit(line: Connection) -> None:
+    """C13."""
     fill(line)
     commit = threading.Event()
 
@@ -180,7 +186,8 @@ class Running:
             self._changed.notify_all()
 
 
-def test_c16_threads_come_and_go_while_it_runs(line: Connection) -> None:
+def test_threads_come_and_go_while_it_runs(line: Connection) -> None:
+    """C16."""
     running = Running()
     send(line, "line", *(f"k{number}:x" for number in range(100)))
     consumer = line.consumer("line", "g", running, order="key", settings=quick(concurrency=2))
@@ -206,7 +213,8 @@ def test_c16_threads_come_and_go_while_it_runs(line: Connection) -> None:
     assert running.most == 12
 
 
-def test_c16_tasks_come_and_go_while_it_runs(line: Connection) -> None:
+def test_tasks_come_and_go_while_it_runs(line: Connection) -> None:
+    """C16."""
     running = 0
     may_go = 0
 
@@ -237,7 +245,8 @@ def test_c16_tasks_come_and_go_while_it_runs(line: Connection) -> None:
         eventually(lambda: committed(line) == 200, "all of them")
 
 
-def test_c16_changes_under_load_keep_the_order(line: Connection) -> None:
+def test_changes_under_load_keep_the_order(line: Connection) -> None:
+    """C16."""
     seen = Seen(lambda message, context: time.sleep(0.001))
     send(line, "line", *(f"k{number % 30}:{number}" for number in range(900)))
     consumer = line.consumer("line", "g", seen, order="key", settings=quick(concurrency=1))
@@ -250,7 +259,8 @@ def test_c16_changes_under_load_keep_the_order(line: Connection) -> None:
         assert of_key(seen.messages, f"k{key}") == [str(number) for number in range(key, 900, 30)]
 
 
-def test_c16_a_concurrency_that_makes_no_sense_is_refused(line: Connection) -> None:
+def test_a_concurrency_that_makes_no_sense_is_refused(line: Connection) -> None:
+    """C16."""
     consumer = line.consumer("line", "g", Seen(), order="key", settings=quick(concurrency=2))
     for wrong in (0, -1, 1.5, "many", None, True):
         with pytest.raises(InvalidInput, match="concurrency"):
@@ -258,7 +268,8 @@ def test_c16_a_concurrency_that_makes_no_sense_is_refused(line: Connection) -> N
     assert consumer.concurrency == 2
 
 
-def test_c16_it_may_be_changed_before_the_start_and_after_the_stop(line: Connection) -> None:
+def test_it_may_be_changed_before_the_start_and_after_the_stop(line: Connection) -> None:
+    """C16."""
     running = Running()
     send(line, "line", *(f"k{number}:x" for number in range(6)))
     consumer = line.consumer("line", "g", running, order="key", settings=quick(concurrency=1))
@@ -270,7 +281,8 @@ def test_c16_it_may_be_changed_before_the_start_and_after_the_stop(line: Connect
     assert consumer.concurrency == 3
 
 
-def test_c7_the_lag_does_not_count_what_is_finished_behind_a_key_that_hangs(mq: Connection) -> None:
+def test_the_lag_does_not_count_what_is_finished_behind_a_key_that_hangs(mq: Connection) -> None:
+    """C7."""
     mq.create_subject("line", 1)
     send(mq, "line", "stuck:0", *(f"k{number}:0" for number in range(9)))
     ends = threading.Event()

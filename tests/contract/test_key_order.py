@@ -1,4 +1,4 @@
-"""C5, C6, C7, C8, C9: order by key, and what is known of it after a crash."""
+"""Order by key, and what is known of it after a crash."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Together:
 # C5: keys run at the same time, one key one after the other
 
 
-def test_c5_keys_of_one_partition_run_at_the_same_time(line: Connection) -> None:
+def test_keys_of_one_partition_run_at_the_same_time(line: Connection) -> None:
+    """C5."""
     send(line, "line", *(f"k{number}:x" for number in range(16)))
     together = Together(16)
     with line.consumer("line", "g", together, order="key", settings=quick(concurrency=16)):
@@ -57,7 +58,8 @@ def test_c5_keys_of_one_partition_run_at_the_same_time(line: Connection) -> None
     assert not together.is_broken
 
 
-def test_c5_messages_of_one_key_never_overlap_and_stay_in_order(bed: Bed) -> None:
+def test_messages_of_one_key_never_overlap_and_stay_in_order(bed: Bed) -> None:
+    """C5."""
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("orders", 3)
@@ -82,7 +84,8 @@ def test_c5_messages_of_one_key_never_overlap_and_stay_in_order(bed: Bed) -> Non
         assert of_key(seen.messages, f"key-{key}") == [str(number) for number in range(key, 600, 20)]
 
 
-def test_c5_messages_without_a_key_are_independent_of_each_other(line: Connection) -> None:
+def test_messages_without_a_key_are_independent_of_each_other(line: Connection) -> None:
+    """C5."""
     send(line, "line", *"abcdefgh")
     together = Together(8)
     with line.consumer("line", "g", together, order="key", settings=quick(concurrency=8)):
@@ -90,7 +93,8 @@ def test_c5_messages_without_a_key_are_independent_of_each_other(line: Connectio
     assert not together.is_broken
 
 
-def test_c5_messages_without_a_key_wait_in_one_lane_if_the_subject_asks_for_it(bed: Bed) -> None:
+def test_messages_without_a_key_wait_in_one_lane_if_the_subject_asks_for_it(bed: Bed) -> None:
+    """C5."""
     mq = bed.open(flush="os")
     assert mq.create_subject("line", 1, keyless="one-lane").keyless == "one-lane"
     mq = bed.reopen(flush="os")
@@ -116,12 +120,14 @@ def test_c5_messages_without_a_key_wait_in_one_lane_if_the_subject_asks_for_it(b
     ]
 
 
-def test_c5_an_unknown_keyless_is_refused(mq: Connection) -> None:
+def test_an_unknown_keyless_is_refused(mq: Connection) -> None:
+    """C5."""
     with pytest.raises(InvalidInput, match="'independent', 'one-lane'"):
         mq.create_subject("other", keyless="alone")
 
 
-def test_c5_empty_and_binary_keys_are_keys_like_others(line: Connection) -> None:
+def test_empty_and_binary_keys_are_keys_like_others(line: Connection) -> None:
+    """C5."""
     keys = [b"", b"\0", b"\xff\xfe", "ä".encode()]
     with line.producer() as producer:
         for number in range(40):
@@ -136,8 +142,8 @@ def test_c5_empty_and_binary_keys_are_keys_like_others(line: Connection) -> None
 # C6: whoever is idle takes the next key
 
 
-def test_c6_two_busy_keys_never_share_a_worker_while_another_idles(line: Connection) -> None:
-    """Whatever the keys hash to: with as many workers as keys, all keys run at once."""
+def test_two_busy_keys_never_share_a_worker_while_another_idles(line: Connection) -> None:
+    """C6: whatever the keys hash to: with as many workers as keys, all keys run at once."""
     names = [f"key-{number}" for number in range(6)]
     send(line, "line", *(f"{name}:{number}" for number in range(20) for name in names))
     busy: dict[str | None, float] = defaultdict(float)
@@ -154,7 +160,8 @@ def test_c6_two_busy_keys_never_share_a_worker_while_another_idles(line: Connect
     assert took_s < 1.6 * max(busy.values()), "two of them shared a worker"
 
 
-def test_c6_a_slow_message_holds_back_only_its_own_key(line: Connection) -> None:
+def test_a_slow_message_holds_back_only_its_own_key(line: Connection) -> None:
+    """C6."""
     go_on = threading.Event()
     seen = Seen(lambda message, context: go_on.wait(WAIT_S) and None if message.key == b"slow" else None)
     send(line, "line", "slow:first", "slow:second", *(f"k{number % 50}:{number}" for number in range(500)))
@@ -168,7 +175,8 @@ def test_c6_a_slow_message_holds_back_only_its_own_key(line: Connection) -> None
 # C7: a crash repeats only what was not finished
 
 
-def test_c7_after_a_kill_only_unfinished_messages_are_repeated(bed: Bed) -> None:
+def test_after_a_kill_only_unfinished_messages_are_repeated(bed: Bed) -> None:
+    """C7."""
     witness = Witness()
     mq = bed.open(flush="os", lease=SHORT_LEASE, observer=witness.recorder)
     mq.create_subject("line", 1)
@@ -195,7 +203,8 @@ def test_c7_after_a_kill_only_unfinished_messages_are_repeated(bed: Bed) -> None
     assert witness.judge(order="key").duplicates <= 1
 
 
-def test_c7_the_finished_set_survives_closing_and_opening_the_folder(bed: Bed) -> None:
+def test_the_finished_set_survives_closing_and_opening_the_folder(bed: Bed) -> None:
+    """C7."""
     mq = bed.open(flush="os")
     mq.create_subject("line", 1)
     send(mq, "line", "bad:0", *(f"k{number}:{number}" for number in range(1, 300)), "bad:300")
@@ -215,7 +224,8 @@ def test_c7_the_finished_set_survives_closing_and_opening_the_folder(bed: Bed) -
     assert second.bodies == [b"0", b"300"]
 
 
-def test_c7_a_hand_over_takes_the_finished_set_along(bed: Bed) -> None:
+def test_a_hand_over_takes_the_finished_set_along(bed: Bed) -> None:
+    """C7."""
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("orders", 4)
@@ -234,7 +244,8 @@ def test_c7_a_hand_over_takes_the_finished_set_along(bed: Bed) -> None:
     assert len(seen.messages) == 800
 
 
-def test_c7_kills_and_hand_overs_under_load_keep_the_order_of_every_key(bed: Bed) -> None:
+def test_kills_and_hand_overs_under_load_keep_the_order_of_every_key(bed: Bed) -> None:
+    """C7."""
     witness = Witness()
     mq = bed.open(flush="os", lease=SHORT_LEASE, observer=witness.recorder)
     mq.create_subject("orders", 4)
@@ -270,7 +281,8 @@ def test_c7_kills_and_hand_overs_under_load_keep_the_order_of_every_key(bed: Bed
 # C8: no order
 
 
-def test_c8_without_order_even_one_key_runs_at_the_same_time(line: Connection) -> None:
+def test_without_order_even_one_key_runs_at_the_same_time(line: Connection) -> None:
+    """C8."""
     send(line, "line", *(f"same:{number}" for number in range(8)))
     together = Together(8)
     with line.consumer("line", "g", together, order="none", settings=quick(concurrency=8)):
@@ -278,7 +290,8 @@ def test_c8_without_order_even_one_key_runs_at_the_same_time(line: Connection) -
     assert not together.is_broken
 
 
-def test_c8_without_order_what_failed_comes_back_through_the_retry_subject(bed: Bed) -> None:
+def test_without_order_what_failed_comes_back_through_the_retry_subject(bed: Bed) -> None:
+    """C8."""
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("line", 1)
@@ -300,7 +313,8 @@ def test_c8_without_order_what_failed_comes_back_through_the_retry_subject(bed: 
     assert Counter(seen.attempts) == {1: 100, 2: 10}
 
 
-def test_c8_without_order_a_kill_repeats_only_what_was_unfinished(bed: Bed) -> None:
+def test_without_order_a_kill_repeats_only_what_was_unfinished(bed: Bed) -> None:
+    """C8."""
     mq = bed.open(flush="os", lease=SHORT_LEASE)
     mq.create_subject("line", 1)
     send(mq, "line", *(str(number) for number in range(200)))
@@ -322,7 +336,8 @@ def test_c8_without_order_a_kill_repeats_only_what_was_unfinished(bed: Bed) -> N
 # C9: batches and manual acknowledgement, per key
 
 
-def test_c9_a_batch_has_messages_of_one_key_in_their_order(line: Connection) -> None:
+def test_a_batch_has_messages_of_one_key_in_their_order(line: Connection) -> None:
+    """C9."""
     send(line, "line", *(f"k{number % 7}:{number}" for number in range(210)))
     calls: list[list[Message]] = []
 
@@ -339,7 +354,8 @@ def test_c9_a_batch_has_messages_of_one_key_in_their_order(line: Connection) -> 
         assert of_key(every, f"k{key}") == [str(number) for number in range(key, 210, 7)]
 
 
-def test_c9_a_rollback_repeats_the_uncommitted_messages_of_its_key_only(line: Connection) -> None:
+def test_a_rollback_repeats_the_uncommitted_messages_of_its_key_only(line: Connection) -> None:
+    """C9."""
     send(line, "line", "a:1", "b:1", "a:2", "b:2", "a:3", "b:3")
     rolled_back = threading.Event()
 
@@ -358,7 +374,8 @@ def test_c9_a_rollback_repeats_the_uncommitted_messages_of_its_key_only(line: Co
     assert of_key(seen.messages, "b") == ["1", "2", "3"]
 
 
-def test_c9_what_one_key_keeps_does_not_keep_another_from_being_committed(line: Connection) -> None:
+def test_what_one_key_keeps_does_not_keep_another_from_being_committed(line: Connection) -> None:
+    """C9."""
     send(line, "line", "keeps:0", "a:1", "b:2", "a:3")
     seen = Seen(lambda message, context: Result.SUCCESS if message.key == b"keeps" else Result.COMMIT)
     consumer = line.consumer("line", "g", seen, order="key", settings=quick(ack="manual"))
@@ -372,7 +389,8 @@ def test_c9_what_one_key_keeps_does_not_keep_another_from_being_committed(line: 
     assert again.bodies == [b"0"]
 
 
-def test_c9_manual_acknowledgement_in_batches_of_a_key(line: Connection) -> None:
+def test_manual_acknowledgement_in_batches_of_a_key(line: Connection) -> None:
+    """C9."""
     send(line, "line", *(f"k{number % 3}:{number}" for number in range(60)))
     calls: list[list[bytes]] = []
 

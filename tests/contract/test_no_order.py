@@ -1,4 +1,4 @@
-"""C8, C9, C11: with order="none" nothing waits for anything; handlers may take lists, what fails is retried later."""
+"""With order="none" nothing waits for anything; handlers may take lists, what fails is retried later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def settings(**others: object) -> ConsumerSettings:
     return quick(retry=DELAYS, **others)
 
 
-def test_c9_a_list_has_messages_of_any_keys_and_several_lists_run_at_once(line: Connection) -> None:
+def test_a_list_has_messages_of_any_keys_and_several_lists_run_at_once(line: Connection) -> None:
+    """C9."""
     send(line, "line", *(f"k{number % 7}:{number}" for number in range(64)))
     lists, meet = Lists(), threading.Barrier(2)
 
@@ -48,9 +49,10 @@ def test_c9_a_list_has_messages_of_any_keys_and_several_lists_run_at_once(line: 
     assert set(lists.counts.values()) == {1}
 
 
-def test_c8_a_list_that_fails_is_retried_through_the_retry_subject_and_the_others_go_on(
+def test_a_list_that_fails_is_retried_through_the_retry_subject_and_the_others_go_on(
     line: Connection, quiet: None
 ) -> None:
+    """C8."""
     witness = Witness()
     send(line, "line", *(f"k:{number}" for number in range(40)), witness=witness)
     lists = Lists()
@@ -67,7 +69,8 @@ def test_c8_a_list_that_fails_is_retried_through_the_retry_subject_and_the_other
     assert sum(lists.counts.values()) == 40 + len(failed)
 
 
-def test_c8_a_suspended_list_comes_again_and_holds_nothing_back(line: Connection) -> None:
+def test_a_suspended_list_comes_again_and_holds_nothing_back(line: Connection) -> None:
+    """C8."""
     send(line, "line", *(str(number) for number in range(20)))
     lists = Lists()
 
@@ -81,7 +84,8 @@ def test_c8_a_suspended_list_comes_again_and_holds_nothing_back(line: Connection
     assert lists.counts == Counter([*(b"%d" % number for number in range(20)), *suspended])
 
 
-def test_c11_after_max_attempts_it_is_a_dead_letter_whatever_was_chosen(line: Connection, quiet: None) -> None:
+def test_after_max_attempts_it_is_a_dead_letter_whatever_was_chosen(line: Connection, quiet: None) -> None:
+    """C11."""
     send(line, "line", "k:good", "k:bad", "k:fine")
 
     def handle(message: Message, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Opening, closing, and what survives: B1, P3, P4, B5."""
+"""Opening, closing, and what survives."""
 
 from __future__ import annotations
 
@@ -249,6 +249,7 @@ def test_run_needs_a_handler(mq: Connection) -> None:
 
 
 def test_a_reader_goes_on_where_it_was(mq: Connection) -> None:
+    """B1."""
     send_all(mq, "orders", 10, keys=1)
     reader = mq.reader("orders")
     assert len(list(reader)) == 10

@@ -40,7 +40,7 @@ def waiting(mq: Connection) -> int | None:
     return None if found is None else found.waiting
 
 
-def test_c11_an_exhausted_key_is_parked_and_the_others_never_notice(line: Connection) -> None:
+def test_an_exhausted_key_is_parked_and_the_others_never_notice(line: Connection) -> None:
     seen = Seen(Fails())
     send(line, "line", "bad:0", "k:1", "bad:2")
     with line.consumer("line", "g", seen, order="key", settings=parking()):
@@ -62,7 +62,7 @@ def test_c11_an_exhausted_key_is_parked_and_the_others_never_notice(line: Connec
     assert (head.body, head.key, head.subject, head.partition, head.offset) == (b"0", b"bad", "line", 0, 0)
 
 
-def test_c11_a_parked_key_runs_in_order_when_it_is_resumed(bed: Bed) -> None:
+def test_a_parked_key_runs_in_order_when_it_is_resumed(bed: Bed) -> None:
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("line", 1)
@@ -84,7 +84,7 @@ def test_c11_a_parked_key_runs_in_order_when_it_is_resumed(bed: Bed) -> None:
     witness.judge(order="key")
 
 
-def test_c11_resuming_keeps_the_order_while_new_messages_arrive(bed: Bed) -> None:
+def test_resuming_keeps_the_order_while_new_messages_arrive(bed: Bed) -> None:
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("line", 1)
@@ -124,7 +124,7 @@ def test_c11_resuming_keeps_the_order_while_new_messages_arrive(bed: Bed) -> Non
     witness.judge(order="key")
 
 
-def test_c11_anybody_may_park_a_key_that_is_well(line: Connection) -> None:
+def test_anybody_may_park_a_key_that_is_well(line: Connection) -> None:
     seen = Seen(lambda message, context: time.sleep(0.005))
     send(line, "line", *(f"a:{number}" for number in range(100)), "b:x")
     with line.consumer("line", "g", seen, order="key", settings=quick()):
@@ -144,7 +144,7 @@ def test_c11_anybody_may_park_a_key_that_is_well(line: Connection) -> None:
     assert of_key(seen.messages, "a") == [str(number) for number in range(100)]
 
 
-def test_c11_a_key_that_has_no_messages_yet_can_be_parked(line: Connection) -> None:
+def test_a_key_that_has_no_messages_yet_can_be_parked(line: Connection) -> None:
     seen = Seen()
     with line.consumer("line", "g", seen, order="key", settings=quick()):
         eventually(lambda: has_joined(line), "it has joined")
@@ -161,7 +161,7 @@ def test_c11_a_key_that_has_no_messages_yet_can_be_parked(line: Connection) -> N
     assert of_key(seen.messages, "later") == ["0"]
 
 
-def test_c11_an_empty_lot_can_be_resumed(line: Connection) -> None:
+def test_an_empty_lot_can_be_resumed(line: Connection) -> None:
     seen = Seen()
     with line.consumer("line", "g", seen, order="key", settings=quick()):
         eventually(lambda: has_joined(line), "it has joined")
@@ -172,7 +172,7 @@ def test_c11_an_empty_lot_can_be_resumed(line: Connection) -> None:
         eventually(lambda: of_key(seen.messages, "k") == ["0"], "it runs as ever")
 
 
-def test_c11_parking_waits_for_the_handler_that_runs(line: Connection) -> None:
+def test_parking_waits_for_the_handler_that_runs(line: Connection) -> None:
     go_on = threading.Event()
     seen = Seen(lambda message, context: go_on.wait(WAIT_S) and None)
     send(line, "line", "k:0", "k:1")
@@ -188,7 +188,7 @@ def test_c11_parking_waits_for_the_handler_that_runs(line: Connection) -> None:
     assert seen.bodies == [b"0"]
 
 
-def test_c11_a_skip_drops_the_head_with_a_record_of_who_and_why(bed: Bed) -> None:
+def test_a_skip_drops_the_head_with_a_record_of_who_and_why(bed: Bed) -> None:
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("line", 1)
@@ -212,7 +212,7 @@ def test_c11_a_skip_drops_the_head_with_a_record_of_who_and_why(bed: Bed) -> Non
     witness.judge(order="key")
 
 
-def test_c11_what_is_parked_may_be_skipped_to_its_end(line: Connection) -> None:
+def test_what_is_parked_may_be_skipped_to_its_end(line: Connection) -> None:
     seen = Seen(Fails())
     send(line, "line", "bad:0", "bad:1")
     with line.consumer("line", "g", seen, order="key", settings=parking()):
@@ -226,7 +226,7 @@ def test_c11_what_is_parked_may_be_skipped_to_its_end(line: Connection) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "reopen"])
-def test_c11_a_parked_key_stays_parked_whoever_holds_it(bed: Bed, how: str) -> None:
+def test_a_parked_key_stays_parked_whoever_holds_it(bed: Bed, how: str) -> None:
     mq = bed.open(flush="os", lease=SHORT_LEASE)
     mq.create_subject("line", 1)
     send(mq, "line", "bad:0", "k:1", "bad:2")
@@ -251,7 +251,7 @@ def test_c11_a_parked_key_stays_parked_whoever_holds_it(bed: Bed, how: str) -> N
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_c11_a_lot_that_is_being_resumed_goes_on_with_the_next_holder(bed: Bed, how: str) -> None:
+def test_a_lot_that_is_being_resumed_goes_on_with_the_next_holder(bed: Bed, how: str) -> None:
     witness = Witness()
     mq = bed.open(flush="os", lease=SHORT_LEASE, observer=witness.recorder)
     mq.create_subject("line", 1)
@@ -284,7 +284,7 @@ def test_c11_a_lot_that_is_being_resumed_goes_on_with_the_next_holder(bed: Bed, 
     assert how == "kill" or verdict.duplicates == 0
 
 
-def test_c11_a_request_waits_for_the_next_holder(bed: Bed) -> None:
+def test_a_request_waits_for_the_next_holder(bed: Bed) -> None:
     mq = bed.open(flush="os")
     mq.create_subject("line", 1)
     with mq.consumer("line", "g", Seen(), order="key", settings=quick()):
@@ -304,7 +304,7 @@ def test_c11_a_request_waits_for_the_next_holder(bed: Bed) -> None:
     assert record.done_at_ms is not None
 
 
-def test_c11_a_reset_empties_the_lots(line: Connection) -> None:
+def test_a_reset_empties_the_lots(line: Connection) -> None:
     send(line, "line", "bad:0", "bad:1")
     with line.consumer("line", "g", Fails(), order="key", settings=parking()):
         eventually(lambda: state(line) == "parked", "it is parked")
@@ -316,7 +316,7 @@ def test_c11_a_reset_empties_the_lots(line: Connection) -> None:
     assert seen.bodies == [b"0", b"1"]
 
 
-def test_c11_where_senders_choose_the_partition_it_has_to_be_said(mq: Connection) -> None:
+def test_where_senders_choose_the_partition_it_has_to_be_said(mq: Connection) -> None:
     mq.create_subject("chosen", 2, routing="selector")
     with mq.producer() as producer:
         for number in range(2):
@@ -331,7 +331,7 @@ def test_c11_where_senders_choose_the_partition_it_has_to_be_said(mq: Connection
         eventually(lambda: mq.keys("chosen", "g") == [], "the lot is empty")
 
 
-def test_c11_large_lots_are_read_piece_by_piece_and_stay_in_order(line: Connection) -> None:
+def test_large_lots_are_read_piece_by_piece_and_stay_in_order(line: Connection) -> None:
     fails = Fails(body=b"0")
     count = 300
     with line.producer() as producer:
@@ -347,7 +347,7 @@ def test_c11_large_lots_are_read_piece_by_piece_and_stay_in_order(line: Connecti
     assert [int(message.body.split(b" ")[0]) for message in seen.messages] == [0, 0, *range(count)]
 
 
-def test_c11_many_keys_are_parked_and_resumed_under_load_and_keep_their_order(bed: Bed) -> None:
+def test_many_keys_are_parked_and_resumed_under_load_and_keep_their_order(bed: Bed) -> None:
     witness = Witness()
     mq = bed.open(flush="os", lease=SHORT_LEASE, observer=witness.recorder)
     mq.create_subject("orders", 2)
@@ -385,7 +385,7 @@ def test_c11_many_keys_are_parked_and_resumed_under_load_and_keep_their_order(be
 # Several things at once
 
 
-def test_c11_a_failing_key_can_be_parked_and_keeps_its_attempts_until_it_is_resumed(line: Connection) -> None:
+def test_a_failing_key_can_be_parked_and_keeps_its_attempts_until_it_is_resumed(line: Connection) -> None:
     fails = Fails()
     seen = Seen(fails)
     send(line, "line", "bad:0", "bad:1", "k:2")
@@ -404,7 +404,7 @@ def test_c11_a_failing_key_can_be_parked_and_keeps_its_attempts_until_it_is_resu
     assert of_key(seen.messages, "bad")[-2:] == ["0", "1"]
 
 
-def test_c11_a_blocked_key_can_be_parked_and_resumed(line: Connection) -> None:
+def test_a_blocked_key_can_be_parked_and_resumed(line: Connection) -> None:
     fails = Fails()
     send(line, "line", "bad:0", "bad:1", "k:2")
     with line.consumer("line", "g", fails, order="key", settings=quick(max_attempts=2)):
@@ -419,7 +419,7 @@ def test_c11_a_blocked_key_can_be_parked_and_resumed(line: Connection) -> None:
 
 
 @pytest.mark.parametrize("was_blocked", [False, True])
-def test_c11_a_resume_is_not_half_done_when_its_consumer_is_killed(
+def test_a_resume_is_not_half_done_when_its_consumer_is_killed(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, was_blocked: bool
 ) -> None:
     """Killed after the request is done, before anything of the lot has run: attempts count anew all the same."""
@@ -449,7 +449,7 @@ def place(mq: Connection) -> tuple[str, int | None, int] | None:
     return None if found is None else (found.state, found.offset, found.waiting)
 
 
-def test_c11_a_failing_lot_is_parked_again_with_its_rest_in_order(bed: Bed) -> None:
+def test_a_failing_lot_is_parked_again_with_its_rest_in_order(bed: Bed) -> None:
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("line", 1)
@@ -475,7 +475,7 @@ def test_c11_a_failing_lot_is_parked_again_with_its_rest_in_order(bed: Bed) -> N
     witness.judge(order="key")
 
 
-def test_c11_requests_are_acted_upon_in_the_order_they_were_asked(line: Connection) -> None:
+def test_requests_are_acted_upon_in_the_order_they_were_asked(line: Connection) -> None:
     seen = Seen()
     with line.consumer("line", "g", Seen(), order="key", settings=quick()):
         eventually(lambda: has_joined(line), "the group is there")
@@ -489,7 +489,7 @@ def test_c11_requests_are_acted_upon_in_the_order_they_were_asked(line: Connecti
 
 @pytest.mark.parametrize("action", ["resume", "skip"])
 @pytest.mark.parametrize("was", ["blocked", "parked"])
-def test_c11_what_is_asked_while_nobody_consumes_is_done_by_the_next_holder(bed: Bed, action: str, was: str) -> None:
+def test_what_is_asked_while_nobody_consumes_is_done_by_the_next_holder(bed: Bed, action: str, was: str) -> None:
     mq = bed.open(flush="os")
     mq.create_subject("line", 1)
     send(mq, "line", *(f"k:{number}" for number in range(50)), "bad:50", "bad:51", "k:52")
@@ -512,7 +512,7 @@ def test_c11_what_is_asked_while_nobody_consumes_is_done_by_the_next_holder(bed:
 
 
 @pytest.mark.parametrize("on_exhausted", ["block", "park", "dead-letter"])
-def test_c11_a_batch_that_is_given_up_stays_together_and_in_order(line: Connection, on_exhausted: str) -> None:
+def test_a_batch_that_is_given_up_stays_together_and_in_order(line: Connection, on_exhausted: str) -> None:
     calls: list[list[str]] = []
     is_mended = threading.Event()
 
@@ -541,7 +541,7 @@ def test_c11_a_batch_that_is_given_up_stays_together_and_in_order(line: Connecti
         assert calls == [batch, batch, batch, rest]
 
 
-def test_c11_parking_takes_what_was_handled_but_not_committed_along(line: Connection) -> None:
+def test_parking_takes_what_was_handled_but_not_committed_along(line: Connection) -> None:
     """With manual acknowledgement: it is repeated when the key is resumed."""
     answers = {b"0": Result.SUCCESS, b"1": Result.SUCCESS}
     seen = Seen(lambda message, context: answers.get(message.body, Result.COMMIT))
@@ -556,7 +556,7 @@ def test_c11_parking_takes_what_was_handled_but_not_committed_along(line: Connec
     assert of_key(seen.messages, "k") == ["0", "1", "0", "1", "2"]
 
 
-def test_c11_a_rollback_counts_as_an_attempt_and_parks_all_that_is_uncommitted(line: Connection) -> None:
+def test_a_rollback_counts_as_an_attempt_and_parks_all_that_is_uncommitted(line: Connection) -> None:
     is_mended = threading.Event()
 
     def handle(message: Message, context: Context) -> Result:

@@ -1,4 +1,4 @@
-"""Where a group starts, and resets (C3, C15)."""
+"""C15: where a group starts, and resets."""
 
 from __future__ import annotations
 

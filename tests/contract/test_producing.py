@@ -1,4 +1,4 @@
-"""Producing: P1 – P5, P7."""
+"""Producing: routing, order, names, limits."""
 
 from __future__ import annotations
 

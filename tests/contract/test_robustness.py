@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +36,7 @@ from inturn.consumer.core import ConsumerCore
 from inturn.errors import InvalidInput, LogDamaged, NotFound, ProducerError, ProducerFenced, SendTimeout, StorageError
 from inturn.model.commands import Answer, Append, Command, Move, Node, Release, Reply
 from inturn.producer.core import ProducerCore
-from tests.contract.bed import WAIT_S, Bed, Seen, eventually, quick, send_all
+from tests.contract.bed import WAIT_S, Bed, Seen, eventually, flip_byte_of, quick, send_all
 
 SOON_S = 2.0
 
@@ -530,6 +529,7 @@ def test_a_program_that_ends_without_closing_loses_nothing_that_it_sent(bed: Bed
 
 
 def test_a_full_disk_refuses_appends_while_reading_and_committing_go_on(bed: Bed) -> None:
+    """B1."""
     mq = bed.open(flush="os")
     mq.create_subject("line", 1)
     send_line(mq, b"0", b"1", b"2")
@@ -551,19 +551,33 @@ def test_a_full_disk_refuses_appends_while_reading_and_committing_go_on(bed: Bed
     assert [message.body for message in mq.reader("line")] == [b"0", b"1", b"2", b"3"]
 
 
-def flip_byte_of(folder: Path, body: bytes) -> None:
-    """In the one file below the folder where it is stored."""
-    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
-        data = bytearray(path.read_bytes())
-        at = data.find(body)
-        if at >= 0:
-            data[at + len(body) // 2] ^= 1
-            path.write_bytes(data)
-            return
-    raise AssertionError(f"no file holds {body!r}")
+def test_a_partition_that_does_not_answer_holds_up_no_other(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P6."""
+    held: list[tuple[Command, Reply]] = []
+    submit, silent = mq.node.submit, 0
+
+    def between(command: Command, reply: Reply) -> None:
+        if isinstance(command, Append) and command.partition == silent:
+            held.append((command, reply))
+        else:
+            submit(command, reply)
+
+    monkeypatch.setattr(mq.node, "submit", between)
+    keys = [[f"{n}" for n in range(100) if inturn.slot_of(f"{n}".encode()) // 256 == place] for place in range(4)]
+    with mq.producer() as producer:
+        waiting = [producer.send("orders", b"%d" % number, key=keys[silent][0]) for number in range(3)]
+        for place in (1, 2, 3):
+            stored = [producer.send_sync("orders", b"x", key=key, timeout_s=WAIT_S) for key in keys[place][:10]]
+            assert [one.partition for one in stored] == [place] * 10
+        assert not any(handle.done for handle in waiting)
+        silent = -1
+        for command, reply in held:
+            submit(command, reply)
+        assert [handle.result(WAIT_S).offset for handle in waiting] == [0, 1, 2]
 
 
 def test_damage_is_logged_loudly_and_the_other_partitions_go_on(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+    """B1."""
     mq = bed.open(flush="os")
     mq.create_subject("orders", 4)
     with mq.producer() as producer:

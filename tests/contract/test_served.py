@@ -1,4 +1,4 @@
-"""A server and its clients: restarts, hand-over, leases that may still be held. C2, C3, C17, M6, M7, M9, B2, B4."""
+"""A server and its clients: restarts, hand-over, leases that may still be held."""
 
 from __future__ import annotations
 

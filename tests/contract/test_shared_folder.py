@@ -1,4 +1,4 @@
-"""One folder, several processes: whoever opened it serves the others, and its end hands the folder on. B1, B2."""
+"""One folder, several processes: whoever opened it serves the others, and its end hands the folder on."""
 
 from __future__ import annotations
 

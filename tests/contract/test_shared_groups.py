@@ -25,7 +25,19 @@ from inturn import (
 )
 from inturn.consumer.duty import Duty
 from inturn.errors import GroupConflict, InvalidInput
-from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, Witness, eventually, has_joined, quick, send, send_all
+from tests.contract.bed import (
+    SHORT_LEASE,
+    WAIT_S,
+    Bed,
+    Seen,
+    Witness,
+    eventually,
+    flip_byte_of,
+    has_joined,
+    quick,
+    send,
+    send_all,
+)
 
 
 def shared(**settings: Any) -> ConsumerSettings:
@@ -227,6 +239,22 @@ def test_what_is_acknowledged_never_comes_again_and_the_rest_does_after_a_restar
         send(later, "line", "new")
         seen.wait_for(4)
     assert seen.bodies[3] == b"new"
+
+
+def test_what_stands_behind_damage_is_handled(bed: Bed, quiet: None) -> None:
+    """C12: nothing waits for anything else; what cannot be read is given back, and is all that is left."""
+    mq = bed.open(flush="os")
+    mq.create_subject("line", 1)
+    with mq.producer() as producer:
+        for number in range(6):  # each a batch of its own
+            producer.send_sync("line", b"the one that is damaged" if number == 2 else b"%d" % number)
+    bed.close()
+    flip_byte_of(bed.path / "log", b"the one that is damaged")
+    mq, seen = bed.open(flush="os"), Seen()
+    with mq.consumer("line", "g", seen, mode="shared", settings=shared(concurrency=8)):
+        seen.wait_for(5)
+        eventually(lambda: lag(mq, "line") == 1, "the others are acknowledged")
+    assert sorted(seen.bodies) == [b"0", b"1", b"3", b"4", b"5"]
 
 
 def test_after_max_attempts_a_message_is_a_dead_letter_and_can_be_driven_again(line: Connection, quiet: None) -> None:

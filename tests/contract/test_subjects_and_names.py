@@ -1,4 +1,4 @@
-"""Subjects, and the names that may be used (M1 – M3)."""
+"""Subjects, and the names that may be used."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def test_the_longest_name_can_be_used(mq: Connection) -> None:
 
 
 def test_names_that_differ_in_case_are_two_subjects(mq: Connection) -> None:
-    """M1."""
     mq.create_subject("Orders", 1)
     with mq.producer() as producer:
         producer.send_sync("Orders", b"upper", key="k")
@@ -125,7 +124,7 @@ def test_a_choice_that_is_not_there_is_refused_with_those_that_are(mq: Connectio
 
 
 def test_subjects_are_remembered(bed: Bed) -> None:
-    """M1, M3."""
+    """M3."""
     mq = bed.open()
     made = [mq.create_subject(name, count) for name, count in (("b", 2), ("a", 3))]
     mq = bed.reopen()
@@ -134,7 +133,7 @@ def test_subjects_are_remembered(bed: Bed) -> None:
 
 
 def test_every_slot_has_one_partition_and_their_names_do_not_tell_the_subject(mq: Connection) -> None:
-    """M1, M3."""
+    """M3."""
     route = mq.subject("orders").route
     assert sorted(set(route.by_slot)) == [0, 1, 2, 3]
     assert len(route.by_slot) == 1024

@@ -1,4 +1,4 @@
-"""A group that wants messages with some tags only: B7."""
+"""B7: a group that wants messages with some tags only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stored message for one named consumer, out of turn, for diagnosis: C16."""
+"""C16: one stored message for one named consumer, out of turn, for diagnosis."""
 
 from __future__ import annotations
 
@@ -303,6 +303,23 @@ def test_tags_do_not_matter_to_a_trial(line: Connection) -> None:
         assert seen.messages == []
         assert line.consume_directly("line", "g", "w", 0, 0).result == "success"
     assert seen.bodies == [b"x"]
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("mode", ["shared", "broadcast"])
+def test_members_of_groups_without_leases_can_be_asked_too(line: Connection, mode: str, tmp_path: Path) -> None:
+    """C16, C12: nothing of what is given out, acknowledged or kept in a file changes by it."""
+    send(line, "line", "a:first", "a:bad", "b:later", "c:odd", "d:fine")
+    offsets = tmp_path / "offsets" if mode == "broadcast" else None
+    with line.consumer(
+        "line", "g", only_direct, settings=quick(), mode=mode, offsets=offsets, name="worker"
+    ) as consumer:
+        joined(line)
+        tried = [line.consume_directly("line", "g", "worker", 0, offset).result for offset in (4, 1, 2, 3)]
+        assert consumer.statistics().ok_count == 0, "a trial is no progress"
+    assert tried == [ResultKind.SUCCESS, ResultKind.EXCEPTION, ResultKind.FAILED, ResultKind.INVALID]
+    if mode == "shared":
+        assert line.describe_group("line", "g").lag == 5
 
 
 async def test_a_message_can_be_tried_with_asyncio(bed: Bed) -> None:

@@ -251,7 +251,7 @@ def test_a_member_name_without_end_is_refused(server: ServerProcess) -> None:
 
 
 def _batch(**changes: Any) -> Any:
-    batch = encode([Outgoing(b"body", b"key")], array("H", [5]), producer_id=10**6, first_sequence=0)
+    batch = encode([Outgoing(b"body", b"key")], array("H", [5]), first_sequence=0)
     return msgspec.structs.replace(batch, **changes)
 
 

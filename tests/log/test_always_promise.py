@@ -1,4 +1,4 @@
-"""Flush.ALWAYS on a machine that stops at every possible operation: what was acknowledged is there afterwards."""
+"""B1: Flush.ALWAYS on a machine that stops at every possible operation: what was acknowledged is there afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failing syncs, failing writes, full disks."""
+"""B1: failing syncs, failing writes, full disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading, flushing, retention, and the engine on a real disk."""
+"""B1: reading, flushing, retention, and the engine on a real disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every batch of a producer once, in its order."""
+"""P4: every batch of a producer once, in its order."""
 
 from __future__ import annotations
 

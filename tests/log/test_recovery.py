@@ -1,4 +1,4 @@
-"""What a log makes of a disk after a crash, or after somebody damaged it."""
+"""B1: what a log makes of a disk after a crash, or after somebody damaged it."""
 
 from __future__ import annotations
 

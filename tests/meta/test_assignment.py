@@ -1,4 +1,4 @@
-"""Assignment strategies (M8): complete, and each keeps what it promises."""
+"""M8: assignment strategies. Complete, and each keeps what it promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is alive (M7): deadlines in memory, the database written when somebody comes or goes."""
+"""Who is alive: deadlines in memory, the database written when somebody comes or goes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from inturn.model.batch import (
     slots_of,
 )
 from inturn.model.message import Message, Origin, Outgoing
-from inturn.model.slot import SlotSet
+from inturn.model.slot import SLOT_COUNT, SlotSet
 
 SEED = partition_seed("p1")
 ORIGIN = Origin("orders", 3)
@@ -200,6 +200,14 @@ def test_choosing_leaves_the_batch_itself_alone() -> None:
     chosen(batch, SlotSet.of([2]))
     assert bytes(batch.payload) == before
     assert is_intact(batch)
+
+
+def test_a_message_whose_slot_is_none_goes_to_one_of_all_readers_and_to_no_other() -> None:
+    """P2, S3: nobody sends such, but it may be in a log; whole batches would go to all."""
+    batch = whole([(Outgoing(b"a"), 1), (Outgoing(b"b"), 5000), (Outgoing(b"c"), 65_535)])
+    readers = [SlotSet.of(range(start, SLOT_COUNT, 4)) for start in range(4)]
+    picked = [[one.body for one in decode(chosen(batch, slots), ORIGIN)] for slots in readers]
+    assert sorted(body for bodies in picked for body in bodies) == [b"a", b"b", b"c"]
 
 
 def test_nothing_may_be_chosen_of_a_batch() -> None:

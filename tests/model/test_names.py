@@ -1,4 +1,4 @@
-"""Names of subjects, groups and producers (M1)."""
+"""Names of subjects, groups and producers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a group starts reading (C15)."""
+"""C15: where a group starts reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key leads to a slot, a slot to exactly one partition (P2, M3)."""
+"""P2, M3: a key leads to a slot, a slot to exactly one partition."""
 
 from __future__ import annotations
 

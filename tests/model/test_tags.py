@@ -1,4 +1,4 @@
-"""Tag expressions, and batches with what they leave out: B7."""
+"""B7: tag expressions, and batches with what they leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CommitTracker against a plain set (C7)."""
+"""C7: CommitTracker against a plain set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases and epochs (B2, B4, B5), also through restarts."""
+"""Leases and epochs, also through restarts."""
 
 from __future__ import annotations
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
+
 import pytest
 
+from inturn.broker.long_polls import LongPolls, Try
 from inturn.model.commands import (
     Acquire,
+    Answer,
     Assignment,
+    Command,
     Done,
+    FindRequest,
     Granted,
     Heartbeat,
     Leave,
@@ -18,7 +25,7 @@ from inturn.model.commands import (
     Renew,
     ResetGroup,
 )
-from inturn.model.errors import Closed, InvalidInput, LeaseHeld, NotFound, StaleEpoch
+from inturn.model.errors import Closed, InturnError, InvalidInput, LeaseHeld, NotFound, StaleEpoch
 from tests.node.machine import Machine
 
 
@@ -222,6 +229,32 @@ def test_what_a_member_left_behind_is_answered_too(machine: Machine) -> None:
     machine.wait(60.0)
     assert len(pull.answers) == 1
     assert len(beat.answers) == 1
+
+
+@pytest.mark.parametrize("when", ["woken", "over"])
+def test_what_breaks_is_answered_and_takes_nobody_with_it(machine: Machine, when: str) -> None:
+    """The protocol: every command is answered exactly once, also by code that fails."""
+    broken, good = FindRequest("orders", "billing", 1, 5.0), FindRequest("orders", "billing", 2, 5.0)
+
+    def answer(command: Command, attempt: Try) -> Answer | None:
+        if command == broken:
+            raise IndexError("of ours")
+        return Done()
+
+    polls = LongPolls(threading.RLock(), machine.clock, machine.timers, answer, lambda command, key: None)
+    said: list[tuple[int, Answer | InturnError]] = []
+    for command in (broken, good):
+        polls.hold(command, partial(_say, said, command.id), "both", command.wait_s)
+    if when == "woken":
+        polls.wake("both")
+    machine.wait(5.0)
+    (first, error), (second, done) = said
+    assert (first, second, done) == (1, 2, Done())
+    assert "FindRequest failed: IndexError('of ours')" in str(error)
+
+
+def _say(said: list[tuple[int, Answer | InturnError]], number: int, answer: Answer | InturnError) -> None:
+    said.append((number, answer))
 
 
 def test_closing_answers_everything_that_is_held_back(machine: Machine) -> None:

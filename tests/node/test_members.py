@@ -1,4 +1,4 @@
-"""Members of a node: the timed watch (M7), and what they keep over a restart (M8)."""
+"""Members of a node: the timed watch, and what they keep over a restart."""
 
 from __future__ import annotations
 
@@ -107,6 +107,17 @@ def test_nothing_is_watched_while_nobody_is_there(machine: Machine) -> None:
     made = machine.timers.made
     machine.wait(10 * LEASE.life_s)
     assert machine.timers.made == made
+
+
+def test_a_stream_is_kept_for_members_that_there_are_and_for_nobody_who_was_refused(machine: Machine) -> None:
+    """Else a stream of refused heartbeats, each with another name, would fill the memory."""
+    machine.node.submit_remote(Heartbeat("orders", "billing", "a", "key", "first"), lambda _: None)
+    refused = (("nothing", "billing", "key"), ("orders", "a b", "key"), ("orders", "billing", "none"))
+    for subject, group, order in refused:
+        machine.node.submit_remote(Heartbeat(subject, group, "b", order, "first"), lambda _: None)
+    assert list(machine.node._spoke_through) == [Leave("orders", "billing", "a")]
+    machine.ask(Leave("orders", "billing", "a"))
+    assert not machine.node._spoke_through
 
 
 # After a restart

@@ -1,4 +1,4 @@
-"""Messages that failed move to the retry and dead-letter subjects of their own group, and nowhere else."""
+"""B6: messages that failed move to the retry and dead-letter subjects of their own group, and nowhere else."""
 
 from __future__ import annotations
 

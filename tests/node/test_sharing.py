@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from inturn.broker import cutting
+from inturn.broker.sharing import MORE_BYTES
 from inturn.consumer.moving import moved_batch
-from inturn.model.batch import decode, is_intact
+from inturn.model.batch import StoredBatch, cut, decode, encode, is_intact
 from inturn.model.commands import (
     Acknowledge,
     Acknowledged,
     Acquire,
+    Append,
     Assignment,
     DescribeGroup,
     Fetch,
@@ -30,7 +34,7 @@ from inturn.model.commands import (
     SteerKey,
 )
 from inturn.model.errors import GroupConflict, InvalidInput, NotFound, ReceiptExpired
-from inturn.model.message import Message, Origin
+from inturn.model.message import Message, Origin, Outgoing
 from inturn.model.names import dead_letter_subject
 from tests.node.machine import LEASE, Machine, Waiting
 
@@ -118,6 +122,52 @@ def test_a_part_of_a_batch_is_a_batch_that_can_be_read(machine: Machine, ann: Me
     again = bob.fetch()
     assert offsets(again) == [0, 2, 3, 4, 5, 6, 7, 8, 9]
     assert [one.offset for one in messages(again)] == offsets(again), "what is between is left out"
+
+
+def test_nothing_is_cut_under_the_lock(machine: Machine, ann: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C12: to open a batch takes long, and nobody else waits for it: neither at once nor when a member has waited."""
+    seen: list[bool] = []
+
+    def watched(batch: StoredBatch, offsets: Sequence[int]) -> StoredBatch:
+        seen.append(machine.node._lock._is_owned())  # type: ignore[attr-defined]
+        return cut(batch, offsets)
+
+    monkeypatch.setattr(cutting, "cut", watched)
+    machine.append(3)
+    ann.acknowledge(ann.fetch(2), [0, 1])
+    ann.acknowledge(ann.fetch(), [2])
+    waiting = machine.submit(ann.command(2, wait_s=5.0))
+    machine.append(3)
+    machine.run()
+    assert isinstance(waiting.answer, Fetched)
+    assert [one.offset for one in messages(waiting.answer)] == [3, 4]
+    assert seen == [False, False, False]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_parts_of_many_batches_are_no_larger_together_than_an_answer_may_be(
+    machine: Machine, ann: Member, compression: str | None
+) -> None:
+    """C12: what comes again may be the one large message of each batch, and how large it is nobody knows beforehand."""
+    large = 3 << 20
+    for _ in range(12):
+        batch = encode([Outgoing(bytes(large)), *[Outgoing(b"x")] * 99], array("H", [1] * 100), compression=compression)
+        machine.ask(Append("orders", 0, batch))
+    done: list[int] = []
+    while len(done) < 12 * 99:
+        fetched = ann.fetch(5000)
+        small = [offset for offset in offsets(fetched) if offset % 100]
+        ann.acknowledge(fetched, small)
+        done += small
+    machine.wait(VISIBILITY_S)
+    again: list[int] = []
+    while len(again) < 12:
+        fetched = ann.fetch(5000)
+        sizes = [len(batch.payload) for batch in fetched.pulled.batches]
+        assert 0 < sum(sizes) < MORE_BYTES + 2 * large
+        assert [one.offset for one in messages(fetched)] == offsets(fetched)
+        again += offsets(fetched)
+    assert again == list(range(0, 1200, 100))
 
 
 def test_what_is_acknowledged_never_comes_again_also_after_a_restart(machine: Machine, ann: Member) -> None:

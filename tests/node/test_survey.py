@@ -16,6 +16,7 @@ from inturn.model.commands import (
     DescribeNode,
     DiskRoom,
     Failure,
+    Heartbeat,
     LotChange,
     NodeDescription,
     ParkedMessage,
@@ -45,6 +46,16 @@ def test_lag_counts_what_is_finished_above_the_committed_offset(machine: Machine
     machine.ask(Commit("orders", "billing", "a", (Progress(0, epoch, 3, 1, finished),)))
     places = machine.node.survey.take().places
     assert places == [PlaceFigures("orders", "billing", 0, 5, 5), PlaceFigures("orders", "billing", 1, 0, 0)]
+
+
+def test_what_a_broadcast_group_has_done_is_not_guessed(machine: Machine) -> None:
+    """Its members know, and the node does not: a lag would grow for ever, however well they are."""
+    machine.append(10)
+    machine.join()
+    machine.ask(Heartbeat("orders", "caches", "b", "key", "first", mode="broadcast"))
+    figures = machine.node.survey.take()
+    assert [(one.group, one.partition) for one in figures.places] == [("billing", 0), ("billing", 1)]
+    assert [(one.group, one.member_count) for one in figures.groups] == [("billing", 1), ("caches", 1)]
 
 
 def test_members_leases_and_what_is_held_back_are_counted(machine: Machine) -> None:

@@ -1,4 +1,4 @@
-"""Pulls with tags: what is read, left out and told, and what happens under the node's lock: B7."""
+"""B7: pulls with tags. What is read, left out and told, and what happens under the node's lock."""
 
 from __future__ import annotations
 

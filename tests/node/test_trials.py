@@ -1,4 +1,4 @@
-"""Trials as a node keeps them: C16."""
+"""C16: trials as a node keeps them."""
 
 from __future__ import annotations
 

@@ -46,15 +46,48 @@ def test_the_unit_starts_a_server_and_gives_it_time_to_stop(cli: Cli) -> None:
     started(cli, str(cli.data), *["127.0.0.1:0" if one == "127.0.0.1:7421" else one for one in options])
 
 
-def test_the_image_starts_a_server_and_looks_at_its_health(cli: Cli) -> None:
+def test_the_unit_reloads_and_has_a_place_for_the_audit_log() -> None:
+    """All but its own folders is read-only for it."""
+    settings = unit()
+    assert settings["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert settings["ProtectSystem"] == ["strict"]
+    assert settings["LogsDirectory"] == ["inturn"]
+    assert settings["LogsDirectoryMode"] == ["0700"]
+
+
+def test_the_options_that_the_unit_gives_as_an_example_start_a_server(cli: Cli, tmp_path: Path) -> None:
+    deploy = ROOT / "deploy"
+    (example,) = re.findall(r'INTURN_SERVE_OPTIONS, for instance "(.*)"', (deploy / "inturn.service").read_text())
+    (written,) = re.findall(r"INTURN_SERVE_OPTIONS=([^']*)'", (deploy / "README.md").read_text())
+    for options in (example, written):
+        started(cli, str(cli.data), *options.replace("/var/log/inturn/", f"{tmp_path}/").split())
+
+
+def image() -> tuple[str, list[str]]:
+    """The Dockerfile, and the options that it gives, but for the port of HTTP."""
     text = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", "")
-    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0])
     options = json.loads(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[0])
-    assert entry == ["inturn", "serve", "/var/lib/inturn"]
+    return text, ["0.0.0.0:0" if one == "0.0.0.0:7421" else one for one in options]
+
+
+def test_the_image_starts_a_server_once_there_is_a_token(cli: Cli) -> None:
+    """What deploy/README.md says to do: a token into the volume, then the image with the options that it has."""
+    text, options = image()
+    assert json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0]) == ["inturn", "serve", "/var/lib/inturn"]
+    assert "INTURN_DATA=/var/lib/inturn" in text
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == ["10001"]
     assert "/healthz" in re.findall(r"^HEALTHCHECK (.*)$", text, re.MULTILINE)[0]
-    local = {"0.0.0.0": "127.0.0.1", "0.0.0.0:7421": "127.0.0.1:0"}
-    started(cli, str(cli.data), *[local.get(one, one) for one in options])
+    assert "--entrypoint inturn inturn token create shop" in (ROOT / "deploy" / "README.md").read_text()
+    assert cli("token", "create", "shop").code == 0
+    started(cli, str(cli.data), *options)
+
+
+def test_the_image_lets_nobody_in_without_a_token_unless_told_to(cli: Cli) -> None:
+    options = image()[1]
+    refused = cli("serve", str(cli.data), *options, "--port", "0")
+    assert refused.code == 1
+    assert "inturn token create" in refused.err
+    started(cli, str(cli.data), *options, "--insecure")
 
 
 def test_the_unit_is_understood_by_systemd(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from inturn.model.commands import (
     DiskRoom,
     GroupDescription,
     GroupPartition,
+    ListKeys,
     MemberDescription,
     NodeDescription,
     PartitionDescription,
@@ -30,11 +31,11 @@ from inturn.model.commands import (
     RestlessLease,
     SubjectDescription,
 )
-from inturn.model.errors import InturnError, InvalidInput
+from inturn.model.errors import AccessDenied, InturnError, InvalidInput
 from inturn.server_doctor import LAG_MIN, examine_server
 from inturn.service import Service
 from tests.cli.conftest import Cli
-from tests.contract.bed import Seen, eventually, quick, send_all
+from tests.contract.bed import Seen, eventually, quick, send, send_all
 
 
 class Changed:
@@ -205,6 +206,43 @@ def test_a_partition_that_nobody_asks_for_is_told(joined: Connection) -> None:
     found = examine_server(Changed(joined, {DescribeGroup: grouped(owner=None, done_per_s=5.0)}))
     (held,) = [one for one in found if one.level is not Level.OK]
     assert held.what == "nobody holds partition orders/0 in group billing, and 1,000 messages wait there"
+
+
+def test_nobody_has_to_hold_a_partition_of_a_shared_group(joined: Connection) -> None:
+    def shared(answer: GroupDescription) -> GroupDescription:
+        return msgspec.structs.replace(grouped(owner=None, done_per_s=5.0)(answer), mode="shared")
+
+    found = examine_server(Changed(joined, {DescribeGroup: shared}))
+    assert all(one.level is Level.OK for one in found)
+
+
+def refused(_: object) -> AccessDenied:
+    return AccessDenied("ops", "describe that", "ask for a rule")
+
+
+def test_what_one_may_not_see_is_told_and_the_rest_is_checked(joined: Connection) -> None:
+    for kind, what in (
+        (DescribeNode, "the server does not say how it is"),
+        (DescribeSubject, "1 subject could not be checked: orders"),
+        (DescribeGroup, "1 group could not be checked: billing of orders"),
+    ):
+        found = examine_server(Changed(joined, {kind: refused}))
+        (told,) = [one for one in found if one.level is not Level.OK]
+        assert (told.check, told.level) == ("access", Level.WARNING)
+        assert told.what.startswith(what)
+        assert "describe" in told.next_step
+        assert {one.check for one in found} > {"log", "lag", "keys", "members"}
+
+
+def test_keys_that_one_may_not_see_are_told(mq: Connection) -> None:
+    mq.create_subject("orders", 1)
+    send(mq, "orders", "bad:0")
+    handler = Seen(lambda message, _: 1 / 0)
+    with mq.consumer("orders", "billing", handler, order="key", settings=quick(max_attempts=1)):
+        handler.wait_for(1)
+        eventually(lambda: mq.keys("orders", "billing"), "it is blocked")
+        found = examine_server(Changed(mq, {ListKeys: refused}))
+    assert "the keys of 1 group could not be checked: billing of orders" in [one.what for one in found]
 
 
 def test_a_member_that_holds_more_than_it_is_assigned_is_looked_at_twice(joined: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The pure parts of the scanner: horizon, lease, marks, and which rows are sent when. P8."""
+"""P8: the pure parts of the scanner. Horizon, lease, marks, and which rows are sent when."""
 
 from __future__ import annotations
 

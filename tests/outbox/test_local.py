@@ -144,7 +144,7 @@ def test_a_busy_key_does_not_stay_in_the_outbox_for_ever(bed: Bed) -> None:
         handles[-1].when_done(lambda handle=handles[-1]: is_free.set() if type(handle.result(0)) is Stored else None)  # type: ignore[misc]
         number += 1
         assert number < 100_000
-        is_free.wait(0.0005)
+        is_free.wait(0.003)
     producer.flush(5.0)
     wait_until_empty(bed.outbox)
     bodies = [int(body) for body in bed.bodies()]

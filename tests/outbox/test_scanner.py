@@ -12,8 +12,8 @@ import pytest
 import inturn
 from inturn import Connection, Limits, Outbox, Scanner
 from inturn.errors import InvalidInput, OutboxHeld
-from inturn.model.commands import Answer, Append, Command, Reply
-from inturn.model.errors import DiskFull, InturnError, LogStopped, ProducerFenced
+from inturn.model.commands import Answer, Append, Command, Read, Reply
+from inturn.model.errors import AccessDenied, DiskFull, InturnError, LogDamaged, LogStopped, ProducerFenced
 from inturn.outbox import shift
 from tests.outbox.conftest import QUICK
 from tests.outbox.shop import by_key, check_once_and_in_order, fill, made, opened, stored
@@ -181,7 +181,7 @@ def keys_by_partition(mq: Connection) -> dict[int, str]:
 
 
 def test_a_partition_that_is_stuck_does_not_hold_up_the_others(mq: Connection, url: str) -> None:
-    """As P6 for producers."""
+    """As for the queues of a producer."""
     outbox, troubled, keys = made(url), TroubledNode(mq), keys_by_partition(mq)
     troubled.errors[0] = DiskFull("p0")
     settings = inturn.OutboxSettings(poll_s=0.01, stuck_s=0.05, lane=5, in_flight=40, batch=10, lease=QUICK.lease)
@@ -246,6 +246,44 @@ def test_what_was_stored_without_an_answer_is_recalled_from_the_logs_and_not_sen
         wait_until_empty(outbox)
         assert (scanner.statistics().recalled, scanner.statistics().sent) == (30, 10)
     check_once_and_in_order([message for message in stored(mq) if message.key != b"other"], 40)
+
+
+class Unreadable(TroubledNode):
+    """Reads of some partitions are answered with an error."""
+
+    def submit(self, command: Command, reply: Reply) -> None:
+        if isinstance(command, Read) and command.partition in self.errors:
+            reply(self.errors[command.partition])
+        else:
+            self._node.submit(command, reply)
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "error"),
+    [([0], LogDamaged("p0", 0, "a header")), ([0, 1, 2, 3], AccessDenied("shop", "read on subject 'orders'", "ask"))],
+    ids=["damaged", "not-allowed"],
+)
+def test_what_cannot_be_read_is_sent_again_and_stops_nothing(
+    mq: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: list[int], error: InturnError
+) -> None:
+    """P8: a second time, in the order of its key, and no other row."""
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    outbox = made(url)
+    fill(outbox, url, 60, keys=20)
+    crashed = outbox.scan(LostAnswers(mq), QUICK)
+    crashed.start()
+    eventually(lambda: len(stored(mq)) == 60, "all are stored")
+    once = by_key(stored(mq))
+    again = by_key([message for message in stored(mq) if message.partition in unreadable])
+    count = sum(map(len, again.values()))
+    assert 0 < count < 60 or len(unreadable) == 4
+    _kill(crashed, monkeypatch)
+    troubled = Unreadable(mq)
+    troubled.errors = dict.fromkeys(unreadable, error)
+    with outbox.scan(troubled, QUICK) as scanner:
+        wait_until_empty(outbox)
+        assert (scanner.statistics().recalled, scanner.statistics().sent) == (60 - count, count)
+    assert by_key(stored(mq)) == {key: numbers + again.get(key, []) for key, numbers in once.items()}
 
 
 def test_a_frozen_scanner_that_goes_on_sends_nothing_more(

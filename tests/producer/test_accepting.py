@@ -1,4 +1,4 @@
-"""What a producer accepts, and where it goes (P2, P3): checked before anything is queued."""
+"""What a producer accepts, and where it goes: checked before anything is queued."""
 
 from __future__ import annotations
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from inturn.model.commands import Append, Appended
 from inturn.model.errors import InturnError, RouteChanged
+from inturn.model.settings import ProducerSettings, Strategy
 from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore, SendAttempt
 from inturn.producer.flight import SendHandle
+from inturn.producer.keeping import Keeping
 from tests.producer.fake_log import FakeLog, bodies_of, key_for, some_core, some_subject
 
 BEFORE = some_subject(1)
@@ -142,3 +144,58 @@ def test_a_route_that_is_not_there_yet_is_asked_for_again() -> None:
     assert sent(again) == [(0, 1, [b"a"])]
     core.answered(again[0], REFUSED, 1.0)
     assert core.take_outdated() == {"orders"}
+
+
+def kept_while_it_grows(*keys: bytes) -> tuple[ProducerCore, list[SendHandle]]:
+    """Messages of keys that were in the outbox when they were sent; the subject has grown since, the keys are free."""
+    before = replace(BEFORE, strategy=Strategy.BEST_EFFORT)
+    core = some_core(before, batch_count=10)
+    core.keeping = Keeping([("orders", key, row) for row, key in enumerate(keys)], ProducerSettings())
+    handles = [handle for key in keys for handle in add(core, b"1 " + key, key=key)]
+    core.learn(replace(before, route=AFTER.route))
+    handles += [handle for key in keys for handle in add(core, b"2 " + key, key=key)]
+    flights = core.keeping.take()
+    core.keeping.forget(set(range(len(keys))))
+    assert all(core.release(flight) for flight in flights)
+    assert core.keeping.is_idle
+    return core, handles
+
+
+def test_what_the_outbox_need_not_take_any_more_goes_by_the_new_route() -> None:
+    """M5, P7: in the parent it would be above the barrier, where nothing keeps it before what goes to the child."""
+    core, handles = kept_while_it_grows(MOVES)
+    attempts = core.poll(0.0)
+    assert sent(attempts) == [(1, 2, [b"1 " + MOVES]), (1, 2, [b"2 " + MOVES])]
+    log = FakeLog()
+    answer(core, attempts, log, sealed=2)
+    assert [(one.result(0).partition, one.result(0).offset) for one in handles] == [(1, 0), (1, 1)]
+
+
+def test_what_the_outbox_need_not_take_any_more_is_divided_where_its_keys_have_parted() -> None:
+    """M5, P7."""
+    core, handles = kept_while_it_grows(STAYS, MOVES)
+    attempts = core.poll(0.0)
+    assert sent(attempts) == [(0, 2, [b"1 " + STAYS, b"2 " + STAYS]), (1, 2, [b"1 " + MOVES]), (1, 2, [b"2 " + MOVES])]
+    logs = FakeLog("p0"), FakeLog("p1")
+    for attempt in attempts:
+        answer(core, [attempt], logs[attempt.command.partition], sealed=2)
+    places = [(one.result(0).partition, one.result(0).offset) for one in handles]
+    assert places == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert core.waiting_bytes == 0
+    assert core.is_idle
+
+
+def test_a_partition_that_takes_nothing_keeps_all_of_a_flight_in_the_outbox() -> None:
+    """P7: a part of it must not be sent while the rest is written."""
+    before = replace(BEFORE, strategy=Strategy.BEST_EFFORT)
+    core = some_core(before)
+    core.keeping = Keeping([("orders", key, row) for row, key in enumerate((STAYS, MOVES))], ProducerSettings())
+    add(core, b"1", key=STAYS)
+    add(core, b"1", key=MOVES)
+    core.learn(replace(before, route=AFTER.route))
+    core._queues["orders"][1].error = InturnError("it has stopped")
+    (flight,) = core.keeping.take()
+    core.keeping.forget({0, 1})
+    assert not core.release(flight)
+    assert core.poll(0.0) == []
+    assert len(core.to_keep(flight)) == 2

@@ -1,4 +1,4 @@
-"""The queue of one partition (P4, P6, P7), step by step."""
+"""The queue of one partition, step by step."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import msgspec
 
 from inturn.model import commands
 from inturn.model.batch import Batch, payload_checksum
-from inturn.model.clock import SystemClock
+from inturn.model.clock import Clock, SystemClock
 from inturn.model.commands import Command, Hello, Reply
 from inturn.model.route import Partition, Route
 from inturn.model.settings import LeaseSettings
@@ -86,7 +86,7 @@ class FakeNode:
 
 
 class PlayedGuard:
-    def __init__(self, folder: Path, access: str | None = None, clock: SystemClock | None = None) -> None:
+    def __init__(self, folder: Path, access: str | None = None, clock: Clock | None = None) -> None:
         self.folder = folder
         file = TokenFile(folder / "tokens.json")
         self.tokens = {name: file.create(name, NOW_MS) for name in ("shop", "billing", "mallory", "ops")}
@@ -98,24 +98,29 @@ class PlayedGuard:
             access=None if access is None else str(self.access_file),
             audit_log=str(folder / "audit.jsonl"),
         )
+        self.settings = ServerSettings()
         self.node = FakeNode()
         self.guard = Guard(settings, clock if clock is not None else SystemClock())
 
     def enter(self, principal: str) -> PlayedClient:
         return PlayedClient(self, self.tokens[principal])
 
+    def enter_locally(self) -> PlayedClient:
+        """Through the socket in the folder."""
+        return PlayedClient(self, "", is_local=True)
+
 
 class PlayedClient:
     """A greeted session."""
 
-    def __init__(self, played: PlayedGuard, token: str) -> None:
+    def __init__(self, played: PlayedGuard, token: str, *, is_local: bool = False) -> None:
         self._node = played.node
         self._sent = bytearray()
         self._reader = FrameReader(1 << 30)
         self._number = 1
-        visitor = played.guard.visitor("192.0.2.7", None, is_local=False)
+        visitor = played.guard.visitor("192.0.2.7", None, is_local=is_local)
         self.session = Session(
-            played.node, ServerSettings(), LeaseSettings(), "test", self._send, lambda: None, None, visitor
+            played.node, played.settings, LeaseSettings(), "test", self._send, lambda: None, None, visitor
         )
         self.session.received(pack(1, Hello(VERSIONS, "test", token)))
         self.welcome = self._answers()[1]
@@ -132,6 +137,11 @@ class PlayedClient:
         if len(self._node.asked) > before:
             return self._node.asked[-1][0]
         return self._answers().get(self._number)
+
+    @property
+    def asked(self) -> list[Command]:
+        """All that the node got, of whomever."""
+        return [command for command, _ in self._node.asked]
 
     def answered(self, answer: Any) -> Any:
         """The node answers what it was asked last; what the client hears."""

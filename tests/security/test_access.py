@@ -19,6 +19,7 @@ from inturn.model.commands import (
     CreateSubject,
     DescribeGroup,
     FindSubject,
+    FindTrial,
     GroupList,
     GroupName,
     Heartbeat,
@@ -33,6 +34,7 @@ from inturn.model.commands import (
     Read,
     Release,
     ResetGroup,
+    ResolvePosition,
     SteerKey,
     SubjectList,
 )
@@ -163,6 +165,21 @@ def test_whoever_may_read_may_look_at_dead_letters(tmp_path: Path) -> None:
     assert isinstance(shop.ask(member_command(Acquire, "orders")), AccessDenied)
 
 
+@pytest.mark.parametrize("kind", [Read, ResolvePosition])
+def test_a_member_of_a_group_reads_by_its_right_to_consume(kind: type[Command], tmp_path: Path) -> None:
+    """Broadcast consumers and trials do: for their own group, and as a member only."""
+    played = PlayedGuard(tmp_path, access=rule("consume", who="shop") + rule("read", who="billing"))
+    shop, reader = played.enter("shop"), played.enter("billing")
+    assert isinstance(shop.ask(sample(kind, group="billing")), kind)
+    assert isinstance(shop.ask(sample(kind, group="reporting")), AccessDenied)
+    assert isinstance(shop.ask(sample(kind, group="")), AccessDenied)
+    assert isinstance(shop.ask(sample(kind, group="billing", subject="invoices")), AccessDenied)
+    assert isinstance(shop.ask(sample(kind, group="billing", subject=RETRY)), kind)
+    assert isinstance(shop.ask(sample(kind, group="billing", subject=DEAD)), AccessDenied)
+    assert isinstance(reader.ask(sample(kind, group="")), kind)
+    assert isinstance(reader.ask(sample(kind, group="billing")), AccessDenied)
+
+
 def test_one_action_for_one_thing(tmp_path: Path) -> None:
     """Offset reset, steering, making subjects: each by its own name."""
     texts = "".join(rule(action, who=who) for action, who in (("consume", "shop"), ("reset", "billing")))
@@ -180,6 +197,16 @@ def test_one_action_for_one_thing(tmp_path: Path) -> None:
     assert isinstance(shop.ask(OpenRetry("orders", "billing", 3)), OpenRetry)
     assert isinstance(shop.ask(OpenRetry("orders", "reporting", 3)), AccessDenied)
     assert isinstance(shop.ask(sample(Move, to_subject=RETRY)), Move)
+
+
+def test_whoever_only_looks_cannot_give_up_the_trial_of_another(tmp_path: Path) -> None:
+    played = PlayedGuard(tmp_path, access=rule("describe", who="shop") + rule("steer", who="ops"))
+    shop, ops = played.enter("shop"), played.enter("ops")
+    look, give_up = sample(FindTrial), sample(FindTrial, gives_up=True)
+    assert isinstance(shop.ask(look), FindTrial)
+    assert isinstance(shop.ask(give_up), AccessDenied)
+    for command in (look, give_up):
+        assert isinstance(ops.ask(command), FindTrial)
 
 
 def test_a_refusal_names_who_what_and_what_to_do(tmp_path: Path) -> None:
@@ -270,6 +297,51 @@ def test_nobody_fences_or_sends_as_the_producer_of_another_principal(open_to_all
     assert isinstance(open_to_all.enter("shop").ask(Append("orders", 0, batch(7))), Append)
 
 
+def test_an_id_that_was_used_before_it_was_given_out_is_whose_it_is_given_to(open_to_all: PlayedGuard) -> None:
+    """Ids count up: whoever guesses the next must not keep it from the producer that gets it."""
+    shop, mallory = open_to_all.enter("shop"), open_to_all.enter("mallory")
+    assert isinstance(mallory.ask(Append("orders", 0, batch(8))), Append), "the node refuses it"
+    shop.ask(OpenProducer())
+    shop.answered(ProducerOpened(8, 0))
+    assert isinstance(shop.ask(Append("orders", 0, batch(8))), Append)
+    assert isinstance(mallory.ask(Append("orders", 0, batch(8))), AccessDenied)
+    assert isinstance(mallory.ask(Append("invoices", 0, batch(8))), AccessDenied)
+
+
+def test_an_id_of_before_a_restart_is_of_whom_uses_it_first_on_that_subject(open_to_all: PlayedGuard) -> None:
+    """The guard has forgotten who opened it. Whoever may not produce on a subject cannot keep it from sending there."""
+    shop, mallory = open_to_all.enter("shop"), open_to_all.enter("mallory")
+    assert isinstance(mallory.ask(Append("invoices", 0, batch(7))), Append)
+    assert isinstance(shop.ask(Append("orders", 0, batch(7))), Append)
+    assert isinstance(mallory.ask(Append("orders", 0, batch(7))), AccessDenied)
+    assert isinstance(shop.ask(Append("invoices", 0, batch(7))), AccessDenied)
+
+
+def test_what_is_used_through_the_folder_is_nobody_elses_and_is_never_refused_there(open_to_all: PlayedGuard) -> None:
+    local, shop, mallory = open_to_all.enter_locally(), open_to_all.enter("shop"), open_to_all.enter("mallory")
+    local.ask(OpenProducer("till"))
+    local.answered(ProducerOpened(7, 1))
+    local.ask(sample(Heartbeat))
+    for stolen in (OpenProducer("till"), Append("orders", 0, batch(7)), sample(Heartbeat), sample(Release)):
+        assert isinstance(mallory.ask(stolen), AccessDenied)
+    shop.ask(OpenProducer("counter"))
+    shop.answered(ProducerOpened(9, 0))
+    shop.ask(sample(Heartbeat, member="m-2"))
+    for taken in (OpenProducer("counter"), Append("orders", 0, batch(9)), sample(Heartbeat, member="m-2")):
+        assert isinstance(local.ask(taken), type(taken))
+
+
+def test_a_producer_that_was_opened_through_the_folder_stays_its_principals(open_to_all: PlayedGuard) -> None:
+    """Its principal is told by the node that it was fenced, and may open it again."""
+    local, shop = open_to_all.enter_locally(), open_to_all.enter("shop")
+    shop.ask(OpenProducer("counter"))
+    shop.answered(ProducerOpened(9, 0))
+    local.ask(OpenProducer("counter"))
+    local.answered(ProducerOpened(9, 1))
+    assert isinstance(shop.ask(Append("orders", 0, batch(9))), Append)
+    assert isinstance(shop.ask(OpenProducer("counter")), OpenProducer)
+
+
 # The file
 
 
@@ -290,6 +362,15 @@ def test_patterns(pattern: str, fits: list[str], fits_not: list[str]) -> None:
     assert all(map(patterns.fit, fits))
     assert not any(map(patterns.fit, fits_not))
     assert patterns.fit(f"{fits[0]}\n") == pattern.endswith("*")
+
+
+def test_a_name_that_almost_fits_many_stars_is_decided_at_once() -> None:
+    """Whoever sends a name chooses it: the time must not be a power of the number of stars."""
+    patterns = Patterns(["*a" * 12 + "*b", "x*aa*aab"])
+    assert not patterns.fit("a" * 400)
+    assert patterns.fit("a" * 400 + "b")
+    assert patterns.fit("xaaaab")
+    assert not patterns.fit("xaaab"), "what one star has taken, another cannot have"
 
 
 @pytest.mark.parametrize(

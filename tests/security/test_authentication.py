@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 import inturn
 from inturn import aio
@@ -17,6 +19,7 @@ from inturn.model.clock import SystemClock
 from inturn.model.commands import Hello, ListSubjects, SubjectList, Welcome
 from inturn.model.errors import ProtocolError
 from inturn.security.credentials import Credentials
+from inturn.security.guard import Guard
 from inturn.security.settings import SecuritySettings, is_loopback
 from inturn.security.tokens import TokenFile
 from inturn.service import Service
@@ -183,6 +186,77 @@ def test_a_token_file_that_cannot_be_read_changes_nothing(serve: Serve) -> None:
     os.unlink(guarded.token_file.path)
     guarded.service.reload()
     assert guarded.connect("shop").subjects() == []
+
+
+# root may give files away, and others have only their own: both are to find theirs
+OWNER = (4711, 4712) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+
+
+def owner_and_mode(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_uid, found.st_gid, found.st_mode & 0o777
+
+
+def test_whoever_changes_a_token_file_leaves_it_to_its_owner(tmp_path: Path) -> None:
+    """`sudo inturn token revoke`, with a server that is another user."""
+    file = TokenFile(tmp_path / "tokens.json")
+    token = file.create("shop", NOW_MS)
+    os.chown(file.path, *OWNER)
+    file.path.chmod(0o640)
+    file.revoke(token.split("_")[1])
+    assert owner_and_mode(file.path) == (*OWNER, 0o640)
+
+
+def test_a_new_token_file_belongs_to_whom_the_folder_belongs(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    os.chown(folder, *OWNER)
+    TokenFile(folder / "tokens.json").create("shop", NOW_MS)
+    assert {one.name: owner_and_mode(one) for one in folder.iterdir()} == {
+        "tokens.json": (*OWNER, 0o600),
+        "tokens.json.lock": (*OWNER, 0o600),
+    }
+
+
+def test_a_token_file_that_its_owner_would_lose_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    token = file.create("shop", NOW_MS)
+
+    def not_permitted(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("inturn.security.tokens.os.fchown", not_permitted)
+    with pytest.raises(InvalidInput, match=f"belongs to user {os.geteuid()}.*run this as that user"):
+        file.revoke(token.split("_")[1])
+    assert file.read().find(token, NOW_MS).principal == "shop"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["tokens.json", "tokens.json.lock"]
+
+
+def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    """The owner of the folder could have root give away another file."""
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / "tokens.json.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=r"tokens\.json\.lock"):
+        TokenFile(tmp_path / "tokens.json").create("shop", NOW_MS)
+
+
+def test_a_token_file_that_can_be_read_again_is_used_though_nothing_in_it_changed(tmp_path: Path) -> None:
+    """Whatever was wrong with it: its owner, its mode, a folder above it. It is told once."""
+    file = TokenFile(tmp_path / "tokens.json")
+    token = file.create("shop", NOW_MS)
+    guard = Guard(SecuritySettings(tokens=str(file.path)), SystemClock())
+    readable = Path.read_bytes
+    with pytest.MonkeyPatch.context() as patched, capture_logs() as logged:
+        patched.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
+        file.path.chmod(0o000)
+        guard.reload()
+        guard.reload()
+        assert [one["event"] for one in logged] == ["security.not_reloaded"]
+        patched.setattr(Path, "read_bytes", readable)
+        guard.reload()
+        guard.reload()
+    assert [one["event"] for one in logged] == ["security.not_reloaded", "security.reloaded"]
+    assert guard.tokens.find(token, NOW_MS).principal == "shop"
 
 
 def test_a_server_does_not_start_with_a_token_file_that_is_not_there(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import random
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from inturn.errors import AccessDenied
+from inturn.errors import AccessDenied, NotFound
 from inturn.model.commands import (
     Acquire,
+    Append,
     Command,
     Commit,
     Heartbeat,
@@ -153,3 +155,20 @@ def test_a_producer_cannot_be_fenced_or_imitated_by_another_principal(guarded: G
             mallory.producer("till").send_sync("orders", b"x", key="k", timeout_s=5.0)
         till.send_sync("orders", b"1", key="k")
     assert [one.body for one in shop.reader("orders")] == [b"0", b"1"]
+
+
+def test_whoever_guesses_the_next_producer_ids_takes_nothing_from_those_who_get_them(guarded: Guarded) -> None:
+    """Neither are their messages taken for repeated ones, nor are they fenced, nor refused."""
+    shop, local = guarded.connect("shop"), guarded.local()
+    with shop.producer() as first, guarded.raw() as raw:
+        raw.ask(Hello(VERSIONS, "x", guarded.tokens["mallory"]))
+        for ahead in range(1, 5):
+            forged = batch(first.id + ahead)
+            for epoch in (0, 2**32 - 1):
+                answer = raw.ask(Append("orders", 0, msgspec.structs.replace(forged, producer_epoch=epoch)))
+                assert isinstance(answer, NotFound)
+        for number, client in enumerate((shop, local, shop, local)):
+            with client.producer() as producer:
+                assert producer.id == first.id + number + 1
+                producer.send_sync("orders", b"%d" % number, key="k", timeout_s=5.0)
+    assert [int(one.body) for one in shop.reader("orders")] == [0, 1, 2, 3]

@@ -5,18 +5,39 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 import inturn
-from inturn.errors import ConnectionLost
-from inturn.model.commands import Done, Hello, Ping
+from inturn.errors import AccessDenied, ConnectionLost, InvalidInput
+from inturn.model.commands import (
+    Acknowledge,
+    Append,
+    Commit,
+    Done,
+    Fetch,
+    FindSubject,
+    Heartbeat,
+    Hello,
+    ListSubjects,
+    Ping,
+    Pull,
+    Read,
+    Release,
+    Renew,
+    SubjectList,
+)
+from inturn.model.settings import LeaseSettings
 from inturn.security.meter import Meter, Metered
 from inturn.security.owners import Owners
+from inturn.testing.clock import FakeClock
 from inturn.wire.codec import VERSIONS
 from inturn.wire.doors import Doors
 from inturn.wire.session import HELLO_BYTES_MAX, ServerSettings
+from tests.contract.bed import Seen, quick
 from tests.security.conftest import Serve
+from tests.security.played import PlayedGuard, sample
 
 ALL = '[[allow]]\nprincipals = "*"\nactions = "*"\nsubjects = "*"\ngroups = "*"\n'
 
@@ -96,6 +117,28 @@ def test_doors_count_by_host_in_all_and_by_what_was_said() -> None:
     assert doors.all() == [c, d, e]
 
 
+def test_the_host_with_the_most_that_say_nothing_loses_its_oldest() -> None:
+    """One address cannot make others lose the door before they have said a word."""
+    doors: Doors[_Visit] = Doors(ServerSettings(ungreeted=4))
+    other, another = _Visit(), _Visit()
+    assert doors.come(other, "h1") is None
+    silent = [_Visit() for _ in range(50)]
+    for one in silent[:25]:
+        assert doors.come(one, "h2") is None
+    doors.replace(other, by=(taken_on := _Visit()))
+    assert doors.come(another, "h3") is None
+    for one in silent[25:]:
+        assert doors.come(one, "h2") is None
+    assert set(doors.all()) == {another, taken_on, *silent[-2:]}
+    assert [one.is_aborted for one in (other, taken_on, another)] == [False] * 3
+    assert [one.is_aborted for one in silent] == [True] * 48 + [False] * 2
+    doors.greeted(silent[-1])
+    assert doors.come(_Visit(), "h4") is None
+    assert not silent[-1].is_aborted
+    assert doors.come(_Visit(), "h4") is None
+    assert taken_on.is_aborted, "as many of each: the oldest"
+
+
 # After
 
 
@@ -125,12 +168,147 @@ def test_a_meter_allows_a_burst_and_then_its_rate() -> None:
 def test_commands_and_bytes_are_metered_apart() -> None:
     clock = Time()
     metered = Metered(10.0, 1000.0, clock)
-    metered.take_bytes(3000)
+    metered.take_received(3000)
     assert metered.wait_s() == pytest.approx(2.0)
     for _ in range(40):
         metered.take_command()
     assert metered.wait_s() == pytest.approx(3.0)
     assert Metered(None, 5.0, clock).wait_s() == 0.0
+
+
+def test_a_client_is_heard_while_it_waits_for_answers_that_were_too_much() -> None:
+    """What it sends by itself is another matter: it can stop."""
+    clock = Time()
+    metered = Metered(None, 1000.0, clock)
+    metered.take_answer(5000)
+    assert [metered.wait_s(), metered.deaf_s()] == pytest.approx([4.0, 0.0])
+    metered.take_received(3000)
+    assert [metered.wait_s(), metered.deaf_s()] == pytest.approx([7.0, 2.0])
+    clock.now_s += 2.0
+    assert [metered.wait_s(), metered.deaf_s()] == pytest.approx([5.0, 0.0])
+
+
+def test_beyond_its_quota_a_client_keeps_what_it_has_and_gets_no_more(tmp_path: Path) -> None:
+    """Renewals, commits and heartbeats are done at once, the rest later, in its order."""
+    clock = FakeClock()
+    access = ALL + '[[quota]]\nprincipals = "shop"\nbytes_per_s = 100_000\n'
+    shop = PlayedGuard(tmp_path, access, clock).enter("shop")
+    shop.ask(ListSubjects())
+    shop.session.written(1_000_000)  # an answer
+    assert shop.session.quota_wait_s == pytest.approx(9.0, abs=0.1)
+    waiting = [sample(kind) for kind in (Pull, Read, Fetch, Release, FindSubject, Append)]
+    for command in waiting:
+        assert shop.ask(command) is None
+    for kind in (Renew, Commit, Heartbeat, Acknowledge):
+        assert isinstance(shop.ask(sample(kind)), kind)
+    assert isinstance(shop.ask(Ping()), Done)
+    clock.advance(8.0)
+    shop.session.go_on()
+    assert shop.session.has_waiting
+    clock.advance(2.0)
+    before = len(shop.asked)
+    shop.session.go_on()
+    assert [type(command) for command in shop.asked[before:]] == [type(command) for command in waiting]
+    assert not shop.session.has_waiting
+
+
+def test_what_waits_for_the_quota_is_bounded_and_done_in_the_end(tmp_path: Path) -> None:
+    clock = FakeClock()
+    played = PlayedGuard(tmp_path, ALL + '[[quota]]\nprincipals = "shop"\nbytes_per_s = 100_000\n', clock)
+    played.settings = ServerSettings(unanswered_count=2)
+    shop = played.enter("shop")
+    shop.session.written(1_000_000)
+    for _ in range(5):
+        shop.ask(ListSubjects())
+    assert shop.session.is_full
+    assert shop.session.unanswered_count == 3
+    clock.advance(10.0)
+    shop.session.go_on()
+    assert len(shop.asked) == 3
+    for _, reply in list(played.node.asked):
+        reply(SubjectList(()))
+    shop.session.go_on()
+    assert len(shop.asked) == 5
+
+
+def test_what_a_client_sends_itself_beyond_its_quota_is_not_looked_at(tmp_path: Path) -> None:
+    clock = FakeClock()
+    access = ALL + '[[quota]]\nprincipals = "shop"\nbytes_per_s = 100\n'
+    shop = PlayedGuard(tmp_path, access, clock).enter("shop")
+    renew = sample(Renew, member="m" * 150)
+    shop.ask(renew)
+    assert shop.ask(renew) is None
+    assert shop.session.deaf_s > 0.0
+    clock.advance(60.0)
+    shop.session.go_on()
+    assert shop.asked == [renew, renew]
+
+
+def test_pulls_on_their_way_share_what_comes_back_in_a_second(tmp_path: Path) -> None:
+    """So that the answers to all of them are no more than the client may have. At least a batch is in each."""
+    access = ALL + '[[quota]]\nprincipals = "shop"\nbytes_per_s = 100_000\n'
+    played = PlayedGuard(tmp_path, access, FakeClock())
+    shop, billing = played.enter("shop"), played.enter("billing")
+    pull = sample(Pull, max_bytes=1 << 20)
+    assert [shop.ask(pull).max_bytes for _ in range(4)] == [100_000, 50_000, 33_333, 25_000]
+    assert shop.ask(sample(Pull, max_bytes=10)).max_bytes == 10
+    assert billing.ask(sample(Pull, member="m-2", max_bytes=1 << 20)).max_bytes == 1 << 20
+
+
+def test_a_quota_below_what_is_pulled_at_once_costs_a_consumer_no_lease(serve: Serve) -> None:
+    """What comes of ten partitions at once takes it longer to pay than its leases live; and it does pay."""
+    access = ALL + '[[quota]]\nprincipals = "billing"\nbytes_per_s = 400_000\n'
+    guarded = serve("shop", "billing", access=access, lease=LeaseSettings(life_s=1.0, renew_s=0.2, margin_s=0.1))
+    shop, billing = guarded.connect("shop"), guarded.connect("billing")
+    shop.create_subject("orders", partitions=10)
+    with shop.producer() as producer:
+        for number in range(30):
+            producer.send("orders", bytes(50_000), key=f"k{number}")
+        producer.flush()
+    seen = Seen()
+    began_s = time.monotonic()
+    with billing.consumer("orders", "billing", seen, order="key", settings=quick()):
+        seen.wait_for(30, timeout_s=30.0)
+        took_s = time.monotonic() - began_s
+    assert took_s > 1.0, "1.5 MB: 0.4 of them at once; the last answer is not waited for"
+    epochs = {(one.partition, epoch) for one, epoch in zip(seen.messages, seen.epochs, strict=True)}
+    assert len(epochs) == len({partition for partition, _ in epochs}), "no lease was lost"
+
+
+def test_to_come_again_is_no_way_round_a_quota(tmp_path: Path) -> None:
+    """What was used stays used, until it has come back; then nothing more is known of who is gone."""
+    clock = FakeClock()
+    played = PlayedGuard(tmp_path, ALL + '[[quota]]\nprincipals = "shop"\ncommands_per_s = 10\n', clock)
+    first = played.enter("shop")
+    for _ in range(10):
+        first.ask(ListSubjects())
+    assert first.session.quota_wait_s == 0.0
+    first.session.lost()
+    clock.advance(0.1)
+    played.guard.reload()
+    second = played.enter("shop")
+    second.ask(ListSubjects())
+    assert second.session.quota_wait_s == 0.0
+    second.ask(ListSubjects())
+    assert second.session.quota_wait_s > 0.0
+    second.session.lost()
+    clock.advance(1.2)
+    played.guard.reload()
+    assert not played.guard._known
+
+
+def test_commands_that_are_refused_count_as_well(tmp_path: Path) -> None:
+    """And so do pings, and what is no command."""
+    clock = FakeClock()
+    access = '[[quota]]\nprincipals = "shop"\ncommands_per_s = 4\n'
+    shop = PlayedGuard(tmp_path, access, clock).enter("shop")
+    too_long = FindSubject("s" * 100_000)
+    for command, answer in ((Ping(), Done), (too_long, InvalidInput), (Hello(VERSIONS), InvalidInput)):
+        assert isinstance(shop.ask(command), answer)
+    assert isinstance(shop.ask(FindSubject("orders")), AccessDenied)
+    assert shop.session.quota_wait_s == 0.0
+    shop.ask(Ping())
+    assert shop.session.quota_wait_s > 0.0
 
 
 def test_too_many_commands_are_answered_later_not_refused(serve: Serve) -> None:
@@ -216,6 +394,9 @@ def test_names_are_remembered_up_to_a_number_and_only_their_owner_loses_them() -
     owners.forget("2")
     owners.forget("2")
     assert owners.take("b", "2") is None
+    owners.give("a", "2")
+    assert owners.owner("2") == "a"
+    assert owners.take("b", "2") == "2"
 
 
 def test_a_hostile_client_of_one_principal_does_not_hold_up_another(serve: Serve) -> None:

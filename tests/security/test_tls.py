@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 import inturn
 from inturn import TlsSettings, aio
@@ -163,6 +164,26 @@ def test_without_a_client_certificate_nobody_is_let_in(
     assert guarded.service.connection_count == 0
 
 
+def test_whoever_has_no_right_certificate_is_in_the_audit_log(
+    serve: Serve, mutual: ServerTlsSettings, trusting: TlsSettings, tmp_path: Path
+) -> None:
+    """Not whoever talks no TLS at all, or does not trust the server: these were not refused."""
+    guarded = serve(tls=mutual)
+    with socket.create_connection(("127.0.0.1", guarded.port), 5.0) as nonsense:
+        nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert _is_hung_up_on(nonsense)
+    with pytest.raises(ConnectionLost, match="not trusted"):
+        _connect("blocking", guarded.address, None, TlsSettings())
+    stranger = shown(Certificates(tmp_path / "other"), "billing")
+    for tls in (trusting, replace(stranger, ca_file=trusting.ca_file)):
+        with pytest.raises(ConnectionLost):
+            _connect("blocking", guarded.address, None, tls)
+    eventually(lambda: len(guarded.refusals()) >= 2, "both are written")
+    found = guarded.refusals()
+    assert {(one["address"], one["command"]) for one in found} == {("127.0.0.1", "TLS")}
+    assert {one["why"].split(":")[0] for one in found} == {"no certificate was shown", "the certificate is not trusted"}
+
+
 def test_with_both_a_token_says_who_it_is_and_the_certificate_is_needed_all_the_same(
     serve: Serve, mutual: ServerTlsSettings, certificates: Certificates, trusting: TlsSettings
 ) -> None:
@@ -228,6 +249,39 @@ def test_a_new_certificate_is_used_without_a_restart(serve: Serve, certificates:
     certificates.issue("renewed", "127.0.0.1")
     guarded.service.reload()
     eventually(lambda: _certificate_of(guarded.port) != first, "another certificate is shown")
+
+
+def test_a_certificate_that_does_not_fit_its_key_changes_nothing(
+    serve: Serve, certificates: Certificates, trusting: TlsSettings
+) -> None:
+    """Renewing writes two files, one after the other; the server may look in between."""
+    cert, key = certificates.issue("halfway", "127.0.0.1")
+    guarded = serve("shop", tls=ServerTlsSettings(cert, key))
+    first = _certificate_of(guarded.port)
+    Path(cert).write_bytes(Path(certificates.issue("another", "127.0.0.1")[0]).read_bytes())
+    with capture_logs() as logged:
+        guarded.service.reload()
+        eventually(lambda: any(one["event"] == "security.not_reloaded" for one in logged), "it was told")
+    assert _certificate_of(guarded.port) == first
+    with guarded.connect("shop", trusting) as mq:
+        assert mq.subjects() == []
+
+
+def test_another_ca_of_clients_is_used_without_a_restart(
+    serve: Serve, server_tls: ServerTlsSettings, certificates: Certificates, tmp_path: Path
+) -> None:
+    former, latter = Certificates(tmp_path / "former"), Certificates(tmp_path / "latter")
+    trusted = tmp_path / "clients.pem"
+    trusted.write_bytes(Path(former.ca_file).read_bytes())
+    guarded = serve(tls=replace(server_tls, client_ca_file=str(trusted)))
+    billing = replace(shown(latter, "billing"), ca_file=certificates.ca_file)
+    with pytest.raises(ConnectionLost):
+        _connect("blocking", guarded.address, None, billing)
+    trusted.write_bytes(Path(latter.ca_file).read_bytes())
+    with capture_logs() as logged:
+        guarded.service.reload()
+        eventually(lambda: any(one["event"] == "security.reloaded" for one in logged), "it was told")
+    _connect("blocking", guarded.address, None, billing)
 
 
 def _certificate_of(port: int) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from inturn import Connection
+from inturn import Connection, LeaseSettings, Outbox, OutboxSettings, ResultKind
 from inturn.errors import AccessDenied
 from tests.contract.bed import Seen, quick, send
 from tests.security.bed import Guarded, eventually
@@ -53,6 +56,7 @@ subjects = "orders"
 groups = "billing"
 """
 WHO = ("ops", "producer", "consumer", "looker", "reader", "redriver", "steerer")
+OUTBOX = OutboxSettings(poll_s=0.01, retry_s=0.1, lease=LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05))
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
@@ -87,12 +91,38 @@ def test_a_producer_and_a_consumer_with_all_that_it_does_by_itself(guarded: Guar
         eventually(lambda: [one.state for one in consumer.keys("orders", "billing")] == ["parked"], "it is parked")
 
 
+@pytest.mark.usefixtures("nobody_refused")
+@pytest.mark.parametrize("start", ["first", "last"])
+def test_a_broadcast_consumer_needs_no_more_than_others(guarded: Guarded, tmp_path: Path, start: str) -> None:
+    """C12: it reads as a member of its group, and resolves where to begin."""
+    producer, consumer = guarded.connect("producer"), guarded.connect("consumer")
+    send(producer, "orders", "k:0")
+    seen = Seen()
+    with consumer.consumer(
+        "orders", "billing", seen, mode="broadcast", offsets=tmp_path / "own", start=start, settings=quick()
+    ):
+        send(producer, "orders", "k:1")
+        seen.wait_for(2 if start == "first" else 1)
+
+
+@pytest.mark.usefixtures("nobody_refused")
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_consumer_that_is_asked_to_try_a_message_may_read_it(guarded: Guarded, mode: str) -> None:
+    """C16: as a member of its group."""
+    consumer, steerer = guarded.connect("consumer"), guarded.connect("steerer")
+    send(guarded.connect("producer"), "orders", "k:0")
+    seen = Seen()
+    with consumer.consumer("orders", "billing", seen, mode=mode, name="worker", settings=quick()):
+        seen.wait_for(1)
+        assert steerer.consume_directly("orders", "billing", "worker", 0, 0).result == ResultKind.SUCCESS
+    assert seen.bodies == [b"0", b"0"]
+
+
 def test_a_producer_can_do_nothing_else(guarded: Guarded) -> None:
     producer = guarded.connect("producer")
     send(producer, "orders", "k:0")
     for do in (
         lambda: list(producer.reader("orders")),
-        lambda: producer.describe_subject("orders"),
         lambda: producer.create_subject("invoices"),
         lambda: producer.describe_group("orders", "billing"),
         lambda: producer.keys("orders", "billing"),
@@ -102,6 +132,47 @@ def test_a_producer_can_do_nothing_else(guarded: Guarded) -> None:
             do()
     with producer.producer() as one, pytest.raises(AccessDenied):
         one.send_sync("invoices", b"x", key="k", timeout_s=5.0)
+
+
+def filled(path: Path, *rows: tuple[str, bytes]) -> Outbox:
+    """An outbox with these rows of one key, each with its subject and body."""
+    outbox = Outbox(path, settings=OUTBOX)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        outbox.create_table(connection)
+        for subject, body in rows:
+            outbox.put(connection, subject, body, key="k")
+    return outbox
+
+
+@pytest.mark.usefixtures("nobody_refused")
+def test_an_outbox_is_sent_by_those_who_may_produce(guarded: Guarded, tmp_path: Path) -> None:
+    """P8."""
+    outbox = filled(tmp_path / "shop.db", ("orders", b"0"), ("orders", b"1"))
+    assert outbox.scan(guarded.connect("producer")).run_once().sent == 2
+    assert [message.body for message in guarded.connect("reader").reader("orders")] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("also", ["", "describe"], ids=["no-right", "describe-only"])
+def test_a_row_for_a_subject_that_is_not_allowed_holds_back_no_other_subject(
+    guarded: Guarded, tmp_path: Path, also: str
+) -> None:
+    """P8: it is refused and says why, until somebody allows it."""
+    rule = '\n[[allow]]\nprincipals = "producer"\nactions = "{}"\nsubjects = "invoices"\n'
+    if also:
+        guarded.rewrite_access(RULES + rule.format(also))
+    guarded.connect("ops").create_subject("invoices", partitions=1)
+    outbox = filled(tmp_path / "shop.db", ("invoices", b"secret"), ("orders", b"0"))
+    with outbox.scan(guarded.connect("producer")):
+        eventually(lambda: outbox.status().waiting == 1, "the other one is sent")
+        eventually(lambda: outbox.status().refused, "it is noted")
+        (refused,) = outbox.status().refused
+        assert (refused.subject, refused.attempts > 0) == ("invoices", True)
+        assert "'producer' may not" in refused.error
+        guarded.rewrite_access(RULES + rule.format("produce"))
+        eventually(lambda: outbox.status().waiting == 0, "it is sent")
+    reader = guarded.connect("ops")
+    assert [message.body for message in reader.reader("orders")] == [b"0"]
+    assert [message.body for message in reader.reader("invoices")] == [b"secret"]
 
 
 def test_a_consumer_that_is_not_allowed_stops_and_says_why(guarded: Guarded) -> None:
@@ -115,10 +186,11 @@ def test_a_consumer_that_is_not_allowed_stops_and_says_why(guarded: Guarded) -> 
     assert 1 <= len(guarded.refusals()) < 5
 
 
-def test_a_consumer_whose_right_is_taken_away_stops(guarded: Guarded) -> None:
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_consumer_whose_right_is_taken_away_stops(guarded: Guarded, mode: str) -> None:
     consumer, producer = guarded.connect("consumer"), guarded.connect("producer")
     seen = Seen()
-    with consumer.consumer("orders", "billing", seen, settings=quick()) as one:
+    with consumer.consumer("orders", "billing", seen, mode=mode, settings=quick()) as one:
         send(producer, "orders", "k:0")
         seen.wait_for(1)
         guarded.rewrite_access(RULES.replace('principals = "consumer"', 'principals = "nobody"'))
@@ -130,7 +202,9 @@ def dead_letter(guarded: Guarded) -> Connection:
     consumer = guarded.connect("consumer")
     send(guarded.connect("producer"), "orders", "k:bad")
     settings = quick(max_attempts=1, on_exhausted="dead-letter")
-    with consumer.consumer("orders", "billing", Seen(lambda *_: 1 / 0), order="key", settings=settings):
+    seen = Seen(lambda *_: 1 / 0)
+    with consumer.consumer("orders", "billing", seen, order="key", settings=settings):
+        seen.wait_for(1)
         letters = guarded.local().dead_letters("orders", "billing")
         eventually(letters.list, "it is a dead letter")
     return consumer
@@ -162,6 +236,17 @@ def test_a_looker_sees_everything_but_messages(guarded: Guarded) -> None:
     for one in looker.groups():
         looker.describe_group(one.subject, one.group)
         looker.keys(one.subject, one.group)
+
+
+@pytest.mark.usefixtures("nobody_refused")
+def test_a_producer_sees_no_groups(guarded: Guarded) -> None:
+    """Those of its subjects are not its business; what is listed can be described."""
+    dead_letter(guarded)
+    assert guarded.connect("looker").groups() != []
+    assert guarded.connect("producer").groups() == []
+    for name in ("steerer", "reader", "consumer"):
+        one = guarded.connect(name)
+        assert [one.describe_group(found.subject, found.group).group for found in one.groups()]
 
 
 @pytest.mark.usefixtures("nobody_refused")

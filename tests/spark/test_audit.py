@@ -1,4 +1,4 @@
-"""The audit on Spark: it agrees with the order checker, and judges what consumers really recorded."""
+"""S5: the audit on Spark. It agrees with the order checker, and judges what consumers really recorded."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from inturn.model.clock import SystemClock
 from inturn.model.errors import InvalidInput, NotFound
 from inturn.model.settings import Order
 from inturn.model.slot import ALL_SLOTS
-from inturn.spark.audit import AuditVerdict, OrderBroken, audit
+from inturn.spark.audit import audit
 from inturn.spark.traces import EVENT_SCHEMA, RUN_SCHEMA, Traces, read_traces
+from inturn.spark.verdict import AuditVerdict, OrderBroken
 from inturn.testing import simulation
 from inturn.testing.checker import check
 from inturn.testing.history import Event, HandlerStart, History, SendAcknowledged
@@ -45,11 +46,11 @@ CONDEMNED_AT = {
     "attempts_are_stored_once": 7,
     "begun_lane_is_taken_back": 0,
     "buffer_survives_the_lease": 14,
-    "commit_goes_back": 22,
+    "commit_goes_back": 1,
     "commit_is_not_fenced_anywhere": 6,
     "commits_what_was_pulled": 29,
-    "deadline_counts_from_the_answer": 84,
-    "deadline_is_not_checked_before_a_start": 70,
+    "deadline_counts_from_the_answer": 7,
+    "deadline_is_not_checked_before_a_start": 46,
     "dropped_partition_goes_on": 2,
     "epoch_is_not_checked": 53,
     "epoch_is_not_raised": 1,
@@ -64,9 +65,9 @@ CONDEMNED_AT = {
     "lane_is_ready_while_it_runs": 1,
     "last_partition_belongs_to_nobody": 0,
     "late_copy_of_a_commit_is_stored": 53,
-    "lease_ends_by_the_wall_clock": 73,
+    "lease_ends_by_the_wall_clock": 33,
     "lease_is_over_after_a_restart": 37,
-    "live_lease_is_granted": 2,
+    "live_lease_is_granted": 4,
     "lost_offsets_are_used_again": 14,
     "lost_stream_ends_the_leases": 30,
     "newer_messages_do_not_wait_for_a_resumed_key": 15,
@@ -82,13 +83,13 @@ CONDEMNED_AT = {
     "recovery_cuts_a_good_batch": 3,
     "release_forgets_the_progress": 1,
     "remote_lease_counts_as_local": 37,
-    "repeat_does_not_wait_for_the_commit": 3,
+    "repeat_does_not_wait_for_the_commit": 29,
     "rest_of_a_lane_is_dropped": 1,
     "rows_are_removed_when_they_are_read": 10,
     "sealed_segment_is_not_synced": 0,
-    "session_answers_the_newest_request": 10,
+    "session_answers_the_newest_request": 29,
     "silent_member_keeps_its_share": 3,
-    "suspended_lane_goes_on_with_the_next_pull": 487,
+    "suspended_lane_goes_on_with_the_next_pull": 145,
     "suspended_message_is_overtaken": 0,
     "torn_payload_is_kept": 107,
 }

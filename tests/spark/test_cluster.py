@@ -1,4 +1,4 @@
-"""The same jobs on a cluster: executors that have no inturn of their own, and that come and go."""
+"""S7: the same jobs on a cluster. Executors that have no inturn of their own, and that come and go."""
 
 from __future__ import annotations
 

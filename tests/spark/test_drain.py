@@ -1,4 +1,4 @@
-"""Drains on a real Spark session, beside real consumers: what is taken over, worked off and handed back, in order."""
+"""S3: drains on a Spark session, beside real consumers: what is taken over, worked off and handed back, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drains whose processes are killed, with online consumers in other processes beside them: what all of them did is
+"""S3: drains whose processes are killed, with online consumers in other processes beside them: what all of them did is
 put together and judged by the order checker."""
 
 from __future__ import annotations

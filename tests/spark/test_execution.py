@@ -1,4 +1,4 @@
-"""Tasks, run in this process: what becomes of their slices, whatever happens to their claims."""
+"""S2: tasks, run in this process. What becomes of their slices, whatever happens to their claims."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""S1: filters that are pushed down to the source."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A handler for each message of a group: what it is given, up to where, and what is refused."""
+"""S2: a handler for each message of a group. What it is given, up to where, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's part: it holds leases for others, by the rules of every consumer."""
+"""S3: the driver's part. It holds leases for others, by the rules of every consumer."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""S1: the offsets of a streaming query."""
+
 from __future__ import annotations
 
 import time

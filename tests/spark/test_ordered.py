@@ -1,4 +1,4 @@
-"""The source with a handler (S2), and with a group (S1): streams that are members, batches under leases."""
+"""S1, S2: the source with a handler, and with a group. Streams that are members, batches under leases."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""S1: rows of messages, as Arrow batches."""
+
 from __future__ import annotations
 
 import socket

@@ -1,4 +1,4 @@
-"""Spark sessions: where they run, what they know, and what they leave alone."""
+"""S7: Spark sessions. Where they run, what they know, and what they leave alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: every slot of every partition is in one task, and tasks are of about the same size."""
+"""S2, S3: plans. Every slot of every partition is in one task, and tasks are of about the same size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data source in batch queries."""
+"""S1: the data source in batch queries."""
 
 from __future__ import annotations
 

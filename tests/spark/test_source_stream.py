@@ -1,4 +1,4 @@
-"""The data source in streams."""
+"""S1: the data source in streams."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""B2, B4: leases and their epochs, as they are stored."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parking lots: in order, each message once, and free only when empty."""
+"""C11: parking lots. In order, each message once, and free only when empty."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""B5, C7: committed offsets and finished sets, as they are stored."""
+
 from __future__ import annotations
 
 from typing import Any

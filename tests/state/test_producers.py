@@ -42,6 +42,18 @@ def test_the_epochs_of_named_producers_can_be_loaded(database: Database) -> None
     assert producers.epochs() == {till: 1, shop: 0}
 
 
+def test_the_newest_id_is_known_after_a_restart_whether_it_has_a_name_or_not(tmp_path: Path) -> None:
+    for name in (None, "till", None, None, "shop", "till"):
+        database = Database.open(tmp_path / "state.db")
+        newest = Producers(database).newest_id()
+        opened = Producers(database).open(name)
+        assert Producers(database).newest_id() == max(newest, opened.id)
+        database.close()
+    database = Database.open(None)
+    assert Producers(database).newest_id() == 0
+    database.close()
+
+
 def test_names_that_differ_in_case_are_different_producers(database: Database) -> None:
     assert Producers(database).open("till").id != Producers(database).open("Till").id
 

@@ -1,14 +1,16 @@
-"""The checker on subjects that grow: what is older of a key is in another partition (M5)."""
+"""The checker on subjects that grow: what is older of a key is in another partition."""
 
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from inturn.model.slot import SlotSet, slot_of
 from inturn.testing.checker import Verdict, ViolationKind, check
 from inturn.testing.history import (
     Committed,
     Event,
+    GroupFiltered,
     Grown,
     HandlerEnd,
     HandlerStart,
@@ -64,6 +66,13 @@ def test_a_child_before_its_parent_is_found(order: str) -> None:
 
 def test_a_grandparent_is_not_forgotten() -> None:
     assert judge(*LEASES, *run(0, 0), *run(2, 0), *run(4, 0)).kinds() == {ViolationKind.SKIPPED}
+
+
+def test_what_the_group_does_not_want_holds_no_child_back() -> None:
+    others = GroupFiltered("s", "g", "paid", {0: (1,)})
+    history = (*LEASES, *run(0, 0), *run(2, 0), *run(4, 0))
+    tagged = [structs.replace(one, tags=("paid",)) for one in SENT]
+    check([*tagged, GROWN, others, *history], order="key", complete=False).raise_if_bad()
 
 
 @pytest.mark.parametrize("order", ["key", "partition"])

@@ -1,4 +1,4 @@
-"""The order checker on groups that leave out what has not their tags: B7."""
+"""The order checker on groups that leave out what has not their tags."""
 
 from __future__ import annotations
 

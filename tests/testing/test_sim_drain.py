@@ -1,4 +1,4 @@
-"""Drains in simulated histories, and what the simulation itself knows of claims."""
+"""S3: drains in simulated histories, and what the simulation itself knows of claims."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inturn.model.batch import Batch, payload_checksum
+from inturn.model.batch import NO_COMPRESSION, ZSTD, Batch, payload_checksum
 from inturn.model.commands import (
     Append,
     Command,
@@ -15,16 +15,22 @@ from inturn.model.commands import (
     FindSubject,
     Hello,
     ListSubjects,
+    Move,
     Ping,
     Pull,
     Reply,
     SubjectList,
 )
 from inturn.model.errors import InturnError, InvalidInput, ProtocolError, VersionMismatch
+from inturn.model.names import NAME_LENGTH_MAX, RESERVED_LENGTH_MAX
 from inturn.model.settings import LeaseSettings
+from inturn.model.slot import SLOT_COUNT
 from inturn.wire.codec import pack, unpack
 from inturn.wire.frames import NUMBER_MAX, FrameReader
 from inturn.wire.session import ServerSettings, Session
+from tests.security.played import all_commands, sample
+
+NAME_FIELDS = ("subject", "to_subject", "name", "group", "member", "owner", "nonce")
 
 
 class FakeNode:
@@ -188,13 +194,55 @@ def test_a_damaged_batch_never_reaches_the_log(played: Played) -> None:
     assert [command for command, _ in played.node.asked] == [Append("s", 0, good)]
 
 
-def test_a_pull_cannot_ask_for_more_than_is_allowed() -> None:
+@pytest.mark.parametrize("compression", [NO_COMPRESSION, ZSTD])
+def test_a_batch_with_a_slot_that_is_not_there_never_reaches_the_log(played: Played, compression: int) -> None:
+    """P2, M5: no partition has such a slot, and whoever looks for the messages of a slot would trip over it."""
+    body = b"\x92ab" if compression == NO_COMPRESSION else b"\x28\xb5\x2f\xfd\x20\x03 and so on"
+
+    def batch(slot: int) -> Batch:
+        payload = b"\0\0" + slot.to_bytes(2, "little") + body
+        return Batch(2, 1, 1, 0, 1, compression, payload_checksum(payload), payload)
+
+    for number, slot in zip((2, 4, 6), (SLOT_COUNT, 5000, 65_535), strict=True):
+        played.send(number, Append("s", 0, batch(slot)))
+        played.send(number + 1, Move("s", "g", 0, "m", 1, "t", 0, batch(slot)))
+    assert ["slots are 0 to 1023" in str(error) for _, error in played.answers()] == [True] * 6
+    assert not played.node.asked
+    played.send(20, Append("s", 0, batch(SLOT_COUNT - 1)))
+    assert [command for command, _ in played.node.asked] == [Append("s", 0, batch(SLOT_COUNT - 1))]
+
+
+@pytest.mark.parametrize("kind", all_commands(), ids=lambda kind: kind.__name__)
+def test_names_that_nothing_can_have_are_refused_before_anybody_keeps_them(kind: type[Command], played: Played) -> None:
+    """A name could fill a frame: the guard remembers names, writes them down, and holds them against patterns."""
+    named = [name for name in kind.__struct_fields__ if name in NAME_FIELDS]
+    for number, name in enumerate(named, start=2):
+        played.send(number, sample(kind, **{name: "n" * 1001}))
+        ((_, refused),) = played.answers()
+        assert isinstance(refused, InvalidInput), name
+        assert "1001 characters" in str(refused)
+        assert len(str(refused)) < 200, "the answer does not bring it back"
+    assert not played.node.asked
+
+
+def test_the_longest_names_that_there_are_go_through(played: Played) -> None:
+    """A retry subject is longer than any that people make."""
+    pull = Pull("s" * RESERVED_LENGTH_MAX, "g" * NAME_LENGTH_MAX, 0, "m" * 1000, 1, 0, 1)
+    played.send(2, pull)
+    assert [command for command, _ in played.node.asked] == [pull]
+
+
+SIZED = [kind for kind in all_commands() if "max_bytes" in kind.__struct_fields__]
+
+
+@pytest.mark.parametrize("kind", SIZED, ids=lambda kind: kind.__name__)
+def test_nothing_can_ask_for_more_than_is_allowed(kind: type[Command]) -> None:
+    assert {"Pull", "Read", "ReadLot", "Fetch", "DescribeKey"} <= {one.__name__ for one in SIZED}
     played = Played(pull_bytes=1000)
     played.greet()
-    played.send(2, Pull("s", "g", 0, "m", 1, 0, 10**12))
-    command, _ = played.node.asked[0]
-    assert isinstance(command, Pull)
-    assert command.max_bytes == 1000
+    played.send(2, sample(kind, max_bytes=10**12))
+    played.send(3, sample(kind, max_bytes=10))
+    assert [command.max_bytes for command, _ in played.node.asked] == [1000, 10]  # type: ignore[attr-defined]
 
 
 def test_an_error_of_ours_is_answered_and_the_stream_goes_on(played: Played) -> None:

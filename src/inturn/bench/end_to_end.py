@@ -11,17 +11,15 @@ import socket
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from inturn.bench.bare_client import dial, round_trip
 from inturn.bench.child import Child
-from inturn.bench.noting_child import calls_since
+from inturn.bench.pair import Pair, Sent
 from inturn.bench.report import BenchReport, Beside, Row, median, percentile
 from inturn.bench.served_child import served
 from inturn.connection import connect
 from inturn.model.batch import HEADER_BYTES
-from inturn.model.errors import InturnError
 
 RATES = (1000, 10_000)
 BARE_RATE = 1000
@@ -29,8 +27,6 @@ PARTITIONS = 4
 DATA = bytes(HEADER_BYTES + 100 + 30)  # about what is stored of one message
 AIM_RATE, AIM_P50_MS, AIM_P99_MS = 1000, 2.0, 15.0
 AIM_SHARE = 0.95  # of the rate that was asked for, where there is no other aim
-WARM_S = 0.5
-STALL_S = 30.0
 
 
 def run(quick: bool) -> BenchReport:
@@ -43,47 +39,16 @@ def run(quick: bool) -> BenchReport:
         address = server.hear()
         with connect(address, wait_s=10.0) as mq:
             mq.create_subject("bench", partitions=PARTITIONS)
-        consumer = stack.enter_context(Child("noting_child", address, "bench", "group", "consumer"))
-        producer = stack.enter_context(Child("pacing_child", address, "bench"))
-        consumer.hear()
-        producer.hear()
+        pair = stack.enter_context(Pair(address, "bench"))
         ours: dict[int, list[Sent]] = {rate: [] for rate in RATES}
         bare_ms: list[float] = []
         for _ in range(rounds):
             for rate in RATES:
-                ours[rate].append(_send(producer, consumer, rate, seconds))
+                ours[rate].append(pair.send(rate, seconds))
                 bare_ms += _bare_ms(dialed, seconds / 3)
     rows = [_row(rate, sent, bare_ms) for rate, sent in ours.items()]
     first = rows[0]
     return BenchReport("end-to-end", first.figure, first.unit, first.beside, first.ratio, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One round: how long each message took, and how many were sent per second."""
-
-    latencies_ms: list[float]
-    per_s: float
-
-
-def _send(producer: Child, consumer: Child, rate: int, seconds: float) -> Sent:
-    consumer.ask("forget")
-    producer.ask("start", rate)
-    time.sleep(WARM_S)
-    since_ns = time.monotonic_ns()
-    time.sleep(seconds)
-    count, took_s = producer.ask("stop").split()
-    _wait_for(consumer, int(count))
-    calls = [call for call in calls_since(consumer, since_ns) if call.sent_ns >= since_ns]
-    return Sent([(call.began_ns - call.sent_ns) / 1e6 for call in calls], int(count) / float(took_s))
-
-
-def _wait_for(consumer: Child, count: int) -> None:
-    until_s = time.monotonic() + STALL_S
-    while (seen := int(consumer.ask("count"))) != count:
-        if time.monotonic() > until_s:
-            raise InturnError(f"{seen} of {count} messages were handled after {STALL_S:.0f} s: it stands still")
-        time.sleep(0.02)
 
 
 def _bare_ms(dialed: socket.socket, seconds: float) -> list[float]:

@@ -1,7 +1,8 @@
 """A consumer that notes its calls: `python -m inturn.bench.noting_child ADDRESS SUBJECT GROUP NAME`.
 
 Says "ready". "count" is answered with how many calls there were for messages of `pacing_child`; "calls NS" with those
-that began since then, see `Call`; "stop" when the consumer is stopped; "forget" throws the notes away.
+that began since then, see `Call`; "stop" when the consumer is stopped; "forget" throws the notes away; "time" with the
+processor time of this process so far, in seconds.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def main(address: str, subject: str, group: str, name: str) -> None:
                         return str(len(calls))
                     case ["calls", since_ns]:
                         return msgspec.json.encode([one for one in calls if one.began_ns >= int(since_ns)]).decode()
+                    case ["time"]:
+                        return str(time.process_time())
                     case ["forget"]:
                         calls.clear()
                         return "forgotten"

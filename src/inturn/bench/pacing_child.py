@@ -1,8 +1,8 @@
 """A producer that keeps to a rate: `python -m inturn.bench.pacing_child ADDRESS SUBJECT`. Says "ready".
 
 "start RATE" (messages per second) is answered at once; "stop", when all are acknowledged, with how many there were
-and in how many seconds. A body begins with `time.monotonic_ns` of its `send`; the messages go to the partitions in
-turns, by a key that leads to each.
+and in how many seconds; "time" with the processor time of this process so far. A body begins with `time.monotonic_ns`
+of its `send`; the messages go to the partitions in turns, by a key that leads to each.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def main(address: str, subject: str) -> None:
 
         def answer(words: list[str]) -> str:
             nonlocal pace
+            if words[0] == "time":
+                return str(time.process_time())
             if words[0] == "start":
                 pace = Pace(producer, subject, keys, int(words[1]))
                 pace.start()

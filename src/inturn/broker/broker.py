@@ -15,9 +15,11 @@ from inturn.broker.filtering import FILTERED_BYTES, Unfiltered
 from inturn.broker.gates import Gates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
+from inturn.broker.producer_ids import ProducerIds
 from inturn.broker.rates import Rates
 from inturn.broker.sharing import Sharing
 from inturn.log.engine import Log, LogEngine
+from inturn.log.producers import NOBODY
 from inturn.model.batch import chosen
 from inturn.model.clock import Clock
 from inturn.model.commands import (
@@ -35,7 +37,6 @@ from inturn.model.commands import (
     GroupPartition,
     LotContent,
     Move,
-    NamedProducer,
     PartitionDescription,
     Progress,
     Pull,
@@ -54,7 +55,6 @@ from inturn.model.errors import (
     LeaseHeld,
     LogDamaged,
     NotFound,
-    ProducerFenced,
     StaleEpoch,
     StorageError,
 )
@@ -94,12 +94,9 @@ class Broker:
         self._engine = engine
         self._offsets = offsets
         self._progress = progress
-        self._producers = producers
         self._clock = clock
         self._observer = observer
         self._logs: dict[Partition, Log] = {}
-        self._producer_epochs = producers.epochs()
-        self._producer_names: dict[int, str] = {}
         self._appended = Rates[Partition](clock)
         self._done = Rates[tuple[int, int]](clock)  # by group id and partition index
         self.leases = leases
@@ -107,6 +104,7 @@ class Broker:
         self.claims = ClaimTable(leases, clock, observer)
         self.sharing = Sharing(progress, leases, clock, self._count_shared)
         self.keys = keys
+        self.producer_ids = ProducerIds(producers)
 
     # Logs
 
@@ -168,28 +166,10 @@ class Broker:
 
     # Producing
 
-    def open_producer(self, name: str | None, nonce: str | None = None) -> tuple[int, int]:
-        producer_id, epoch = self._producers.open(name, nonce)
-        if name is not None:
-            self._producer_epochs[producer_id] = epoch
-            self._producer_names[producer_id] = name
-        return producer_id, epoch
-
-    def learn_producer(self, producer: NamedProducer) -> None:
-        """It was opened elsewhere: from now on older epochs are fenced."""
-        self._producers.learn(producer)
-        epoch = max(producer.epoch, self._producer_epochs.get(producer.producer_id, producer.epoch))
-        self._producer_epochs[producer.producer_id] = epoch
-        self._producer_names[producer.producer_id] = producer.name
-
     def append(self, subject: Subject, command: Append, reply: Reply) -> None:
         log = self.log(subject, command.partition)
-        batch = command.batch
-        current = self._producer_epochs.get(batch.producer_id, batch.producer_epoch)
-        if batch.producer_epoch < current:
-            name = self._producer_names.get(batch.producer_id, str(batch.producer_id))
-            raise ProducerFenced(name, batch.producer_epoch, current)
-        log.append(batch, reply, command.gap)
+        self.producer_ids.check(command.batch)
+        log.append(command.batch, reply, command.gap)
 
     # Consuming
 
@@ -389,6 +369,10 @@ class Broker:
         """StaleEpoch unless it holds what the messages are moved from."""
         if group.is_exclusive:
             self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
+        if command.batch.producer_id != NOBODY:
+            raise InvalidInput(
+                f"a batch of producer {command.batch.producer_id} is to be moved; what is moved is nobody's: use 0"
+            )
 
     # Looking and steering
 

@@ -26,7 +26,7 @@ from inturn.model.commands import Progress
 from inturn.model.errors import LogDamaged
 from inturn.model.route import Descent
 from inturn.model.settings import LotState
-from inturn.model.slot import SlotSet, slot_of
+from inturn.model.slot import SLOT_COUNT, SlotSet, slot_of
 from inturn.model.subject import Subject
 from inturn.model.tracker import CommitTracker
 from inturn.state.gates import GateRows
@@ -140,7 +140,8 @@ class Gates:
                 return None  # the barrier was synced before it counted: what is not there is gone
             for batch in batches:
                 for at, slot in enumerate(slots_of(batch), batch.header.base_offset):
-                    if wanted[slot] and offset <= at < descent.barrier and at not in done:
+                    # A slot that is none may be in an old log; whose it would be nobody can tell: it holds back all.
+                    if (slot >= SLOT_COUNT or wanted[slot]) and offset <= at < descent.barrier and at not in done:
                         self._walked[walked] = at
                         return Closed(descent.parent, at)
                 offset = batch.header.next_offset

@@ -95,7 +95,7 @@ class LeaseTable:
         if lease is not None and lease.last_owner == command.member and command.ask <= lease.ask:
             # A late copy of an ask whose lease was given back: nobody would use it.
             raise StaleEpoch(key.group.name, str(key.partition), command.ask, lease.ask)
-        is_local = self._local and command.member not in self.remote
+        is_local = self._local and command.member not in self.remote and not command.outlives
         epoch = self._rows.grant(
             key.group.id,
             key.partition,

@@ -13,8 +13,10 @@ from types import UnionType
 from inturn.model.clock import Clock
 from inturn.model.commands import Answer, Command, Reply
 from inturn.model.errors import InturnError
+from inturn.model.logs import get_logger
 from inturn.model.timers import Timer, Timers
 
+_log = get_logger("inturn.node")
 WAIT_S_MAX = 60.0
 
 
@@ -120,11 +122,7 @@ class LongPolls:
     def _retry(self, waiting: Sequence[_Held]) -> _Replies:
         replies: _Replies = []
         for held in waiting:
-            answer: Answer | InturnError | None
-            try:
-                answer = self._answer(held.command, Try.AGAIN)
-            except InturnError as error:
-                answer = error
+            answer = self._answer_or_error(held.command, Try.AGAIN)
             if answer is None:
                 self._held[held.key].append(held)
                 self._on_held(held.command, held.key)
@@ -140,11 +138,16 @@ class LongPolls:
             if held not in waiting:
                 return
             waiting.remove(held)
-            answer: Answer | InturnError
-            try:
-                last = self._answer(held.command, Try.LAST)
-                assert last is not None
-                answer = last
-            except InturnError as error:
-                answer = error
+            answer = self._answer_or_error(held.command, Try.LAST)
+        assert answer is not None
         held.reply(answer)
+
+    def _answer_or_error(self, command: Command, attempt: Try) -> Answer | InturnError | None:
+        """Whatever breaks here is the answer to this command, and keeps no other from its own."""
+        try:
+            return self._answer(command, attempt)
+        except InturnError as error:
+            return error
+        except Exception as error:
+            _log.exception("node.command_failed", command=type(command).__name__)
+            return InturnError(f"{type(command).__name__} failed: {error!r}")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from inturn.broker.cutting import Uncut
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.shared import SharedPartition
 from inturn.log.engine import Log
-from inturn.model.batch import StoredBatch, cut
+from inturn.model.batch import StoredBatch, content_bytes_of
 from inturn.model.clock import Clock
 from inturn.model.commands import (
     Acknowledge,
     Acknowledged,
     Delivery,
     Fetch,
-    Fetched,
     PartitionReceipts,
     Progress,
     Pulled,
@@ -26,7 +26,7 @@ from inturn.model.commands import (
     Returned,
 )
 from inturn.model.errors import InvalidInput, ReceiptExpired, StorageError
-from inturn.model.settings import PULL_BYTES_MAX, SPAN_MAX, VISIBILITY_S_MAX, VISIBILITY_S_MIN
+from inturn.model.settings import MIB, PULL_BYTES_MAX, SPAN_MAX, VISIBILITY_S_MAX, VISIBILITY_S_MIN
 from inturn.state.bounds import KEY_BYTES_MAX, check_bytes
 from inturn.state.groups import GroupRecord
 from inturn.state.progress import ProgressRows
@@ -34,6 +34,7 @@ from inturn.state.progress import ProgressRows
 FETCH_COUNT_MAX = 100_000
 DELAY_S_MAX = 12 * 3600.0
 READ_BYTES = 256 * 1024
+MORE_BYTES = 8 * MIB  # an answer may be larger by this than was thought when it was put together
 
 
 class Sharing:
@@ -54,7 +55,7 @@ class Sharing:
         self._parts: dict[tuple[int, int], SharedPartition] = {}  # by group id and partition index
         self._answers: dict[tuple[int, str], tuple[int, Acknowledged]] = {}  # the last one, by group id and member
 
-    def fetch(self, group: GroupRecord, log: Log, command: Fetch, *, is_first: bool) -> Fetched:
+    def fetch(self, group: GroupRecord, log: Log, command: Fetch, *, is_first: bool) -> Uncut:
         """What there is now, if anything."""
         _check(command)
         now_s = self._clock.monotonic()
@@ -76,7 +77,7 @@ class Sharing:
             if part.failed:
                 self._store(group, [(command.partition, part)])
         pulled = Pulled(tuple(fetching.batches), part.cursor, log.end_offset, self._clock.time_ms())
-        return Fetched(part.epoch, tuple(fetching.deliveries), pulled, waited_s)
+        return Uncut(part.epoch, tuple(fetching.deliveries), pulled, waited_s, tuple(fetching.kept))
 
     def acknowledge(self, group: GroupRecord, command: Acknowledge) -> Acknowledged:
         """Everything whose receipt holds is stored, in one transaction; the others are named."""
@@ -176,17 +177,19 @@ class _Fetching:
 
     def __init__(self, part: SharedPartition, log: Log, command: Fetch, now_s: float) -> None:
         self.batches: list[StoredBatch] = []
+        self.kept: list[Sequence[int]] = []  # the offsets that are given out, of each
         self.deliveries: list[Delivery] = []
         self._part = part
         self._log = log
         self._command = command
         self._now_s = now_s
         self._ends_at_s = now_s + command.visibility_s
-        self._bytes = 0
+        self._bytes = 0  # as it seems: nothing is opened here
+        self._more_bytes = 0  # that it may be at most beyond that
 
     @property
     def _left(self) -> int:
-        is_full = self._bytes >= self._command.max_bytes
+        is_full = self._bytes >= self._command.max_bytes or self._more_bytes >= MORE_BYTES
         return 0 if is_full else self._command.max_count - len(self.deliveries)
 
     def give_again(self) -> None:
@@ -237,8 +240,15 @@ class _Fetching:
 
     def _give(self, batch: StoredBatch, offsets: Sequence[int]) -> None:
         part, command = self._part, self._command
-        self.batches.append(cut(batch, offsets))
-        self._bytes += len(self.batches[-1].payload)
+        self.batches.append(batch)
+        self.kept.append(offsets)
+        if len(offsets) == batch.header.count:
+            self._bytes += len(batch.payload)
+        else:
+            content_bytes = content_bytes_of(batch)
+            part_bytes = content_bytes * len(offsets) // batch.header.count
+            self._bytes += part_bytes
+            self._more_bytes += content_bytes - part_bytes
         self.deliveries += [part.give(at, command.member, command.ask, self._ends_at_s) for at in offsets]
 
     def _read(self, offset: int, max_bytes: int) -> list[StoredBatch]:

@@ -13,7 +13,7 @@ from inturn.cli.screen import plain
 from inturn.cli.session import command, credentials_for
 
 if TYPE_CHECKING:
-    from inturn.spark.audit import AuditVerdict, AuditViolation
+    from inturn.spark.verdict import AuditVerdict, AuditViolation
 
 EXAMPLES = examples(
     "inturn audit ./traces",

@@ -33,6 +33,8 @@ BENCHES = {
     "end-to-end": ("end_to_end", "run"),
     "hand-over": ("hand_over", "run"),
     "grow": ("grow", "run"),
+    "idle": ("idle", "run"),
+    "scale": ("scale", "run"),
     "spark-read": ("spark_read", "run"),
     "spark-drain": ("spark_drain", "run"),
     "spark-drain --handler-ms 5": ("spark_drain", "run_slow"),

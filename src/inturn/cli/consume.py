@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -168,7 +169,7 @@ def _read(
 ) -> None:
     reader = connection.reader(subject, target, tags=tags)
     wanted_key = None if key is None else os.fsencode(key)
-    indexes = _indexes(reader, partition, wanted_key)
+    indexes = partial(_indexes, reader, partition, wanted_key)
     troubles: dict[int, StorageError] = {}
     try:
         for message in _messages(reader, indexes, troubles, printer.flush if follow else None):
@@ -205,15 +206,19 @@ def _indexes(reader: Reader, partition: int | None, key: bytes | None) -> list[i
 
 
 def _messages(
-    reader: Reader, indexes: list[int], troubles: dict[int, StorageError], before_wait: Callable[[], None] | None
+    reader: Reader,
+    indexes: Callable[[], list[int]],
+    troubles: dict[int, StorageError],
+    before_wait: Callable[[], None] | None,
 ) -> Iterator[Message]:
     """In turns, each partition in its order, up to the end or, with `before_wait`, for ever.
 
-    A partition that cannot be read on goes to `troubles`.
+    `indexes` are those to read as the subject is now. A partition that cannot be read on goes to `troubles`.
     """
+    chosen = indexes()
     while True:
         found = False
-        for index in indexes:
+        for index in chosen:
             if index in troubles:
                 continue
             try:
@@ -223,8 +228,12 @@ def _messages(
                 continue
             found = found or bool(messages)
             yield from messages
-        if not found:
-            if before_wait is None or len(troubles) == len(indexes):
-                return
+        if found:
+            continue
+        if reader.refresh():
+            chosen = indexes()
+        elif before_wait is None or len(troubles) == len(chosen):
+            return
+        else:
             before_wait()
             time.sleep(FOLLOW_S)

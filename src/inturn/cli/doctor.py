@@ -10,7 +10,7 @@ import typer
 
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
 from inturn.cli.screen import Screen, counted, plain
-from inturn.cli.session import check_folder, command
+from inturn.cli.session import check_folder, command, credentials_for
 from inturn.cli.target import is_address
 from inturn.model.errors import ConnectionLost, VersionMismatch
 
@@ -63,7 +63,7 @@ def _of_server(address: str) -> Sequence[Finding]:
     from inturn.server_doctor import examine_server
 
     try:
-        with Connection(address) as connection:
+        with Connection(address, credentials=credentials_for(address)) as connection:
             reached = Finding("connect", Level.OK, f"the server at {address} answers")
             return [reached, *examine_server(connection.node)]
     except ConnectionLost as error:

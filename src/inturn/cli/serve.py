@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +21,8 @@ from inturn.cli.options import DEFAULT_DATA, Folder, Json, examples
 from inturn.cli.screen import Screen, age_text, counted
 from inturn.cli.serve_teller import Teller
 from inturn.cli.session import command
-from inturn.model.errors import InvalidInput
+from inturn.folder import holder_of
+from inturn.model.errors import FolderInUse, InvalidInput
 from inturn.model.settings import Flush, LeaseSettings, LogSettings, Role
 from inturn.wire.address import is_address
 
@@ -41,6 +42,7 @@ EXAMPLES = examples(
 )
 LOOK_S = 0.1  # how soon a signal is acted upon
 DRAW_S = 0.5
+FOLDER_WAIT_S = 10.0  # for a command that is about to end; programs that stay would have to be ended
 _LEASE = LeaseSettings()
 _EVERYWHERE = ("0.0.0.0", "::", "")
 
@@ -172,7 +174,14 @@ def serve(
         security = _security(path, tokens, access, tls_cert, tls_key, tls_client_ca, audit_log, insecure)
         cluster = _cluster(role, broker_group, meta, advertise, host)
         with _signals() as signals:
-            service = _opened(path, host, port, log, _lease(lease_s), http_at, security, cluster)
+            service = _opened_in_time(
+                path,
+                teller,
+                signals,
+                lambda: _opened(path, host, port, log, _lease(lease_s), http_at, security, cluster),
+            )
+            if service is None:
+                return
             teller.ready(service, path)
             _warn_if_open(teller, host, None if http_at is None else http_at[0], security)
             try:
@@ -248,6 +257,25 @@ def _lease(life_s: float) -> LeaseSettings:
     """Renewing and the margin in the proportions of the defaults."""
     share = life_s / _LEASE.life_s
     return LeaseSettings(life_s, _LEASE.renew_s * share, _LEASE.margin_s * share)
+
+
+def _opened_in_time(path: str, teller: Teller, signals: _Signals, open_: Callable[[], Service]) -> Service | None:
+    """A program that has the folder is waited for, another server is not. None if it is stopped meanwhile."""
+    until_s = time.monotonic() + FOLDER_WAIT_S
+    is_second = is_told = False
+    while not signals.is_asked:
+        try:
+            return open_()
+        except FolderInUse as error:
+            # Looked at twice: whoever has just locked it has perhaps not written down yet who it is.
+            if time.monotonic() >= until_s or (is_second and holder_of(path).is_live_server):
+                raise
+            if is_second and not is_told:
+                is_told = True
+                teller.waiting(error.pid, FOLDER_WAIT_S)
+        is_second = True
+        time.sleep(LOOK_S)
+    return None
 
 
 def _opened(

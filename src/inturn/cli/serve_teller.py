@@ -45,6 +45,14 @@ class Teller:
         else:
             self._screen.warn(text)
 
+    def waiting(self, pid: int | None, wait_s: float) -> None:
+        """For the folder, which somebody else has open."""
+        who = "another process" if pid is None else f"process {pid}"
+        notify(f"STATUS=waiting for the folder, which {who} has open")
+        _log.info("server.waiting", holder=pid, wait_s=wait_s)
+        if not self._is_logged:
+            self._screen.note(f"{who} has the folder open: waiting for it, {wait_s:g} s at the most")
+
     def stopping(self, held_count: int, grace_s: float) -> None:
         notify("STOPPING=1", "STATUS=waiting for consumers to give their partitions back")
         _log.info("server.stopping", leases=held_count, grace_s=grace_s)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
-from inturn.cli.screen import Screen, error_fields, plain
+from inturn.cli.screen import Screen, counted, error_fields, plain
 from inturn.cli.session import command, opened
 from inturn.cli.top_board import Board, GroupRow
 from inturn.model.commands import (
@@ -21,7 +22,7 @@ from inturn.model.commands import (
     Node,
     SubjectDescription,
 )
-from inturn.model.errors import InturnError, NotFound
+from inturn.model.errors import AccessDenied, InturnError, NotFound
 from inturn.model.request import ask
 
 EXAMPLES = examples("inturn top", "inturn top --server inturn://queue.example:7420", "inturn top --once --json")
@@ -38,12 +39,13 @@ def top(
     """All groups, live: what comes in, what gets done, the lag, when it will be gone, and the key that blocks.
 
     The largest lag comes first. Rates are of the last ten seconds. End it with q or Ctrl-C. With --json there is one
-    object for each look; it has "error" in place of "groups" while the server cannot be reached.
+    object for each look; it has "error" in place of "groups" while the server cannot be reached. Groups that no rule
+    lets one see are counted only.
     """
     with command(json_output) as screen, opened(data) as connection:
         board = Board()
         if once or not (screen.is_json or screen.out.is_terminal):
-            _print(screen, board.rows(_look(connection.node), time.monotonic()))
+            _print(screen, board, _look(connection.node))
             return
         with contextlib.suppress(KeyboardInterrupt):
             if screen.is_json:
@@ -52,45 +54,68 @@ def top(
                 _watch(screen, connection.node, board, interval_s)
 
 
-def _look(node: Node) -> list[tuple[GroupDescription, float]]:
-    """Every group with what is appended to its subject per second."""
+@dataclass(slots=True)
+class _Look:
+    """Every group with what is appended to its subject per second, but for those that one may not ask for."""
+
+    groups: list[tuple[GroupDescription, float]] = field(default_factory=list)
+    refused_count: int = 0
+
+    @property
+    def note(self) -> str:
+        if not self.refused_count:
+            return ""
+        return (
+            f"[yellow]{counted(self.refused_count, 'group')} not shown: no rule allows to describe the subject[/yellow]"
+        )
+
+
+def _look(node: Node) -> _Look:
     appended_per_s: dict[str, float] = {}
-    found = []
+    look = _Look()
     for name in ask(node, ListGroups(), GroupList, PATIENCE_S).groups:
-        with contextlib.suppress(NotFound):  # gone since
+        try:
             if name.subject not in appended_per_s:
                 subject = ask(node, DescribeSubject(name.subject), SubjectDescription, PATIENCE_S)
                 appended_per_s[name.subject] = sum(one.appended_per_s for one in subject.partitions)
             group = ask(node, DescribeGroup(name.subject, name.group), GroupDescription, PATIENCE_S)
-            found.append((group, appended_per_s[name.subject]))
-    return found
+            look.groups.append((group, appended_per_s[name.subject]))
+        except NotFound:  # gone since
+            pass
+        except AccessDenied:
+            look.refused_count += 1
+    return look
 
 
-def _print(screen: Screen, rows: list[GroupRow]) -> None:
+def _print(screen: Screen, board: Board, look: _Look) -> None:
+    rows = board.rows(look.groups, time.monotonic())
     if screen.is_json:
-        _print_object(screen, "groups", [row.fields() for row in rows])
+        _print_object(screen, groups=[row.fields() for row in rows], refused_count=look.refused_count)
         return
-    if not rows:
+    if look.note:
+        screen.note(look.note)
+    elif not rows:
         screen.note("no groups yet; a group is made when its first consumer starts")
+    if not rows:
         return
     from inturn.cli.top_view import frame
 
     screen.out.print(frame(rows, time.monotonic(), screen.out.width))
 
 
-def _print_object(screen: Screen, name: str, value: object) -> None:
-    screen.json({"at_ms": int(time.time() * 1000), name: value})
+def _print_object(screen: Screen, **fields: object) -> None:
+    screen.json({"at_ms": int(time.time() * 1000), **fields})
     screen.flush()
 
 
 def _print_lines(screen: Screen, node: Node, board: Board, interval_s: float) -> None:
     while True:
         try:
-            _print(screen, board.rows(_look(node), time.monotonic()))
+            _print(screen, board, _look(node))
         except InturnError as error:
             if not error.retriable:
                 raise
-            _print_object(screen, "error", error_fields(error))
+            _print_object(screen, error=error_fields(error))
         time.sleep(interval_s)
 
 
@@ -106,7 +131,9 @@ def _watch(screen: Screen, node: Node, board: Board, interval_s: float) -> None:
         while True:
             note = f"[dim]{time.strftime('%H:%M:%S')}  q ends[/dim]"
             try:
-                rows = board.rows(_look(node), time.monotonic())
+                look = _look(node)
+                rows = board.rows(look.groups, time.monotonic())
+                note = f"{note}  {look.note}" if look.note else note
             except InturnError as error:
                 if not error.retriable:
                     raise

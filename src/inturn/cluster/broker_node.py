@@ -102,6 +102,7 @@ class BrokerNode(InProcessNode):
         super().__init__(
             database, engine, clock, timers, lease, observer, local=False, room=room, broker_group=broker_group
         )
+        self.broker.producer_ids.gives_out = False
         self._answers |= dict.fromkeys(_OF_META, self._refuse)
         self._answers |= {
             LearnSubject: self._learn_subject,
@@ -228,7 +229,7 @@ class BrokerNode(InProcessNode):
         }
 
     def _learn_producer(self, command: LearnProducer, _: Try) -> Answer:
-        self.broker.learn_producer(command.producer)
+        self.broker.producer_ids.learn(command.producer)
         return Done()
 
     def _seal_subject(self, command: SealSubject, _: Try) -> Answer:
@@ -339,7 +340,7 @@ class BrokerNode(InProcessNode):
         with self._lock:
             with self._state_database.transaction():
                 for producer in catalogue.producers:
-                    self.broker.learn_producer(producer)
+                    self.broker.producer_ids.learn(producer)
             for subject in catalogue.subjects:
                 if any(one.broker_group == self.broker.broker_group for one in subject.route.partitions):
                     self._learn(subject)

@@ -60,7 +60,7 @@ class BroadcastNode:
         try:
             described = ask(self._node, DescribeSubject(self._subject), SubjectDescription)
             if file.places is None:
-                found = ask(self._node, ResolvePosition(self._subject, start), Offsets)
+                found = ask(self._node, ResolvePosition(self._subject, start, self._group), Offsets)
                 file.start(dict(enumerate(found.offsets)))
             else:
                 self._compare(file, described.partitions)
@@ -105,7 +105,14 @@ class BroadcastNode:
             case Renew():
                 reply(Renewed(tuple(index for index, _ in command.held)))
             case Pull():
-                read = Read(command.subject, command.partition, command.offset, command.max_bytes, command.wait_s)
+                read = Read(
+                    command.subject,
+                    command.partition,
+                    command.offset,
+                    command.max_bytes,
+                    command.wait_s,
+                    group=self._group,
+                )
                 self._node.submit(read, reply)
             case Commit():
                 if self._store(command.progress, reply):

@@ -85,13 +85,13 @@ def take_chunk(run: Run, now_s: float) -> list[ChunkLane]:
         messages = [] if lane.parks or now_s >= held.deadline_s else lane.messages[lane.at : lane.at + left]
         exhausted = held.exhausted
         if exhausted:
-            stop = next((at for at, one in enumerate(messages) if one.offset in exhausted), len(messages))
+            stop = next((at for at, one in enumerate(messages) if held.mark(one) in exhausted), len(messages))
             messages = messages[:stop]
         if not messages:
             run.over.append(lane)
             continue
         attempts = held.attempts
-        tries = [attempts.get(one.offset, 0) + 1 for one in messages] if attempts else [1] * len(messages)
+        tries = [attempts.get(held.mark(one), 0) + 1 for one in messages] if attempts else [1] * len(messages)
         lanes.append(ChunkLane(lane, messages, tries, first))
         first += len(messages)
         left -= len(messages)

@@ -1,8 +1,9 @@
 """A consumer that works under somebody else's lease: what it asks a node for, as the node has to hear it.
 
 The consumer itself is as ever: it joins, acquires, pulls, commits, releases and leaves. Its group is the claims that it
-was given, so joining is answered here; acquiring becomes claiming; everything else goes on as it is. A lease that is
-over, or wanted back, is nothing to claim under any more: then the partition is no longer assigned.
+was given, so joining is answered here; acquiring becomes claiming; what a pull brings of other slots is left out;
+everything else goes on as it is. A lease that is over, or wanted back, is nothing to claim under any more: then the
+partition is no longer assigned.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inturn.model.commands import Acquire, Answer, Assignment, Claim, Command, Heartbeat, Node, Reply
+import msgspec
+
+from inturn.model.batch import CHOSEN, chosen
+from inturn.model.commands import Acquire, Answer, Assignment, Claim, Command, Heartbeat, Node, Pull, Pulled, Reply
 from inturn.model.errors import InturnError, StaleEpoch
 from inturn.model.slot import SlotSet
 from inturn.model.subject import Subject
@@ -49,6 +53,9 @@ class ClaimingNode:
                 with self._lock:
                     self._asks[command.partition] = command.ask
                 self._node.submit(self._claim(command), lambda answer: self._claimed(command, answer, reply))
+            case Pull() if not self._parts[command.partition].slots.is_all:
+                slots = self._parts[command.partition].slots
+                self._node.submit(command, lambda answer: reply(_cut(answer, slots)))
             case _:
                 self._node.submit(command, reply)
 
@@ -92,3 +99,12 @@ class ClaimingNode:
             part.slots.to_bytes(),
             command.wait_s,
         )
+
+
+def _cut(answer: Answer | InturnError, slots: SlotSet) -> Answer | InturnError:
+    """What was pulled, without messages of other slots. The node has left them out where it could, but one without zstd
+    cannot look into a batch; whoever can neither finds out when it decodes it, and handles nothing of it."""
+    if not isinstance(answer, Pulled) or all(batch.header.compression == CHOSEN for batch in answer.batches):
+        return answer
+    batches = (one if one.header.compression == CHOSEN else chosen(one, slots) for one in answer.batches)
+    return msgspec.structs.replace(answer, batches=tuple(batches))

@@ -7,14 +7,13 @@ changes the core holds the lock; nobody holds it while talking to the node or ru
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import socket
 import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,12 @@ from typing import Self
 from inturn.consumer.broadcasting import BroadcastNode
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.duty import EVERYTHING, Duty
+from inturn.consumer.figures import Blocking, ConsumerStatistics, HeldLease, KeptLease
+from inturn.consumer.fitting import check_handler, check_mode, fit, is_async, order_in
 from inturn.consumer.held import Stage
 from inturn.consumer.hook import Hook
 from inturn.consumer.loop import WorkerLoop
-from inturn.consumer.opening import Opened, OpenedFetch, opened
+from inturn.consumer.opening import Opened, OpenedFetch, opened, opened_fetch
 from inturn.consumer.processes import ProcessWorker, WorkerProcesses
 from inturn.consumer.run import Run
 from inturn.consumer.shared import SharedCore
@@ -72,61 +73,6 @@ LOOK_S = 0.01  # how often `wait_until_through` looks
 _log = get_logger("inturn.consumer")
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerStatistics:
-    """A look at a consumer. Rates are over the last ten seconds."""
-
-    partitions: tuple[int, ...]
-    lag: int
-    ok_count: int
-    failed_count: int
-    slow_count: int
-    ok_per_s: float
-    failed_per_s: float
-    handling_ms_mean: float
-    waiting_count: int
-    paused: tuple[int, ...]
-    missing: int  # offsets that retention or a lost tail had removed before they could be read
-    errors: tuple[str, ...]
-    concurrency: int = 0
-    failing_count: int = 0  # messages that failed and will be repeated, or wait for somebody to decide
-    parked: tuple[str, ...] = ()  # keys
-    blocking: tuple[Blocking, ...] = ()
-    handling_s: float = 0.0  # in handlers, all together
-    refused_count: int = 0  # shared groups: messages acknowledged after their receipt was over; they came again
-    unwanted_count: int = 0  # messages that were passed by for their tags
-
-
-@dataclass(frozen=True, slots=True)
-class Blocking:
-    """A partition is paused since a limit of FlowControl is reached, and this message is what it waits for."""
-
-    partition: int
-    offset: int
-    key: str | None
-    limit: str = "span"  # or "buffered_bytes"
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLease:
-    epoch: int
-    committed: int  # as far as this consumer knows
-    missing: int = 0  # offsets that were gone before they could be read
-    error: InturnError | None = None  # why it cannot be read just now
-
-
-@dataclass(frozen=True, slots=True)
-class KeptLease:
-    """A lease of a consumer that only keeps it, and how far the partition was when it was granted."""
-
-    epoch: int
-    offset: int
-    finished: bytes  # above `offset`: a roaring bitmap, or nothing
-    failed: tuple[int, ...]  # offsets that wait to be repeated
-    parked: tuple[bytes, ...]  # keys
-    is_wanted_back: bool = False  # it is about to be given to somebody else
-
-
 class Consumer:
     """A member of a group. Handles messages from `start` (or `with`) until `stop`.
 
@@ -160,86 +106,40 @@ class Consumer:
         check_name("subject", subject, reserved=True)
         check_name("group", group)
         check_handler(handler)
+        if not isinstance(hooks, Sequence) or not all(isinstance(hook, Hook) for hook in hooks):
+            raise InvalidInput(f"hooks={hooks!r}: give a list of Hook")
+        mode = one_of(GroupMode, "mode", mode)
+        order = order_in(mode, order)
+        check_mode(mode, offsets, duty)
+        lease = checked(lease, LeaseSettings, "lease") or LeaseSettings()
+        self._settings = fit(checked(settings, ConsumerSettings, "settings") or ConsumerSettings(), order, mode)
         self.subject = subject
-        self._keeps_only = duty.keeps_only
         self._origin = subject if retries_of is None else retries_of
         self.group = group
         self.name = _unique_name() if name is None else f"{check_name('consumer', name)}-{uuid.uuid4().hex[:8]}"
         self._node = node
         self._clock = clock
-        mode = one_of(GroupMode, "mode", mode)
-        order = _order_in(mode, order)
-        self._settings = _fit(checked(settings, ConsumerSettings, "settings") or ConsumerSettings(), order, mode)
-        _check_mode(mode, offsets, duty)
+        self._keeps_only = duty.keeps_only
         self._tags = tag_filter(self._settings.tags or "")
         self._start_text = position_text(parse_position(start))
         self._broadcast: BroadcastNode | None = None
         if mode is GroupMode.BROADCAST and offsets is not None:
             self._node = self._broadcast = BroadcastNode(node, os.fspath(offsets), subject, group, name or "consumer")
-        lease = checked(lease, LeaseSettings, "lease") or LeaseSettings()
-        if not isinstance(hooks, Sequence) or not all(isinstance(hook, Hook) for hook in hooks):
-            raise InvalidInput(f"hooks={hooks!r}: give a list of Hook")
-        self._core: ConsumerCore | SharedCore
         self._trace: Trace | None = None
-        if mode is GroupMode.SHARED:
-            self._core = SharedCore(subject, group, self.name, self._start_text, self._settings, lease)
-        else:
-            self._core = core = ConsumerCore(
-                subject,
-                group,
-                self.name,
-                order,
-                self._start_text,
-                self._settings,
-                lease,
-                retries_of=retries_of,
-                duty=duty,
-            )
-            if self._settings.trace is not None:
-                self._trace = Trace(Path(self._settings.trace), subject, group, self.name, order, clock)
-                core.handling.acted = self._trace.acted
+        self._core = self._new_core(mode, order, lease, retries_of, duty)
         self._has_dead_letters = self._settings.max_attempts is not None
         self._retries: Consumer | None = None
         self._make_retries: Callable[[], Consumer] | None = None
-        is_part = bool(duty.until)  # the rest of its group has the retries
-        is_shared = mode is GroupMode.SHARED  # there nothing waits behind a message that could be blocked
-        gives_up = self._has_dead_letters and (is_shared or self._settings.on_exhausted is not OnExhausted.BLOCK)
-        if retries_of is None and not is_part and (self._settings.strategy is Strategy.BEST_EFFORT or gives_up):
-            self._make_retries = lambda: Consumer(
-                node,
-                clock,
-                retry_subject(group, subject),
-                group,
-                handler,
-                order=order,
-                settings=self._settings,
-                lease=lease,
-                hooks=hooks,
-                name=name,
-                loop=loop,
-                retries_of=subject,
-            )
-        # In a shared group it is for the core to say what becomes of a message that failed.
-        worker_settings = replace(self._settings, strategy=Strategy.STRICT) if is_shared else self._settings
+        if retries_of is None and self._has_retries(mode, duty):
+            where = node, clock, retry_subject(group, subject), group, handler
+            again = partial(Consumer, *where, order=order, settings=self._settings, lease=lease, retries_of=subject)
+            self._make_retries = partial(again, hooks=hooks, name=name, loop=loop)
         self._lock = threading.Lock()
         self._talk = threading.Condition(self._lock)
         self._talker = threading.Thread(target=self._talk_to_node, name=f"inturn-consumer-{self.name}", daemon=True)
-        count = self._settings.concurrency
-        room = self._core.scheduler.room
-        self._workers: Workers
-        if self._settings.workers == "processes":
-            in_processes = ProcessWorker(handler, worker_settings, clock, hooks, self._lock)
-            # Retries are few: their processes are started when there is one.
-            is_prepared = retries_of is None and not duty.keeps_only
-            self._workers = WorkerProcesses(
-                self.name, count, self._lock, self._turn, in_processes, room, is_prepared=is_prepared
-            )
-        elif is_async(handler):
-            worker = Worker(handler, worker_settings, clock, hooks)
-            self._workers = WorkerLoop(self.name, count, self._lock, self._turn, worker, clock, loop)
-        else:
-            worker = Worker(handler, worker_settings, clock, hooks)
-            self._workers = WorkerThreads(self.name, count, self._lock, self._turn, worker, room)
+        # Retries are few: their processes are started when there is one.
+        is_prepared = retries_of is None and not duty.keeps_only
+        self._workers = self._new_workers(handler, hooks, mode, loop, is_prepared)
         self._answers: deque[tuple[Command, Answer | InturnError]] = deque()
         self._is_dirty = False
         self._is_killed = False
@@ -247,6 +147,45 @@ class Consumer:
         self._is_started = False
         self._blocking: tuple[Blocking, ...] = ()
         self._refused_count = 0
+
+    def _new_core(
+        self, mode: GroupMode, order: Order, lease: LeaseSettings, retries_of: str | None, duty: Duty
+    ) -> ConsumerCore | SharedCore:
+        who = self.subject, self.group, self.name
+        if mode is GroupMode.SHARED:
+            return SharedCore(*who, self._start_text, self._settings, lease)
+        core = ConsumerCore(*who, order, self._start_text, self._settings, lease, retries_of=retries_of, duty=duty)
+        if self._settings.trace is not None:
+            self._trace = Trace(Path(self._settings.trace), *who, order, self._clock)
+            core.handling.acted = self._trace.acted
+        return core
+
+    def _has_retries(self, mode: GroupMode, duty: Duty) -> bool:
+        is_part = bool(duty.until)  # the rest of its group has the retries
+        is_shared = mode is GroupMode.SHARED  # there nothing waits behind a message that could be blocked
+        gives_up = self._has_dead_letters and (is_shared or self._settings.on_exhausted is not OnExhausted.BLOCK)
+        return not is_part and (self._settings.strategy is Strategy.BEST_EFFORT or gives_up)
+
+    def _new_workers(
+        self,
+        handler: Handler,
+        hooks: Sequence[Hook],
+        mode: GroupMode,
+        loop: asyncio.AbstractEventLoop | None,
+        is_prepared: bool,
+    ) -> Workers:
+        settings, clock = self._settings, self._clock
+        if mode is GroupMode.SHARED:  # there it is for the core to say what becomes of a message that failed
+            settings = replace(settings, strategy=Strategy.STRICT)
+        common = self.name, settings.concurrency, self._lock, self._turn
+        room = self._core.scheduler.room
+        if settings.workers == "processes":
+            in_processes = ProcessWorker(handler, settings, clock, hooks, self._lock)
+            return WorkerProcesses(*common, in_processes, room, is_prepared=is_prepared)
+        worker = Worker(handler, settings, clock, hooks)
+        if is_async(handler):
+            return WorkerLoop(*common, worker, clock, loop)
+        return WorkerThreads(*common, worker, room)
 
     @property
     def is_running(self) -> bool:
@@ -515,7 +454,7 @@ class Consumer:
             elif isinstance(answer, Pulled) and isinstance(command, Read):
                 answers.append((command, opened(answer, self.subject, command.partition)))
             elif isinstance(answer, Fetched) and isinstance(command, Fetch):
-                answers.append((command, OpenedFetch(answer, opened(answer.pulled, self.subject, command.partition))))
+                answers.append((command, opened_fetch(answer, self.subject, command.partition)))
             else:
                 answers.append((command, answer))
         return answers
@@ -611,77 +550,5 @@ class Consumer:
         return next_run
 
 
-def _order_in(mode: GroupMode, order: Order | str | None) -> Order:
-    """What runs one after the other, unless it is said: a partition, and in a shared group nothing."""
-    if order is None:
-        return Order.NONE if mode is GroupMode.SHARED else Order.PARTITION
-    order = one_of(Order, "order", order)
-    if mode is GroupMode.SHARED and order is not Order.NONE:
-        raise InvalidInput(
-            f"mode='shared' keeps no order, so not order={order.value!r}; leave it out, or leave mode out"
-        )
-    return order
-
-
-def _check_mode(mode: GroupMode, offsets: object, duty: Duty) -> None:
-    if mode is GroupMode.BROADCAST and offsets is None:
-        raise InvalidInput("mode='broadcast' keeps its own offsets: give offsets=, a folder for them")
-    if mode is not GroupMode.BROADCAST and offsets is not None:
-        raise InvalidInput(f"offsets={offsets!r}: mode={mode.value!r} keeps them at the node; leave offsets out")
-    if mode is not GroupMode.EXCLUSIVE and duty is not EVERYTHING:
-        raise InvalidInput(
-            f"a duty divides the partitions of an exclusive group; mode={mode.value!r} has none to divide"
-        )
-
-
-def _fit(settings: ConsumerSettings, order: Order, mode: GroupMode) -> ConsumerSettings:
-    """Settings that this order and this mode can keep."""
-    if mode is not GroupMode.EXCLUSIVE and settings.trace is not None:
-        raise InvalidInput(
-            f"ConsumerSettings.trace is for an audit of order; mode={mode.value!r} leaves nothing to audit"
-        )
-    if mode is not GroupMode.EXCLUSIVE and (settings.tags or settings.workers == "processes"):
-        raise InvalidInput(f"tags and process workers need mode='exclusive', not {mode.value!r}; filter in the handler")
-    if mode is GroupMode.BROADCAST:
-        if settings.strategy is Strategy.BEST_EFFORT or settings.max_attempts is not None:
-            raise InvalidInput(
-                "mode='broadcast' has no retry or dead-letter subject: what fails is repeated in place; leave "
-                "max_attempts and strategy='best-effort' out, and let the handler give up by returning"
-            )
-        return settings
-    if mode is GroupMode.SHARED:
-        if settings.on_exhausted is OnExhausted.PARK:
-            raise InvalidInput(
-                "ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key', not 'shared'"
-            )
-        return settings
-    if order is Order.NONE:
-        return replace(settings, strategy=Strategy.BEST_EFFORT)  # there is nothing to wait for in place
-    if order is not Order.KEY and settings.on_exhausted is OnExhausted.PARK:
-        raise InvalidInput("ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key'")
-    return settings
-
-
 def _unique_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
-def check_handler(handler: object) -> None:
-    """Mistakes that would otherwise show as messages that fail for ever."""
-    if not callable(handler):
-        raise InvalidInput(f"the handler is {handler!r}; give a function of (message, context)")
-    name = getattr(handler, "__qualname__", repr(handler))
-    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        raise InvalidInput(f"handler {name} has a `yield` in it, so calling it does nothing; use `return`")
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
-        return  # some builtins say nothing
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        raise InvalidInput(f"handler {name}{signature} cannot be called with (message, context): {error}") from None
-
-
-def is_async(handler: Handler) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

@@ -68,6 +68,7 @@ RETRY_S = 0.2  # after an error that says nothing about when to try again
 DAMAGE_RETRY_S = 5.0
 MOVED_AT_ONCE = 1000
 CLAIM_RENEW_S = 1.0
+MANY = 32
 PAUSED_RETRY_S = 1.0  # how often it is looked at whether a paused partition may be pulled again, at the least
 
 
@@ -120,6 +121,11 @@ class ConsumerCore:
         self._retry_at_s: dict[type[Command], float] = {}
         self._renewed_at_s = float("-inf")
         self._committed_at_s = float("-inf")
+        # Most of many partitions have nothing to do but to wait for their pull. Those that have, in the order of
+        # `held`; and until when the others may be left alone, if nothing is answered.
+        self._awake: dict[int, HeldPartition] = {}
+        self._rest_until_s = NEVER
+        self._renew_s = lease.renew_s
 
     # What to send
 
@@ -128,29 +134,57 @@ class ConsumerCore:
         self.wants_poll = False
         if self.is_stopped:
             return []
+        if now_s >= self._rest_until_s:
+            self._wake_all()
         self._forget_overdue(now_s)
         self.handling.look_around(now_s)
         if self._next_order is not None and not self.held:
             self._order = self.handling.order = self._next_order
             self._next_order = None
         commands: list[Command] = []
-        for held in list(self.held.values()):
+        for held in self._in_order():
             self._poll_partition(held, commands, now_s)
         for index in self._wanted(now_s) - self.held.keys():
             delay_s = self._delays_s[index] if self._delays_s else 0.0
             until = self._duty.until.get(index)
-            self.held[index] = HeldPartition(index, self.subject, self.group, self.member, delay_s, until)
-            self._poll_partition(self.held[index], commands, now_s)
+            held = HeldPartition(index, self.subject, self.group, self.member, delay_s, until)
+            self.held[index] = self._awake[index] = held
+            self._poll_partition(held, commands, now_s)
         self._poll_membership(commands, now_s)
         self._poll_renew(commands, now_s)
         self._poll_commit(commands, now_s)
         self._poll_trial(commands, now_s)
+        self._let_rest(now_s)
         return commands
+
+    def _in_order(self) -> list[HeldPartition]:
+        """Those to be looked at. What is sent does not depend on what happened to be answered first."""
+        if len(self.held) > MANY:  # to look for the order would cost as much as to look at all
+            return list(self._awake.values())
+        return [held for index, held in self.held.items() if index in self._awake]
+
+    def _wake_all(self) -> None:
+        self._awake = dict(self.held)
+        self._rest_until_s = float("inf")
+        self._renew_s = self._renew_every_s()
+
+    def _let_rest(self, now_s: float) -> None:
+        """Until the next answer, or until time has an effect on one of them."""
+        resting = [held for held in self._awake.values() if held.is_resting and now_s >= held.retry_at_s]
+        for held in resting:
+            del self._awake[held.index]
+            idle_at_s = held.pulled_at_s + self._settings.idle_s_max
+            until_s = min(held.pending[Pull].until_s, held.lease_ends_s, idle_at_s)
+            if until_s < self._rest_until_s:
+                self._rest_until_s = until_s
+        if now_s < self._authorised_until_s < self._rest_until_s:
+            self._rest_until_s = self._authorised_until_s
 
     def stop(self, now_s: float) -> None:
         """Start nothing new; when the running handlers are over: commit, release, leave."""
         self._is_stopping = True
         self.assigned = frozenset()
+        self._rest_until_s = NEVER
         self.trials.forget_waiting()
 
     def kill(self) -> None:
@@ -162,12 +196,12 @@ class ConsumerCore:
 
     def next_due_s(self, now_s: float) -> float:
         """When `poll` has something to do at the latest, if nothing else happens before."""
-        due = [now_s + self._settings.heartbeat_s, self.handling.next_due_s()]
-        if Renew not in self._pending and _holding(self.held.values()):
-            due.append(self._renewed_at_s + self._renew_s())
+        due = [now_s + self._settings.heartbeat_s, self.handling.next_due_s(), self._rest_until_s]
+        if Renew not in self._pending and any(held.stage in _HOLDING for held in self.held.values()):
+            due.append(self._renewed_at_s + self._renew_s)
         due += [pending.until_s for pending in self._pending.values()]
         due += [at_s for at_s in (*self._retry_at_s.values(), self._authorised_until_s) if at_s > now_s]
-        for held in self.held.values():
+        for held in self._awake.values():
             due += [pending.until_s for pending in held.pending.values()]
             due += [at_s for at_s in (held.retry_at_s, held.lease_ends_s) if at_s > now_s]
             if held.delayed:
@@ -258,8 +292,8 @@ class ConsumerCore:
         self._asks += 1
         held.ask = self._asks
         wait_s = self._settings.pull_wait_s
-        keeps = self._duty.keeps_only
-        ask = Acquire(self.subject, self.group, held.index, self.member, self._asks, wait_s, keeps)
+        keeps, outlives = self._duty.keeps_only, self._settings.workers == "processes"
+        ask = Acquire(self.subject, self.group, held.index, self.member, self._asks, wait_s, keeps, outlives)
         self._send(commands, ask, now_s, held)
 
     def _is_pulled_enough(self, held: HeldPartition, now_s: float) -> bool:
@@ -336,8 +370,10 @@ class ConsumerCore:
             self._send(commands, read, now_s, held)
 
     def _poll_renew(self, commands: list[Command], now_s: float) -> None:
+        if now_s < self._renewed_at_s + self._renew_s or not self._may_send(Renew, now_s):
+            return
         held = tuple((one.index, one.epoch) for one in self.held.values() if one.stage in _HOLDING)
-        if held and now_s >= self._renewed_at_s + self._renew_s() and self._may_send(Renew, now_s):
+        if held:
             self._renewed_at_s = now_s
             self._send(commands, Renew(self.subject, self.group, self.member, held), now_s)
 
@@ -349,7 +385,7 @@ class ConsumerCore:
     def _poll_commit(self, commands: list[Command], now_s: float) -> None:
         if not self._may_send(Commit, now_s):
             return
-        holding = _holding(self.held.values())
+        holding = _holding(self._in_order())
         if not any(held.has_progress and now_s >= self._commit_due_s(held) for held in holding):
             return
         progress = tuple(held.progress() for held in holding if held.has_progress)
@@ -383,7 +419,7 @@ class ConsumerCore:
         commands.append(command)
 
     def _forget_overdue(self, now_s: float) -> None:
-        for pending in (self._pending, *(held.pending for held in self.held.values())):
+        for pending in (self._pending, *(held.pending for held in self._awake.values())):
             for kind in [kind for kind, one in pending.items() if now_s >= one.until_s]:
                 del pending[kind]
 
@@ -405,6 +441,8 @@ class ConsumerCore:
     def answered(self, command: Command, answer: object, now_s: float) -> None:
         """Answers to commands that are no longer waited for change nothing. Give a Pulled as `opened`."""
         held = self.held.get(command.partition) if isinstance(command, _OF_PARTITION) else None
+        if held is not None:
+            self._awake[held.index] = held
         pending = self._pending if held is None else held.pending
         waited = pending.get(type(command))
         if isinstance(command, Move) and isinstance(answer, Done) and held is not None:
@@ -431,7 +469,9 @@ class ConsumerCore:
                 raise TypeError("what was pulled is to be opened first")
             case Renewed() if isinstance(command, Renew):
                 self._renewed(command, answer, waited.sent_at_s)
-                self.assigned -= set(answer.wanted_back)
+                if answer.wanted_back:
+                    self.assigned -= set(answer.wanted_back)
+                    self._rest_until_s = NEVER
             case Committed() if isinstance(command, Commit):
                 self._committed(command, answer, now_s)
             case LotContent() if held is not None and isinstance(command, ReadLot):
@@ -442,6 +482,7 @@ class ConsumerCore:
                 self.is_stopped, self.error = True, self._refusal
 
     def _assigned_to(self, answer: Assignment, sent_at_s: float, now_s: float) -> None:
+        self._rest_until_s = NEVER
         self._authorised_until_s = sent_at_s + answer.authorised_s - self._margin_s(answer.authorised_s)
         if self._authorised_until_s <= now_s:
             self._retry_at_s[Heartbeat] = now_s + RETRY_S  # it came too late; the next one is answered at once
@@ -485,6 +526,7 @@ class ConsumerCore:
         held.life_s = answer.life_s
         held.authorised_until_s = self._authorised_until_s
         held.granted(answer, self._deadline_s(held, sent_at_s), now_s)
+        self._renew_s = min(self._renew_s, CLAIM_RENEW_S if held.is_claim else held.life_s / 4, held.life_s / 4)
         self._note_requests(held)
         if held.lots and self._order is not Order.KEY:
             self._refusal = GroupConflict(
@@ -530,7 +572,7 @@ class ConsumerCore:
             return
         held.skip_to(held.bounded(pulled.next_offset))
 
-    def _renew_s(self) -> float:
+    def _renew_every_s(self) -> float:
         """A server that was started again may grant shorter leases than it said when we came."""
         holding = _holding(self.held.values())
         is_claim = any(held.is_claim for held in holding)  # which may be called back
@@ -556,21 +598,24 @@ class ConsumerCore:
             self.handling.lot_read(held, lot, answer)
 
     def _renewed(self, command: Renew, answer: Renewed, sent_at_s: float) -> None:
+        alive = set(answer.partitions)
         for index, epoch in command.held:
             held = self.held.get(index)
             if held is None or held.epoch != epoch or held.stage not in _HOLDING:
                 continue
-            if index in answer.partitions:
+            if index in alive:
                 held.renewed(self._deadline_s(held, sent_at_s))
             elif index not in answer.unreached:
+                self._awake[index] = held
                 self.handling.drop(held, Stage.LOST)
 
     def _committed(self, command: Commit, answer: Committed, now_s: float) -> None:
+        taken = set(answer.partitions)
         for progress in command.progress:
             held = self.held.get(progress.partition)
             if held is None or held.epoch != progress.epoch or held.stage not in _HOLDING:
                 continue
-            if progress.partition in answer.partitions:
+            if progress.partition in taken:
                 sent = held.stored(progress.number)
                 if sent is not None:
                     self.handling.stored(held, sent, now_s)
@@ -588,6 +633,8 @@ class ConsumerCore:
                 self.error = error
             else:
                 self._retry_at_s[type(command)] = now_s + RETRY_S
+        elif isinstance(error, AccessDenied):
+            self.error = error
         elif isinstance(error, LeaseHeld):
             if not isinstance(command, Acquire):  # which waited already, and is asked again at once
                 held.retry_at_s = now_s + RETRY_S
@@ -687,7 +734,7 @@ class ConsumerCore:
 
     def blocking(self) -> dict[int, Message]:
         """By partition that cannot be pulled because of one key: the message that it waits for."""
-        full = [held for held in _holding(self.held.values()) if held.limit is not None]
+        full = [held for held in _holding(self._in_order()) if held.limit is not None]
         found = {held.index: self.handling.blocking(held) for held in full}
         return {index: head for index, head in found.items() if head is not None}
 
@@ -696,6 +743,7 @@ class ConsumerCore:
         held.forget_lanes()
         held.part_lots()
         del self.held[held.index]
+        self._awake.pop(held.index, None)
 
 
 def _failing_count(held: HeldPartition) -> int:

@@ -550,7 +550,8 @@ class Handling:
             return False
         if lot is not None and lot.since_read is not None:
             return False  # what is being read may be the message
-        if lane is not None and lane.waiting and (message := lane.messages[lane.at]).offset == offset:
+        message = lane.messages[lane.at] if lane is not None and lane.waiting else None
+        if lane is not None and message is not None and (message.partition, message.offset) == (origin, offset):
             if self._is_moving(held, lane):
                 return False
             self._drop_head(lane, message)

@@ -14,7 +14,7 @@ from inturn.consumer.lane import Lane, LaneKey
 from inturn.consumer.lot import HeldLot
 from inturn.consumer.news import LotNews, News
 from inturn.model.batch import CHOSEN, Batch, BatchHeader
-from inturn.model.commands import Command, Failure, Granted, KeyRequest, ParkedMessage, Progress
+from inturn.model.commands import Command, Failure, Granted, KeyRequest, ParkedMessage, Progress, Pull
 from inturn.model.errors import InturnError
 from inturn.model.mark import mark_of
 from inturn.model.message import Message
@@ -183,6 +183,17 @@ class HeldPartition:
     @property
     def is_delayed(self) -> bool:
         return self.delay_s > 0
+
+    @property
+    def is_resting(self) -> bool:
+        """It waits for the answer to its pull, and for nothing else: nothing runs, or is to be handled or stored."""
+        return (
+            self.stage is Stage.ACTIVE
+            and len(self.pending) == 1
+            and Pull in self.pending
+            and not (self.waiting_count or self.active or self.inbox or self.lots or self.requests)
+            and not (self.moving or self.moving_now or self.delayed or self.unsure or self.limit or self.has_progress)
+        )
 
     # What is pulled
 

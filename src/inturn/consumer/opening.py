@@ -26,10 +26,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class OpenedFetch:
-    """The same of what a member of a shared group was given."""
+    """What a member of a shared group was given, with the messages of all batches that can be read: none of them waits
+    for another."""
 
     fetched: Fetched
-    opened: Opened
+    messages: list[Message]
+    damage: list[LogDamaged]  # one for each batch that cannot be read
 
 
 def opened(pulled: Pulled, subject: str, partition: int, tags: TagFilter | None = None) -> Opened:
@@ -48,6 +50,18 @@ def opened(pulled: Pulled, subject: str, partition: int, tags: TagFilter | None 
             found = [one for one in found if tags.wants(one.tags)]
         messages.append(found)
     return Opened(pulled, messages, None, unwanted)
+
+
+def opened_fetch(fetched: Fetched, subject: str, partition: int) -> OpenedFetch:
+    origin = Origin(subject, partition)
+    messages: list[Message] = []
+    damage: list[LogDamaged] = []
+    for batch in fetched.pulled.batches:
+        try:
+            messages += _decoded(batch, origin)
+        except LogDamaged as error:
+            damage.append(error)
+    return OpenedFetch(fetched, messages, damage)
 
 
 def _decoded(batch: StoredBatch, origin: Origin) -> list[Message]:

@@ -1,14 +1,18 @@
 """The worker process: gets messages, calls the handler, tells what became of each call.
 
-It ends when its consumer is gone: the pipe is closed then. Ctrl-C is not for it: the consumer lets it finish first.
+It ends with its consumer, in the middle of a handler if need be: whoever takes over would run the same key. Ctrl-C is
+not for it: the consumer lets it finish first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, MutableSequence
 from multiprocessing.connection import Connection
@@ -37,6 +41,7 @@ def main(module: str, name: str, pipe: Connection, tokens: Connection, states: M
     """`tokens` are the numbers of lanes that may be begun, each by whoever reads it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its parent started it with this held back
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         handler = load(module, name)
     except BaseException as error:
@@ -48,6 +53,13 @@ def main(module: str, name: str, pipe: Connection, tokens: Connection, states: M
             work = decode_work(pipe.recv_bytes())
             calls = _Calls(handler, work, states, lambda over: pipe.send_bytes(encode(over)))
             pipe.send_bytes(encode(calls.run(tokens.fileno())))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def load(module: str, name: str) -> Handler:

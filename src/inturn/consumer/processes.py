@@ -8,6 +8,7 @@ A process that dies has failed the attempt that it was at, and is replaced.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -30,6 +31,7 @@ from inturn.model.settings import ConsumerSettings
 
 _log = get_logger("inturn.consumer")
 _ALWAYS_S = float("inf")
+START_AGAIN_S = 1.0  # before a process is started again, when that failed
 
 
 class NotBegun(Exception):
@@ -121,14 +123,15 @@ class ProcessWorker(Worker):
             now_s = run.asked_at_s = self._monotonic()
             if run.handled and now_s >= run.until_s:
                 return
+            process = self._process()  # before anything is taken: it may be that none can be started
             lanes = take_chunk(run, now_s)
             if not lanes:
                 return
-            is_alive = self._work_chunk(run, lanes)
+            is_alive = self._work_chunk(run, lanes, process)
 
-    def _work_chunk(self, run: Run, lanes: list[ChunkLane]) -> bool:
+    def _work_chunk(self, run: Run, lanes: list[ChunkLane], process: WorkerProcess) -> bool:
         """False if the process died over it."""
-        process, told = self._process(), list[Told]()
+        told = list[Told]()
         count = sum(len(one.messages) for one in lanes)
         process.forget_states(count)
         process.offer(len(lanes))
@@ -167,9 +170,16 @@ class ProcessWorker(Worker):
             try:
                 process = self._spare.pop()
             except IndexError:
-                process = WorkerProcess(self._reference, self._name)
+                process = self._start()
             self._own.process = process
         return process
+
+    def _start(self) -> WorkerProcess:
+        try:
+            return WorkerProcess(self._reference, self._name)
+        except OSError:  # no room for another one
+            time.sleep(START_AGAIN_S)
+            raise
 
     def _died(self, error: InturnError) -> None:
         _log.warning("consumer.process_died", handler=self._name, error=str(error))

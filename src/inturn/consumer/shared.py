@@ -39,6 +39,7 @@ from inturn.model.commands import (
     ReportTrial,
 )
 from inturn.model.errors import (
+    AccessDenied,
     Closed,
     ConnectionLost,
     GroupConflict,
@@ -312,19 +313,20 @@ class SharedCore:
             self.trials.reported()  # nobody wants to know
 
     def _failed_command(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
-        if held is not None:
+        if held is not None and not isinstance(error, AccessDenied):
             held.error = error
             held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
         elif isinstance(command, Read | ReportTrial):
             self._trial_failed(command, error, now_s)
-        elif isinstance(command, Leave) and isinstance(error, NotFound | Closed | ConnectionLost):
+        elif isinstance(command, Leave) and isinstance(error, NotFound | AccessDenied | Closed | ConnectionLost):
             self.is_stopped = True  # whoever cannot hear it will count us out for our silence
         elif isinstance(command, Move) and isinstance(error, ReceiptExpired):
             for one in self._moves.drop(error.offsets):
                 self.refused += [(one.delivered.index, message.offset) for message in one.messages]
                 self._count_off(one.delivered, one.messages)
-        elif isinstance(command, _MEMBERSHIP) and isinstance(
-            error, NotFound | GroupConflict | InvalidInput | VersionMismatch | Closed
+        elif isinstance(error, AccessDenied) or (
+            isinstance(command, _MEMBERSHIP)
+            and isinstance(error, NotFound | GroupConflict | InvalidInput | VersionMismatch | Closed)
         ):
             self.error = error
         else:
@@ -333,9 +335,9 @@ class SharedCore:
                 self._receipts.failed(now_s)
 
     def _fetched(self, held: HeldPartition, command: Fetch, answer: OpenedFetch, sent_at_s: float) -> None:
-        fetched, opened = answer.fetched, answer.opened
+        fetched = answer.fetched
         self._answered[held.index] = command.ask
-        held.error = opened.damage
+        held.error = next(iter(answer.damage), None)
         held.pull_offset, held.end_offset = fetched.pulled.next_offset, fetched.pulled.end_offset
         if not fetched.deliveries:
             return
@@ -347,9 +349,8 @@ class SharedCore:
         delivered.deadline_s = delivered.lease_ends_s = ends_s - self._margin_s
         delivered.receipts = {one.offset: one.number for one in fetched.deliveries}
         delivered.attempts = {one.offset: one.deliveries - 1 for one in fetched.deliveries if one.deliveries > 1}
-        messages = [one for some in opened.messages for one in some if deliveries.pop(one.offset, None) is not None]
-        if opened.damage is not None:
-            self.damage.append(opened.damage)
+        messages = [one for one in answer.messages if deliveries.pop(one.offset, None) is not None]
+        self.damage += answer.damage
         for offset in deliveries:  # damaged, or not to be decoded here: it may be read elsewhere, or later
             self._receipts.give_back(delivered, offset, DAMAGE_RETRY_S)
         held.waiting_count += len(messages)

@@ -80,7 +80,8 @@ class MemberTrials:
         if self._report is not None:
             return self._report
         if self._now is not None and self._run is None and not self._is_running:
-            return Read(self._where[0], self._now.partition, self._now.offset, READ_BYTES)
+            subject, group = self._where
+            return Read(subject, self._now.partition, self._now.offset, READ_BYTES, group=group)
         return None
 
     def read(self, opened: Opened) -> None:

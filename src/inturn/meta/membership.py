@@ -227,6 +227,12 @@ class Membership:
         roster = self._rosters.get(group.id)
         return () if roster is None else tuple(roster.heard)
 
+    def is_member(self, group: GroupRecord, name: str) -> bool:
+        """Whether it was heard, and is there still."""
+        roster = self._rosters.get(group.id)
+        member = None if roster is None else roster.members.get(name)
+        return member is not None and member.since_ms is not None
+
     def counts(self) -> dict[int, int]:
         """How many members are heard, by the id of their group."""
         return {group_id: len(roster.heard) for group_id, roster in self._rosters.items()}

@@ -237,12 +237,13 @@ def _decoded(decoder: msgspec.msgpack.Decoder[list[_Decoded]], batch: StoredBatc
 
 
 def chosen(batch: StoredBatch, slots: SlotSet) -> StoredBatch:
-    """The same batch with nil for messages of other slots. A damaged one stays as it is, for its reader to find."""
+    """The same batch with nil for messages of other slots. A damaged one stays as it is, for its reader to find, and so
+    does one that cannot be looked into: its content is nonsense, or zstd is not installed."""
     if not is_intact(batch):
         return batch
     wanted, vector = slots.flags, slots_of(batch)
-    if max(vector) >= SLOT_COUNT:
-        return batch
+    if max(vector) >= SLOT_COUNT:  # an old log may have such: each has to be somebody's, and nobody else's
+        vector = array("H", [slot % SLOT_COUNT for slot in vector])
     try:
         return _with_nil(batch, _decoded(_raw_decoder, batch), [wanted[slot] for slot in vector])
     except InvalidInput:
@@ -314,6 +315,13 @@ def cut(batch: StoredBatch, offsets: Sequence[int]) -> StoredBatch:
 def _body(batch: StoredBatch) -> memoryview | bytes:
     body = memoryview(batch.payload)[2 * batch.header.count :]
     return _decompress(body) if batch.header.compression == ZSTD else body
+
+
+def content_bytes_of(batch: StoredBatch) -> int:
+    """How large its messages are together when they are not compressed, as it says itself: nothing is decompressed."""
+    body = memoryview(batch.payload)[2 * batch.header.count :]
+    size_bytes = content_bytes(body) if batch.header.compression == ZSTD else None
+    return len(body) if size_bytes is None else size_bytes
 
 
 def slots_of(batch: StoredBatch) -> array[int]:

@@ -174,6 +174,7 @@ class Acquire(Command, frozen=True, gc=False):
     ask: int
     wait_s: float = 0.0
     keeps: bool = False  # others are to work under it
+    outlives: bool = False  # something of the member may outlive its process, so the lease does not end with that
 
 
 class Claim(Command, frozen=True, gc=False):
@@ -471,7 +472,7 @@ class LotContent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Read(Command, frozen=True, gc=False):
-    """Read without a group: no lease, no commit."""
+    """Read without a lease or a commit."""
 
     subject: str
     partition: int
@@ -480,6 +481,7 @@ class Read(Command, frozen=True, gc=False):
     wait_s: float = 0.0
     slots: bytes = b""  # a SlotSet: messages of other slots are left out (see `inturn.model.batch.chosen`)
     tags: str = ""  # an expression: messages with other tags are left out
+    group: str = ""  # that of the member that reads, if one does: then its right to consume counts
 
 
 # Looking and steering
@@ -583,6 +585,7 @@ class ResolvePosition(Command, frozen=True, gc=False):
 
     subject: str
     position: str
+    group: str = ""  # as in Read
 
 
 class Offsets(msgspec.Struct, frozen=True, gc=False):

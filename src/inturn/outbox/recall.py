@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from inturn.model.batch import StoredBatch, contents, is_intact
 from inturn.model.commands import DescribeSubject, Node, PartitionDescription, Pulled, Read, SubjectDescription
-from inturn.model.errors import NotFound
+from inturn.model.errors import AccessDenied, NotFound, StorageError
 from inturn.model.logs import get_logger
 from inturn.model.request import ask
 from inturn.model.settings import MIB
@@ -19,19 +19,21 @@ READ_BYTES = 4 * MIB
 
 
 def recall(node: Node, marks: Offsets, producer_id: int) -> set[str]:
-    """The tokens of all that this producer stored from the marks on. What cannot be read is passed over: such rows are
-    sent again."""
+    """The tokens of all that this producer stored from the marks on. What cannot be read, or must not be, is passed
+    over: such rows are sent again."""
     tokens: set[str] = set()
     for subject, offsets in marks.items():
         try:
             found = ask(node, DescribeSubject(subject), SubjectDescription)
+            for one in found.partitions:
+                start = offsets[one.index] if one.index < len(offsets) else 0
+                for batch in _batches(node, subject, one, start):
+                    if batch.header.producer_id == producer_id:
+                        tokens.update(_tokens(batch))
         except NotFound:
             continue
-        for one in found.partitions:
-            start = offsets[one.index] if one.index < len(offsets) else 0
-            for batch in _batches(node, subject, one, start):
-                if batch.header.producer_id == producer_id:
-                    tokens.update(_tokens(batch))
+        except AccessDenied as error:
+            _log.warning("outbox.not_recalled", subject=subject, error=str(error))
     return tokens
 
 
@@ -44,7 +46,11 @@ def ends_of(node: Node, subject: str, patience_s: float) -> list[int]:
 def _batches(node: Node, subject: str, partition: PartitionDescription, offset: int) -> Iterator[StoredBatch]:
     offset = max(offset, partition.start_offset)
     while offset < partition.end_offset:
-        pulled = ask(node, Read(subject, partition.index, offset, READ_BYTES), Pulled)
+        try:
+            pulled = ask(node, Read(subject, partition.index, offset, READ_BYTES), Pulled)
+        except StorageError as error:  # there is no way to what stands behind it
+            _log.warning("outbox.not_recalled", subject=subject, error=str(error))
+            return
         for batch in pulled.batches:
             if is_intact(batch):
                 yield batch

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from inturn.model.clock import Clock
 from inturn.model.commands import FindSubject, ListSubjects, Node, SubjectList
-from inturn.model.errors import Closed, InturnError, InvalidInput, NotFound, ProducerFenced
+from inturn.model.errors import AccessDenied, Closed, InturnError, InvalidInput, NotFound, ProducerFenced
 from inturn.model.logs import get_logger
 from inturn.model.request import ask
 from inturn.model.settings import ProducerSettings, Strategy
@@ -184,7 +184,7 @@ class Shift:
         try:
             self._subjects[name] = ask(self._node, FindSubject(name), Subject, PATIENCE_S)
             self._marks.learn(name, ends_of(self._node, name, PATIENCE_S))
-        except (NotFound, InvalidInput) as error:
+        except (NotFound, InvalidInput, AccessDenied) as error:
             self._subjects.pop(name, None)
             self._unusable[name] = error
 

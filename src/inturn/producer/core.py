@@ -25,6 +25,8 @@ Selector: TypeAlias = Callable[[Sequence[Partition], Outgoing, object], int]
 # What a message weighs beside body, key and properties: enough that empty ones do not fill a buffer for free.
 MESSAGE_OVERHEAD_BYTES = 32
 _FAILED_COUNT = 1000
+GATHERING_MIN = 8  # while more partitions than this have something to send, each gathers until it is answered
+_NEVER = float("inf")
 _log = get_logger("inturn.producer")
 
 
@@ -59,6 +61,11 @@ class ProducerCore:
         self._grown: dict[str, Subject] = {}  # routes that are not followed everywhere yet
         self._outdated: set[str] = set()  # subjects whose route is to be asked for
         self._queues: dict[str, list[PartitionQueue]] = {}
+        # What is done per message must not grow with the number of partitions. Queues with something to send, or that
+        # wait for an answer; those of them that changed since the last poll; and when the others have to be looked at.
+        self._busy: dict[PartitionQueue, None] = {}
+        self._changed: dict[PartitionQueue, None] = {}
+        self._look_at_s = _NEVER
 
     def knows(self, subject: str) -> bool:
         return subject in self._subjects
@@ -81,9 +88,11 @@ class ProducerCore:
 
     def _new_queue(self, subject: Subject, index: int) -> PartitionQueue:
         version = subject.route.version
-        return PartitionQueue(
+        queue = PartitionQueue(
             subject.name, index, self.producer_id, self.epoch, version, subject.strategy, self._settings
         )
+        queue.place = list(self._queues).index(subject.name), index
+        return queue
 
     def take_outdated(self) -> set[str]:
         """Subjects that have another route by now: it is to be asked for, and given to `learn`."""
@@ -112,6 +121,7 @@ class ProducerCore:
         for partition, part in parts.items():
             part.home = partition
             queues[partition].take_back(part)
+            self._note(queues[partition])
 
     def add(
         self,
@@ -177,16 +187,35 @@ class ProducerCore:
             queue = other
         size_bytes += MESSAGE_OVERHEAD_BYTES
         self.waiting_bytes += size_bytes
+        self._busy[queue] = self._changed[queue] = None
         return queue.add(message, slot, size_bytes)
+
+    def _note(self, queue: PartitionQueue) -> None:
+        """It has something to send, or was answered."""
+        self._busy[queue] = self._changed[queue] = None
 
     def poll(self, now_s: float) -> list[SendAttempt]:
         """What to send now; what belongs to one partition is in order."""
-        every = [queue for queues in self._queues.values() for queue in queues]
-        for queue in every:
+        if now_s >= self._look_at_s:
+            self._look_at_s = _NEVER
+            self._changed |= self._busy
+        for queue in self._take_changed():
             self._give_up(queue, queue.expire(now_s), InturnError("no answer came"))
-        attempts = [SendAttempt(queue, flight, command) for queue in every for flight, command in queue.poll(now_s)]
+            self._changed[queue] = None
+        gathers = len(self._busy) > GATHERING_MIN
+        attempts = []
+        for queue in self._take_changed():
+            attempts += [SendAttempt(queue, flight, command) for flight, command in queue.poll(now_s, gathers)]
+            self._look_at_s = min(self._look_at_s, _or_never(queue.next_due_s()))
+            if queue.is_idle:
+                self._busy.pop(queue, None)
         self.resent_count += sum(attempt.tries > 1 for attempt in attempts)
         return attempts
+
+    def _take_changed(self) -> list[PartitionQueue]:
+        """In the order of the partitions: what is sent does not depend on what happened to be answered first."""
+        changed, self._changed = self._changed, {}
+        return sorted(changed, key=lambda queue: queue.place) if len(changed) > 1 else list(changed)
 
     def answered(self, attempt: SendAttempt, answer: object, now_s: float) -> None:
         queue, flight = attempt.queue, attempt.flight
@@ -196,10 +225,12 @@ class ProducerCore:
                 self.waiting_bytes -= size_bytes
                 self.acknowledged_count += len(flight.messages)
                 queue.diverted_count = 0
+            self._answered(queue)
             self._follow(queue.subject)
             return
         error = answer if isinstance(answer, InturnError) else InturnError(f"unexpected answer {answer!r}")
         self._give_up(queue, queue.failed(flight, attempt.tries, error, now_s), error)
+        self._answered(queue)
         if isinstance(error, RouteChanged):
             self._outdated.add(queue.subject)
         self._follow(queue.subject)
@@ -207,21 +238,30 @@ class ProducerCore:
             for left in queue.abandon():
                 self._fail(left, queue.error)
 
+    def _answered(self, queue: PartitionQueue) -> None:
+        if queue.is_idle:
+            self._busy.pop(queue, None)
+        else:
+            self._note(queue)
+
     def next_due_s(self) -> float | None:
-        due = [queue.next_due_s() for queues in self._queues.values() for queue in queues if not queue.is_idle]
+        """When `poll` is to be called again though nothing else happens; with many partitions it may be earlier."""
+        if len(self._busy) > GATHERING_MIN:
+            return None if self._look_at_s == _NEVER else self._look_at_s
+        due = [queue.next_due_s() for queue in self._busy if not queue.is_idle]
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     @property
     def waiting_count(self) -> int:
         """Messages that are not acknowledged."""
-        return sum(queue.waiting_count for queues in self._queues.values() for queue in queues)
+        return sum(queue.waiting_count for queue in self._busy)
 
     @property
     def is_idle(self) -> bool:
         """Everything is acknowledged, has failed, or is kept."""
         if self.keeping is not None and not self.keeping.is_idle:
             return False
-        return all(queue.is_idle for queues in self._queues.values() for queue in queues)
+        return all(queue.is_idle for queue in self._busy)
 
     def abandon(self, error: InturnError) -> int:
         """Fail everything that is not acknowledged, unless an outbox takes it; returns the number of messages that
@@ -247,14 +287,18 @@ class ProducerCore:
         return [KeptRow(flight.subject, chosen, message) for message in flight.messages]
 
     def release(self, flight: Flight) -> bool:
-        """Its keys are free before it was written: it is sent after all. False: its partition takes nothing."""
+        """Its keys are free before it was written: it is sent after all, to where they belong now, for the subject may
+        have grown meanwhile. False: a partition of theirs takes nothing."""
         assert self.keeping is not None
-        queue = self._queues[flight.subject][flight.home]
-        if queue.error is not None:
+        queues, by_slot = self._queues[flight.subject], self._by_slot[flight.subject]
+        places = [flight.home] * len(flight.slots)
+        if self._subjects[flight.subject].routing is Routing.SLOTS:
+            places = [by_slot[slot] for slot in flight.slots]
+        if any(queues[partition].error is not None for partition in set(places)):
             return False
         self.keeping.released(flight)
-        queue.take_over(flight)
         flight.moves = 0
+        self._divide(queues, flight, places)
         return True
 
     def not_kept(self, flight: Flight, error: InturnError) -> None:
@@ -306,6 +350,7 @@ class ProducerCore:
                 error=str(error),
             )
         other.take_over(flight)
+        self._note(other)
         return True
 
     def _may_keep(self, subject: str) -> bool:
@@ -338,3 +383,7 @@ def _order_key(arg: object) -> str | bytes | None:
     if isinstance(arg, int):
         return str(arg)
     raise InvalidInput(f"arg= is a {type(arg).__name__}; give a str, bytes or int, or the order key as key=")
+
+
+def _or_never(at_s: float | None) -> float:
+    return _NEVER if at_s is None else at_s

@@ -36,6 +36,7 @@ class PartitionQueue:
     ) -> None:
         self.subject = subject
         self.partition = partition
+        self.place = 0, partition  # among all queues of a producer
         self.error: InturnError | None = None  # set: the queue has stopped, and why
         self.diverted_count = 0  # batches that went to other partitions since it stored one
         self._producer_id = producer_id
@@ -85,8 +86,10 @@ class PartitionQueue:
         flight.moves += 1
         self.take_back(flight)
 
-    def poll(self, now_s: float) -> list[tuple[Flight, Append]]:
-        """What to send now, in this order."""
+    def poll(self, now_s: float, gathers: bool = False) -> list[tuple[Flight, Append]]:
+        """What to send now, in this order. If it `gathers`, a batch that is not full waits while another is on its way:
+        many partitions with a few messages each would make many small batches, each of which costs as much as a large
+        one."""
         if self.error is not None:
             return []
         commands = []
@@ -98,6 +101,8 @@ class PartitionQueue:
             if commands:
                 return commands  # nothing new before it is known whether this works
         while len(self._sent) < self._settings.in_flight and not self.is_held:
+            if gathers and self._sent and not self._closed:
+                break
             flight = self._next_flight()
             if flight is None:
                 break

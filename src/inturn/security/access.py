@@ -154,4 +154,10 @@ def _actions(names: list[str]) -> frozenset[Action]:
 
 
 def _regex(pattern: str) -> str:
-    return "".join({"*": ".*", "?": "."}.get(one, re.escape(one)) for one in pattern)
+    """Each star but the last takes as little as it can, and keeps it: no other choice fits where this does not, and the
+    time to try them all would rise with every star."""
+    first, *others = ("".join("." if one == "?" else re.escape(one) for one in part) for part in pattern.split(ALL))
+    if not others:
+        return first
+    *middle, last = others
+    return first + "".join(f"(?>.*?{part})" for part in middle) + ".*" + last

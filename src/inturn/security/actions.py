@@ -22,7 +22,7 @@ from inturn.model.commands import Command
 class Action(enum.StrEnum):
     """What rules allow."""
 
-    PRODUCE = "produce"  # store messages
+    PRODUCE = "produce"  # store messages, and see how far the logs are
     CONSUME = "consume"  # be a member of a group: pull, commit, park, move what failed
     READ = "read"  # see messages without a group, parked ones and dead letters among them
     DESCRIBE = "describe"  # see what there is and how far it is, but no message
@@ -115,6 +115,16 @@ def _as_member(*, reads: bool = False) -> Needs:
     return needs
 
 
+def _by_member_or(*actions: Action) -> Needs:
+    """Broadcast consumers and trials read as members of their group, and need what members need; others the actions."""
+    of_others, of_member = _on(*actions), _as_member(reads=True)
+
+    def needs(command: Any) -> Need | None:
+        return of_member(command) if command.group else of_others(command)
+
+    return needs
+
+
 def _subject(command: Any) -> str:
     name: str = command.name if hasattr(command, "name") else command.subject
     return name
@@ -127,6 +137,12 @@ def _open_retry(command: commands.OpenRetry) -> Need:
 def _of_cluster(command: Any) -> Need:
     """What only meta and brokers say to each other."""
     return Need((Action.CLUSTER,))
+
+
+def _find_trial(command: commands.FindTrial) -> Need:
+    """To give it up is to steer; to look at it is not."""
+    actions = (Action.STEER,) if command.gives_up else (Action.STEER, Action.DESCRIBE)
+    return Need(actions, derived(command.subject).origin, command.group)
 
 
 _ANY = tuple(Action)
@@ -147,14 +163,14 @@ TABLE: dict[type[Command], Needs] = {
     commands.Move: _as_member(),  # where to is the node's business: nowhere but to the group's own derived subjects
     commands.OpenRetry: _open_retry,
     commands.OpenDeadLetters: _as_member(),
-    commands.Read: _on(Action.READ),
-    commands.ResolvePosition: _on(Action.READ, Action.DESCRIBE),
+    commands.Read: _by_member_or(Action.READ),
+    commands.ResolvePosition: _by_member_or(Action.READ, Action.DESCRIBE),
     commands.CreateSubject: _on(Action.CREATE),
     commands.GrowSubject: _on(Action.GROW),
     commands.FindSubject: _on(*_ANY),  # its route: whoever may do anything there needs it
-    commands.DescribeSubject: _on(Action.DESCRIBE, Action.READ, Action.CONSUME, Action.REDRIVE),
+    commands.DescribeSubject: _on(Action.DESCRIBE, Action.READ, Action.CONSUME, Action.REDRIVE, Action.PRODUCE),
     commands.ListSubjects: _nothing,  # the answer has only those that the principal may do something with
-    commands.ListGroups: _nothing,  # the same
+    commands.ListGroups: _nothing,  # the same, with those that it may describe
     commands.DescribeGroup: _for_group(*(OF_GROUPS | {Action.DESCRIBE, Action.READ})),
     commands.ResetGroup: _for_group(Action.RESET),
     commands.SteerKey: _for_group(Action.STEER),
@@ -166,7 +182,7 @@ TABLE: dict[type[Command], Needs] = {
     commands.Acknowledge: _as_member(),
     commands.SetOrder: _for_group(Action.STEER),
     commands.TryMessage: _for_group(Action.STEER),
-    commands.FindTrial: _for_group(Action.STEER, Action.DESCRIBE),
+    commands.FindTrial: _find_trial,
     commands.ReportTrial: _as_member(),
     commands.ListBrokerGroups: _nothing,  # whoever may do anything needs to know where
     commands.SetBrokerGroup: lambda _: Need((Action.OPERATE,)),

@@ -42,7 +42,8 @@ class Guard:
         self.audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, clock)
         self.members = Owners()
         self.producers = Owners()
-        self._known: dict[str, Known] = {}  # principals with a stream, or with a debt
+        self._not_reloaded: dict[str, str] = {}  # names of files, and why
+        self._known: dict[str, Known] = {}  # principals with a stream, or with something used
 
     def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> Visitor:
         """A new stream; `certificate` is the client's, as far as TLS has checked one."""
@@ -59,6 +60,11 @@ class Guard:
             raise AuthenticationFailed("the server asks for a token, and none was sent")
         return ANONYMOUS, None
 
+    def refused(self, address: str, command: str, why: str) -> None:
+        """Written into the audit log, if there is one, as a refusal of that address."""
+        if self.audit_log is not None:
+            self.audit_log.refused(address, address=address, command=command, why=why)
+
     def known(self, principal: str) -> Known:
         """What is known of it, from all of its streams."""
         found = self._known.get(principal)
@@ -68,17 +74,27 @@ class Guard:
         return found
 
     def forget(self, known: Known) -> None:
-        """Its last stream is gone. What it owes stays known: to come again is no way round a quota."""
-        self._known = {name: one for name, one in self._known.items() if one is not known or one.owes}
+        """Its last stream is gone. What it used stays used: to come again is no way round a quota."""
+        if known.is_forgettable:
+            self._known.pop(known.principal, None)
 
     def reload(self, *, always: bool = False) -> None:
-        """Read files again that have changed. One that cannot be read changes nothing, and is told."""
-        for name in self._watched.changed(always=always):
+        """Read files again that have changed. One that cannot be read changes nothing, is told, and is tried again at
+        every look: what was wrong may have been elsewhere, such as the mode of a folder.
+
+        Called every second: those who are gone are forgotten here, once what they used has come back."""
+        for known in list(self._known.values()):
+            self.forget(known)
+        changed = self._watched.changed(always=always)
+        for name in dict.fromkeys((*changed, *self._not_reloaded)):
             try:
                 self._reload(name)
             except InvalidInput as error:
-                _log.error("security.not_reloaded", what=name, error=str(error))
+                if name in changed or self._not_reloaded.get(name) != str(error):
+                    _log.error("security.not_reloaded", what=name, error=str(error))
+                self._not_reloaded[name] = str(error)
             else:
+                self._not_reloaded.pop(name, None)
                 _log.info("security.reloaded", what=name)
 
     def _reload(self, name: str) -> None:
@@ -90,8 +106,8 @@ class Guard:
             for known in self._known.values():
                 if known.principal != LOCAL:
                     known.follow(self._access)
-        elif name == "tls" and self._settings.tls is not None and self.tls is not None:
-            self._settings.tls.load(self.tls)
+        elif name == "tls" and self._settings.tls is not None:
+            self.tls = self._settings.tls.context()  # streams that are there keep the one they know
 
     def _note_tokens(self, former: Tokens) -> None:
         if self.audit_log is None:

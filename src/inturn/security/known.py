@@ -18,7 +18,7 @@ _of_group: Callable[[Any], Any] = attrgetter("subject", "group")
 # Commands that come again and again: by what their decision is remembered, without finding out what they need.
 _PLACES: dict[type[Command], Callable[[Any], Any]] = {
     commands.Append: attrgetter("subject"),
-    commands.Read: attrgetter("subject"),
+    commands.Read: _of_group,
     commands.Pull: _of_group,
     commands.Commit: _of_group,
     commands.Renew: _of_group,
@@ -56,8 +56,9 @@ class Known:
         return self._rules is None
 
     @property
-    def owes(self) -> bool:
-        return self.metered is not None and self.metered.wait_s() > 0
+    def is_forgettable(self) -> bool:
+        """It has no streams, and would begin anew with what it has."""
+        return not self.stream_count and (self.metered is None or self.metered.is_full)
 
     def may_send(self, command: Command) -> bool:
         if self._rules is None:

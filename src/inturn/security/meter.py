@@ -41,6 +41,12 @@ class Meter:
         self._fill()
         return max(0.0, -self._left / self._per_s)
 
+    @property
+    def is_full(self) -> bool:
+        """Nothing is used, or all of it has come back."""
+        self._fill()
+        return self._left >= self._burst
+
     def _fill(self) -> None:
         now_s = self._now_s()
         self._left = min(self._burst, self._left + (now_s - self._at_s) * self._per_s)
@@ -50,20 +56,37 @@ class Meter:
 class Metered:
     """The commands and bytes of one principal, on all of its streams together."""
 
-    __slots__ = ("_bytes", "_commands")
+    __slots__ = ("_bytes", "_commands", "_received", "bytes_per_s")
 
     def __init__(self, commands_per_s: float | None, bytes_per_s: float | None, now_s: Callable[[], float]) -> None:
+        self.bytes_per_s = bytes_per_s
         self._commands = None if commands_per_s is None else Meter(commands_per_s, now_s)
         self._bytes = None if bytes_per_s is None else Meter(bytes_per_s, now_s)
+        self._received = None if bytes_per_s is None else Meter(bytes_per_s, now_s)  # of `_bytes`, what came
 
     def take_command(self) -> None:
         if self._commands is not None:
             self._commands.take(1)
 
-    def take_bytes(self, size_bytes: int) -> None:
+    def take_received(self, size_bytes: int) -> None:
+        if self._bytes is not None and self._received is not None:
+            self._bytes.take(size_bytes)
+            self._received.take(size_bytes)
+
+    def take_answer(self, size_bytes: int) -> None:
         if self._bytes is not None:
             self._bytes.take(size_bytes)
 
+    @property
+    def is_full(self) -> bool:
+        return all(one is None or one.is_full for one in (self._commands, self._bytes))
+
     def wait_s(self) -> float:
-        commands_s = 0.0 if self._commands is None else self._commands.wait_s()
-        return max(commands_s, 0.0 if self._bytes is None else self._bytes.wait_s())
+        return max(_wait_s(self._commands), _wait_s(self._bytes))
+
+    def deaf_s(self) -> float:
+        return max(_wait_s(self._commands), _wait_s(self._received))
+
+
+def _wait_s(meter: Meter | None) -> float:
+    return 0.0 if meter is None else meter.wait_s()

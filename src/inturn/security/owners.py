@@ -36,6 +36,12 @@ class Owners:
             self._take(name, principal)
         return None
 
+    def give(self, principal: str, name: Hashable) -> None:
+        """The name is this principal's from now on, whosever it was."""
+        if self._owners.get(name) != principal:
+            self.forget(name)
+            self._take(name, principal)
+
     def forget(self, name: Hashable) -> None:
         """It is nobody's."""
         owner = self._owners.pop(name, None)

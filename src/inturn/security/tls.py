@@ -51,10 +51,17 @@ class ServerTlsSettings:
     client_ca_file: str | None = None
 
     def context(self) -> ssl.SSLContext:
+        """Reads the files. InvalidInput if they are not what they should be.
+
+        Always a new one: loading into one that is in use would leave it without a key if the two do not fit.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
-        self.load(context)
+        try:
+            context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise _unusable(error, self.cert_file, self.key_file) from error
         if self.client_ca_file is not None:
             try:
                 context.load_verify_locations(self.client_ca_file)
@@ -63,16 +70,10 @@ class ServerTlsSettings:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def load(self, context: ssl.SSLContext) -> None:
-        """The certificate as it is in its files now; streams that are there keep the one they know."""
-        try:
-            context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
-        except (OSError, ValueError) as error:
-            raise _unusable(error, self.cert_file, self.key_file) from error
-
     @property
-    def files(self) -> tuple[str, str]:
-        return self.cert_file, self.key_file
+    def files(self) -> tuple[str, ...]:
+        named = self.cert_file, self.key_file, self.client_ca_file
+        return tuple(one for one in named if one is not None)
 
 
 def _no_password() -> str:

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -127,7 +128,7 @@ class TokenFile:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[_Content]:
         """What the body leaves of the content is stored, unless it raises."""
-        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = _opened_lock(f"{self.path}.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             content = self._content() if self.path.exists() else _Content(_FORMAT, [])
@@ -150,12 +151,47 @@ def _hash(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
+def _opened_lock(path: str) -> int:
+    """Never through a link: whoever owns the folder could have root give away a file that is elsewhere."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        number = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return os.open(path, flags)
+    _give_to_owner_of(Path(path).parent, number)
+    return number
+
+
+def _give_to_owner_of(folder: Path, number: int) -> None:
+    """A new file: root makes tokens, and the server that reads them is the user whose folder it is."""
+    owner = folder.stat()
+    with contextlib.suppress(PermissionError):  # in a folder of somebody else it is ours
+        os.fchown(number, owner.st_uid, owner.st_gid)
+
+
+def _give_as(former: Path, number: int) -> None:
+    """The owner and the mode of the file whose place it takes: else its server could not read what was revoked."""
+    found = former.stat()
+    try:
+        os.fchown(number, found.st_uid, found.st_gid)
+    except PermissionError:
+        raise InvalidInput(
+            f"token file {str(former)!r} belongs to user {found.st_uid} and group {found.st_gid}, who could not read "
+            "it any more if you changed it; run this as that user, or as root"
+        ) from None
+    os.fchmod(number, stat.S_IMODE(found.st_mode))
+
+
 def _replace(path: Path, data: bytes) -> None:
-    """Whole or not at all, and for its owner only."""
+    """Whole or not at all. It stays readable for those who could read it; a new one is for its owner only."""
     number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # with mode 0600
     try:
         with os.fdopen(number, "wb") as file:
             file.write(data)
+            if path.exists():
+                _give_as(path, file.fileno())
+            else:
+                _give_to_owner_of(path.parent, file.fileno())
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)

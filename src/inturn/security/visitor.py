@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inturn.model.commands import (
@@ -10,6 +11,7 @@ from inturn.model.commands import (
     Append,
     Claim,
     Command,
+    DescribeGroup,
     GroupList,
     Hello,
     Leave,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from inturn.security.tokens import TokenRecord
 
 _ASK_FOR_RULE = "ask for a rule in the server's access file"
-_NAMELESS = (LOCAL, ANONYMOUS)  # of whom nobody knows whether they are one or many: names are not theirs
 
 _SPECIAL = frozenset((ListSubjects, ListGroups, OpenProducer, Leave))
 
@@ -102,7 +103,7 @@ class Visitor:
         if isinstance(command, ListSubjects | ListGroups):
             return Filtered(reply, self._listed)
         if isinstance(command, OpenProducer):
-            return Filtered(reply, self._opened)
+            return Filtered(reply, partial(self._opened, command.name))
         assert isinstance(command, Leave)
         self._guard.members.forget(_place(command, command.member))
         return reply
@@ -112,16 +113,20 @@ class Visitor:
         if not known.may_send(command):
             need = needed(command)
             return AccessDenied(principal, type(command).__name__ if need is None else _what(need), _ASK_FOR_RULE)
-        if principal in _NAMELESS:
+        if principal == ANONYMOUS:  # one or many, nobody knows: names are not theirs
             return None
+        refusal = self._ownership_refusal(command, principal)
+        return None if principal == LOCAL else refusal  # the folder's user may do everything
+
+    # Names belong to whoever used them first
+
+    def _ownership_refusal(self, command: Command, principal: str) -> AccessDenied | None:
         kind = type(command)
         if kind is Append:
-            return self._producer_refusal(command.batch.producer_id, principal)  # type: ignore[attr-defined]
+            return self._producer_refusal(command, principal)  # type: ignore[arg-type]
         if kind is OpenProducer:
             return self._name_refusal(command.name, principal)  # type: ignore[attr-defined]
         return self._member_refusal(command, principal) if kind in AS_MEMBER else None
-
-    # Names belong to whoever used them first
 
     def _member_refusal(self, command: Command, principal: str) -> AccessDenied | None:
         members, place = self._guard.members, _place(command, command.member)  # type: ignore[attr-defined]
@@ -136,32 +141,40 @@ class Visitor:
             return None
         return _not_yours(principal, f"open producer {name!r}")
 
-    def _producer_refusal(self, producer_id: int, principal: str) -> AccessDenied | None:
-        producers = self._guard.producers
-        if not producer_id or producers.owner(producer_id) == principal:  # most of the time
+    def _producer_refusal(self, command: Append, principal: str) -> AccessDenied | None:
+        """An id that nobody opened since the server was started belongs to its first user, on that subject: what is
+        sent elsewhere can neither take it away nor be taken for its producer's."""
+        producer_id, producers = command.batch.producer_id, self._guard.producers
+        owner = producers.owner(producer_id)
+        if not producer_id or owner == principal:  # most of the time
             return None
-        if producers.take(principal, producer_id) is None:
+        if owner is None and producers.take(principal, (producer_id, command.subject)) is None:
             return None
         return _not_yours(principal, f"send as producer {producer_id}")
 
     # What is changed on its way back
 
-    def _opened(self, answer: Answer) -> Answer:
-        """Whoever opened a producer is its owner from the start."""
-        known = self._known
-        if isinstance(answer, ProducerOpened) and known is not None and known.principal not in _NAMELESS:
-            self._guard.producers.take(known.principal, answer.producer_id)
+    def _opened(self, name: str | None, answer: Answer) -> Answer:
+        """Whoever opened a producer is its owner, whoever used the id before it was given out. But what was opened
+        through the folder under another's name stays that one's."""
+        known, producers = self._known, self._guard.producers
+        if not isinstance(answer, ProducerOpened) or known is None or known.principal == ANONYMOUS:
+            return answer
+        if name is None or producers.owner(name) == known.principal:
+            producers.give(known.principal, answer.producer_id)
         return answer
 
     def _listed(self, answer: Answer) -> Answer:
-        """Only what the principal may do something with."""
+        """Only subjects that the principal may do something with, and groups that it may describe."""
         known = self._known
         if known is None or known.may_everything:
             return answer
         if isinstance(answer, SubjectList):
             return SubjectList(tuple(one for one in answer.subjects if known.may(_anything(one.name))))
         if isinstance(answer, GroupList):
-            return GroupList(tuple(one for one in answer.groups if known.may(_anything(one.subject, one.group))))
+            return GroupList(
+                tuple(one for one in answer.groups if known.may_send(DescribeGroup(one.subject, one.group)))
+            )
         return answer
 
     def _refused(self, source: str, principal: str | None, command: str, why: str, **fields: object) -> None:
@@ -187,5 +200,5 @@ def _what(need: Need) -> str:
     return f"{actions}{subject}{group}"
 
 
-def _anything(subject: str, group: str | None = None) -> Need:
-    return Need(tuple(Action), derived(subject).origin, group)
+def _anything(subject: str) -> Need:
+    return Need(tuple(Action), derived(subject).origin)

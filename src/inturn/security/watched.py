@@ -26,9 +26,9 @@ class WatchedFiles:
 
 
 def _mark(path: str) -> tuple[int, ...] | None:
-    """Another file or another content has another one; None if it is not there."""
+    """Another file, another content or another owner has another one; None if it is not there."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TypeAlias
 
-from inturn.consumer.consumer import check_handler
+from inturn.consumer.fitting import check_handler
 from inturn.consumer.outcome import text_of
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InvalidInput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 
 from inturn.model.commands import NamedProducer
 from inturn.model.names import check_name
@@ -28,6 +28,7 @@ _SELECT_OPENED = select(producers.c.id, producers.c.epoch).where(
     producers.c.name == bindparam("of_name"), producers.c.nonce == bindparam("by_nonce")
 )
 _FORGET_UNNAMED = delete(producers).where(producers.c.name.is_(None), producers.c.id < bindparam("newest_id"))
+_SELECT_NEWEST = select(func.coalesce(func.max(producers.c.id), 0))
 _SELECT_EPOCH = select(producers.c.epoch).where(producers.c.id == bindparam("of_id"))
 _LEARN = insert(producers).values(id=bindparam("of_id"), name=bindparam("of_name"), epoch=bindparam("to_epoch"))
 _RAISE = update(producers).where(producers.c.id == bindparam("of_id")).values(epoch=bindparam("to_epoch"))
@@ -85,3 +86,9 @@ class Producers:
         """The current epoch of every named producer, by id."""
         with self._database.transaction() as connection:
             return {row.id: row.epoch for row in connection.execute(_SELECT_NAMED)}
+
+    def newest_id(self) -> int:
+        """The highest that was given out, 0 if none was: ids count up, and the row of the newest is kept."""
+        with self._database.transaction() as connection:
+            newest: int = connection.execute(_SELECT_NEWEST).scalar_one()
+            return newest

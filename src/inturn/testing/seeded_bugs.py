@@ -39,6 +39,8 @@ from inturn.broker.broker import Broker
 from inturn.broker.claims import ClaimTable
 from inturn.broker.gates import Gates
 from inturn.broker.leases import Lease, LeaseKey, LeaseTable
+from inturn.broker.producer_ids import ProducerIds
+from inturn.consumer import claiming
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.handling import Handling
 from inturn.consumer.held import HeldPartition, Stage
@@ -68,12 +70,10 @@ from inturn.model.commands import (
     LotChange,
     Move,
     Progress,
-    Reply,
 )
 from inturn.model.errors import DiskFull, InturnError, StaleEpoch
 from inturn.model.message import Message
 from inturn.model.settings import AssignmentStrategy, ConsumerSettings, LotState, OnExhausted
-from inturn.model.subject import Subject
 from inturn.model.tracker import ClaimTracker, CommitTracker
 from inturn.node import InProcessNode
 from inturn.producer.core import ProducerCore
@@ -214,7 +214,6 @@ def _add_edit(name: str, description: str, owner: Any, attribute: str, old: str,
 _lease_acquire = LeaseTable.acquire
 _lease_load = LeaseTable.load
 _lease_init = LeaseTable.__init__
-_broker_append = Broker.append
 
 
 @_instead_of(LeaseTable, "check")
@@ -281,11 +280,9 @@ def lease_ends_by_the_wall_clock(
     _lease_init(self, rows, _WallClock(clock), *arguments, **options)
 
 
-@_instead_of(Broker, "append")
-def fenced_producer_is_accepted(self: Broker, subject: Subject, command: Append, reply: Reply) -> None:
+@_instead_of(ProducerIds, "check")
+def fenced_producer_is_accepted(self: ProducerIds, batch: Batch) -> None:
     """The broker does not know that a newer producer of the same name has opened."""
-    self._producer_epochs.pop(command.batch.producer_id, None)
-    _broker_append(self, subject, command, reply)
 
 
 # State: what must survive
@@ -811,9 +808,11 @@ def failed_batch_goes_to_the_end(
 
 
 @_instead_of(PartitionQueue, "poll")
-def new_batches_overtake_a_failed_one(self: PartitionQueue, now_s: float) -> list[tuple[Flight, Append]]:
+def new_batches_overtake_a_failed_one(
+    self: PartitionQueue, now_s: float, gathers: bool = False
+) -> list[tuple[Flight, Append]]:
     """While a failed batch waits to be sent again, new ones are sent, and say that the gap is meant."""
-    commands = _queue_poll(self, now_s)
+    commands = _queue_poll(self, now_s, gathers)
     if self._phase is inturn.producer.queue._Phase.SETTLING and self.error is None and not commands:
         flight = self._next_flight() if len(self._sent) < self._settings.in_flight else None
         if flight is not None:
@@ -1190,8 +1189,8 @@ _add_edit(
     "A skip drops the first message of the key, even if it is not the one that somebody looked at.",
     Handling,
     "_act_skip",
-    "(message := lane.messages[lane.at]).offset == offset:",
-    "(message := lane.messages[lane.at]):",
+    " and (message.partition, message.offset) == (origin, offset):",
+    ":",
 )
 
 
@@ -1427,13 +1426,12 @@ _add_edit(
     "ask in (None, claim.ask)",
     "True",
 )
-_add_edit(
+_add(
     "slots_are_not_chosen",
-    "A claimant is given the messages of all slots.",
-    Broker,
-    "_read",
-    "if not slots.is_all:",
-    "if False:",
+    "broker",
+    "A claimant is given the messages of all slots, and takes them.",
+    Patch(Broker, "_read", _edited(Broker._read, "if not slots.is_all:", "if False:")),
+    Patch(claiming, "_cut", lambda answer, _: answer),
 )
 _add_edit(
     "parked_keys_are_not_told_to_claimants",

@@ -163,16 +163,18 @@ class Track:
             offsets = self.log.offsets
             if by_key:
                 offsets = self.log.by_key.get(key, []) if isinstance(key, bytes) else []
-            if self.unwanted:
-                offsets = [offset for offset in offsets if offset not in self.unwanted]
+            offsets = self._wanted(offsets)
             lane = self.lanes[key] = Lane(offsets, bisect_left(offsets, self.floor))
         return lane
+
+    def _wanted(self, offsets: list[int]) -> list[int]:
+        return [offset for offset in offsets if offset not in self.unwanted] if self.unwanted else offsets
 
     def unfinished(self, key: bytes) -> list[int]:
         """The offsets of a key that are neither finished nor parked. Told once."""
         lane = self.elders.get(key)
         if lane is None:
-            offsets = self.log.by_key.get(key, [])
+            offsets = self._wanted(self.log.by_key.get(key, []))
             lane = self.elders[key] = Lane(offsets, bisect_left(offsets, self.floor))
         found = []
         position, offsets = lane.position, lane.offsets

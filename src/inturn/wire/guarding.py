@@ -14,11 +14,15 @@ class Guard(Protocol):
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """For addresses that are reached over a network."""
+        """For addresses that are reached over a network; another one when certificates have changed."""
         ...
 
     def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> Pass:
         """What a new client may do. `is_local`: it came through a socket that only the folder's user can open."""
+        ...
+
+    def refused(self, address: str, command: str, why: str) -> None:
+        """A client was not let in before it could be a visitor."""
         ...
 
     def reload(self, *, always: bool = False) -> None:
@@ -27,13 +31,26 @@ class Guard(Protocol):
 
 
 class Metered(Protocol):
-    """What a principal may do per second. While it has to wait nothing more of it is looked at."""
+    """What a principal may do per second. What it used beyond that makes it wait."""
 
     def take_command(self) -> None: ...
 
-    def take_bytes(self, size_bytes: int) -> None: ...
+    def take_received(self, size_bytes: int) -> None: ...
 
-    def wait_s(self) -> float: ...
+    def take_answer(self, size_bytes: int) -> None: ...
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None: as many as it likes."""
+        ...
+
+    def wait_s(self) -> float:
+        """Until it is within its rate: so long nothing is done for it that could bring it further beyond."""
+        ...
+
+    def deaf_s(self) -> float:
+        """Of that, how long nothing more of it is looked at: it has sent too much itself. Never more than `wait_s`."""
+        ...
 
 
 class Pass(Protocol):

@@ -150,6 +150,8 @@ class Peer(asyncio.Protocol):
     def flush(self) -> None:
         self._is_flushing = False
         out = self._out
+        if self._transport.is_closing():
+            out.clear()  # nobody is there to take it, and others wait behind it
         if not out:
             return
         if len(out) == 1:
@@ -187,12 +189,12 @@ class Peer(asyncio.Protocol):
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
-        if not self._is_reading:
+        if not self._is_reading or self.session.has_waiting:
             self._resume_later()
 
     def _resume_later(self) -> None:
         """If it is its quota that the client waits for, nothing else will tell that it is over."""
-        wait_s = self.session.quota_wait_s
+        wait_s = self.session.deaf_s or self.session.quota_wait_s
         if wait_s > 0 and not self._is_resuming and not self._transport.is_closing():
             self._is_resuming = True
             asyncio.get_running_loop().call_later(min(wait_s, KEEP_ALIVE_S), self._resume)
@@ -201,11 +203,11 @@ class Peer(asyncio.Protocol):
         self._is_resuming = False
         if self._transport.is_closing() or self.session.is_closed:
             return
-        self._heard_at_s = self._server.clock.monotonic()  # it could not be heard
+        if not self._is_reading:
+            self._heard_at_s = self._server.clock.monotonic()  # it could not be heard
         if self.session.quota_wait_s > 0:
             self.session.keep_alive()
-        else:
-            self.session.go_on()
+        self.session.go_on()
         self._look()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -183,19 +182,19 @@ class Server:
             self._servers.append(unix_server)
             return address
         if self.guard is not None and self.guard.tls is not None:
-            return await self._listen_tls(address, self.guard.tls)
+            return await self._listen_tls(address, self.guard)
         server = await self._loop.create_server(lambda: Peer(self), address.host, address.port)
         self._servers.append(server)
         return Address(address.host, server.sockets[0].getsockname()[1])
 
-    async def _listen_tls(self, address: Address, tls: ssl.SSLContext) -> Address:
+    async def _listen_tls(self, address: Address, guard: Guard) -> Address:
         found = await self._loop.getaddrinfo(
             address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, _, _, _, where in dict.fromkeys(found):
             listening = socket.create_server(cast(tuple[str, int], where[:2]), family=family, backlog=BACKLOG)
             listening.setblocking(False)
-            self._tls_doors.append(TlsDoor(self, listening, tls))
+            self._tls_doors.append(TlsDoor(self, guard, listening))
         return Address(address.host, self._tls_doors[0].listening.getsockname()[1], is_tls=True)
 
     async def _close(self) -> None:

@@ -17,11 +17,15 @@ import msgspec
 
 from inturn.model.batch import DECOMPRESSED_BYTES_MAX, NO_COMPRESSION, ZSTD, Batch, payload_checksum
 from inturn.model.commands import (
+    Acknowledge,
     Answer,
     Append,
     Command,
     Commit,
+    DescribeKey,
     Done,
+    Fetch,
+    Heartbeat,
     Hello,
     Move,
     Node,
@@ -44,16 +48,17 @@ from inturn.model.errors import (
 )
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings, Role
+from inturn.model.slot import SLOT_COUNT
 from inturn.model.zstd_frame import HEADER_BYTES_MAX, content_bytes
 from inturn.wire.codec import VERSIONS, pack, unpack
 from inturn.wire.frames import NUMBER_MAX, Frame, FrameReader
 from inturn.wire.guarding import Pass
+from inturn.wire.name_limits import check_names
 
 _log = get_logger("inturn.wire")
 MIB = 1 << 20
 HELLO_BYTES_MAX = 1024
 UNWRITTEN_BYTES_MAX = 4 * MIB
-MEMBER_LENGTH_MAX = 1000
 _U32_MAX, _I64_MAX = 2**32 - 1, 2**63 - 1
 
 
@@ -62,7 +67,7 @@ class ServerSettings:
     """What clients may ask of a server."""
 
     frame_bytes: int = 64 * MIB  # of one frame
-    pull_bytes: int = 16 * MIB  # of one answer to a pull; a single batch may be larger
+    pull_bytes: int = 16 * MIB  # of what one answer brings of messages; a single batch may be larger
     unanswered_bytes: int = 128 * MIB  # of commands of one client
     unanswered_count: int = 65_536
     connections: int = 4096
@@ -70,7 +75,7 @@ class ServerSettings:
     silence_s: float = 60.0  # a client that says nothing for so long is hung up on
     # Before a client has said who it is:
     greeting_s: float = 10.0  # how long it may take, TLS included
-    ungreeted: int = 256  # how many there may be; then the oldest of them is hung up on
+    ungreeted: int = 256  # how many there may be; then the oldest of the host with the most is hung up on
 
 
 class ServedNode(Node, Protocol):
@@ -132,6 +137,7 @@ class Session:
         self._next_number = 0  # the lowest number that was not seen yet
         self._is_paused = False
         self._inbox: deque[Frame] = deque()
+        self._aside: deque[tuple[Command, SessionReply]] = deque()  # in their order; they count as unanswered
         self._answered: deque[int] = deque()  # sizes; any thread may add to it without a lock
         self._unanswered_bytes = 0
         self._unanswered_count = 0
@@ -140,21 +146,25 @@ class Session:
 
     @property
     def is_full(self) -> bool:
-        given = self._given
-        while given:
-            self._unwritten_bytes += given.popleft()
         answered = self._answered
         while answered:
             self._unanswered_bytes -= answered.popleft()
             self._unanswered_count -= 1
         return (
-            self._is_paused
-            # One read can bring thousands of commands, each with a large answer: not even those are done all at once.
-            or self._unwritten_bytes > UNWRITTEN_BYTES_MAX
+            self._is_backed_up
             or self._unanswered_bytes > self._settings.unanswered_bytes
             or self._unanswered_count > self._settings.unanswered_count
-            or (self._pass is not None and self.quota_wait_s > 0)
+            or (self._pass is not None and self.deaf_s > 0)
         )
+
+    @property
+    def _is_backed_up(self) -> bool:
+        """Answers are not taken."""
+        given = self._given
+        while given:
+            self._unwritten_bytes += given.popleft()
+        # One read can bring thousands of commands, each with a large answer: not even those are done all at once.
+        return self._is_paused or self._unwritten_bytes > UNWRITTEN_BYTES_MAX
 
     @property
     def unanswered_count(self) -> int:
@@ -168,9 +178,24 @@ class Session:
 
     @property
     def quota_wait_s(self) -> float:
-        """How long nothing more is looked at since the client has used up what it may have per second."""
+        """How long commands wait, but for those that keep what the client has, since its quota is used up."""
         metered = None if self._pass is None else self._pass.metered
         return 0.0 if metered is None else metered.wait_s()
+
+    @property
+    def deaf_s(self) -> float:
+        """How long nothing more is looked at, since the client itself has sent more than it may per second."""
+        metered = None if self._pass is None else self._pass.metered
+        return 0.0 if metered is None else metered.deaf_s()
+
+    @property
+    def _answer_bytes_max(self) -> int:
+        """Of one answer. All that are on their way share what the client may have in a second."""
+        metered = None if self._pass is None else self._pass.metered
+        if metered is None or metered.bytes_per_s is None:
+            return self._settings.pull_bytes
+        share = int(metered.bytes_per_s / max(1, self.unanswered_count))
+        return max(1, min(self._settings.pull_bytes, share))
 
     @property
     def is_valid(self) -> bool:
@@ -178,13 +203,14 @@ class Session:
 
     @property
     def has_waiting(self) -> bool:
-        """Something has come that was not looked at, for want of room."""
-        return bool(self._inbox)
+        """Something has come that was not looked at, for want of room, or that waits for the quota."""
+        return bool(self._inbox or self._aside)
 
     def received(self, data: bytes) -> None:
         if self.is_closed:
             return
-        self._count_bytes(len(data))
+        if self._pass is not None and self._pass.metered is not None:
+            self._pass.metered.take_received(len(data))
         try:
             frames = self._reader.feed(data)
             if frames and not self.is_greeted:
@@ -197,6 +223,9 @@ class Session:
 
     def go_on(self) -> None:
         """Look at what has come, as far as there is room for it."""
+        # What is aside is unanswered: it must not wait for room that only it can make.
+        while self._aside and not self._is_backed_up and not self.is_closed and not self.quota_wait_s:
+            self._submit(*self._aside.popleft())
         while self._inbox and not self.is_full and not self.is_closed:
             self._handle(self._inbox.popleft())
 
@@ -208,23 +237,20 @@ class Session:
     def written(self, size_bytes: int) -> None:
         """So much of what was sent is with the socket now, which tells by `pause` when it has too much."""
         self._unwritten_bytes -= size_bytes
-        self._count_bytes(size_bytes)
+        metered = None if self._pass is None else self._pass.metered
+        if metered is not None:
+            metered.take_answer(size_bytes)
 
     def keep_alive(self) -> None:
         """Tell a client that has to wait that somebody is there: else it would give the stream up, and come again."""
         if self.is_greeted and not self.is_closed:
             self._give(pack(0, Done()))  # no command has this number, so it answers none
 
-    def _count_bytes(self, size_bytes: int) -> None:
-        if self._pass is not None:
-            metered = self._pass.metered
-            if metered is not None:
-                metered.take_bytes(size_bytes)
-
     def lost(self) -> None:
         """The stream is gone."""
         self.is_closed = True
         self._inbox.clear()
+        self._aside.clear()
         if self._pass is not None:
             self._pass.gone()
         self._node.hung_up(self)
@@ -285,6 +311,8 @@ class Session:
         self._hang_up()
 
     def _handle(self, frame: Frame) -> None:
+        if self._pass is not None and self._pass.metered is not None:
+            self._pass.metered.take_command()  # whatever becomes of it
         if (frame.number - self._next_number) % (NUMBER_MAX + 1) > NUMBER_MAX // 2:
             return  # numbers count up, round and round: this is a second copy of what was done already
         self._next_number = (frame.number + 1) % (NUMBER_MAX + 1)
@@ -302,7 +330,17 @@ class Session:
             return
         if type(command) is Ping:
             reply(Done())
-            return
+        elif self._pass is not None and self._waits(command):
+            self._aside.append((command, reply))
+        else:
+            self._submit(command, reply)
+
+    def _waits(self, command: Command) -> bool:
+        """Answers can take a client far beyond its quota, all at once. Whatever could bring more waits until that is
+        paid, in its order. What keeps leases and commits work does not: else they were lost, and all was done again."""
+        return type(command) not in _KEEPING and (bool(self._aside) or self.quota_wait_s > 0)
+
+    def _submit(self, command: Command, reply: SessionReply) -> None:
         try:
             if self._pass is None:
                 self._node.submit_remote(command, reply)
@@ -313,31 +351,29 @@ class Session:
             reply(InturnError(f"{type(command).__name__} failed: {error!r}"))
 
     def _submit_if_admitted(self, visitor: Pass, command: Command, reply: SessionReply) -> None:
-        if visitor.metered is not None:
-            visitor.metered.take_command()
         admitted = visitor.admitted(command, reply)
         if admitted is not None:
             self._node.submit_remote(command, admitted)
 
     def _checked(self, command: object) -> Command:
         """What our own clients take care of, nobody else has to."""
+        check_names(command)
         if type(command) in _UNCHECKED:  # which is quicker than to ask for everything else
             return command  # type: ignore[return-value]
         if not isinstance(command, Command) or isinstance(command, Hello):
             raise ProtocolError(f"{type(command).__name__} is no command")
-        member = getattr(command, "member", "")
-        if len(member) > MEMBER_LENGTH_MAX:
-            raise InvalidInput(f"a member name of {len(member)} characters; the limit is {MEMBER_LENGTH_MAX}")
         wait_s = getattr(command, "wait_s", 0.0)
         if not 0 <= wait_s < math.inf:
             raise InvalidInput(f"wait_s={wait_s!r}: give a number of seconds, 0 or more")
-        if isinstance(command, Pull | Read | ReadLot) and command.max_bytes > self._settings.pull_bytes:
-            return msgspec.structs.replace(command, max_bytes=self._settings.pull_bytes)
+        if isinstance(command, _SIZED) and command.max_bytes > (bytes_max := self._answer_bytes_max):
+            return msgspec.structs.replace(command, max_bytes=bytes_max)
         if isinstance(command, Append | Move):
             _check_batch(command.batch)
         return command
 
 
+_SIZED = Pull | Read | ReadLot | Fetch | DescribeKey
+_KEEPING = frozenset((Heartbeat, Renew, Commit, Acknowledge))
 _UNCHECKED = frozenset((Ping, Commit, Renew, Release))
 
 
@@ -353,6 +389,9 @@ def _check_batch(batch: Batch) -> None:
     )
     if not fits or not _has_count(batch) or payload_checksum(batch.payload) != batch.checksum:
         raise InvalidInput("the batch is damaged: its numbers are absurd, or do not fit its payload")
+    # The upper bytes of the slots tell, which is quicker than to look at the slots themselves.
+    if max(batch.payload[1 : 2 * batch.count : 2]) >= SLOT_COUNT >> 8:
+        raise InvalidInput(f"a slot of the batch is none: slots are 0 to {SLOT_COUNT - 1}; nothing was stored")
 
 
 def _has_count(batch: Batch) -> bool:

@@ -15,6 +15,7 @@ from inturn.model.logs import get_logger
 from inturn.wire.peer import Peer
 
 if TYPE_CHECKING:
+    from inturn.wire.guarding import Guard
     from inturn.wire.server import Server
 
 _log = get_logger("inturn.wire")
@@ -25,9 +26,9 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class TlsDoor:
     """Takes connections itself, so that they count and have their time before TLS has heard a word of them."""
 
-    def __init__(self, server: Server, listening: socket.socket, tls: ssl.SSLContext) -> None:
+    def __init__(self, server: Server, guard: Guard, listening: socket.socket) -> None:
         self._server = server
-        self._tls = tls
+        self._guard = guard
         self.listening = listening
         listening.setblocking(False)
         self._handshakes: set[_Handshake] = set()
@@ -61,8 +62,8 @@ class TlsDoor:
                 loop.remove_reader(self.listening)
                 self._again = loop.call_later(ACCEPT_AGAIN_S, self._listen)
             return
-        handshake = _Handshake(self._server, accepted, str(address[0]))
-        if handshake.begin(self._tls):
+        handshake = _Handshake(self._server, self._guard, accepted, str(address[0]))
+        if handshake.begin():
             self._handshakes.add(handshake)
             handshake.task.add_done_callback(partial(self._over, handshake))
 
@@ -77,14 +78,17 @@ class _Handshake:
 
     task: asyncio.Task[None]
 
-    def __init__(self, server: Server, accepted: socket.socket, host: str) -> None:
+    def __init__(self, server: Server, guard: Guard, accepted: socket.socket, host: str) -> None:
         self._server = server
+        self._guard = guard
         self.socket = accepted
         self._peer = Peer(server)
         self._host = host
 
-    def begin(self, tls: ssl.SSLContext) -> bool:
+    def begin(self) -> bool:
         """False if there is no room."""
+        tls = self._guard.tls
+        assert tls is not None, "or there would be no such door"
         if self._server.is_closed or not self._peer.enter(self._host, self):
             self.socket.close()
             return False
@@ -101,6 +105,9 @@ class _Handshake:
             )
         except OSError as error:  # whatever TLS does not like, or it took too long
             _log.info("wire.tls_failed", address=self._host, error=str(error))
+            refusal = _refusal(error)
+            if refusal is not None:
+                self._guard.refused(self._host, "TLS", refusal)
             self.end()
 
     def end(self) -> None:
@@ -109,3 +116,12 @@ class _Handshake:
 
     def abort(self) -> None:
         self.task.cancel()
+
+
+def _refusal(error: OSError) -> str | None:
+    """Why a client was not let in; None if it was not the server that said no, or nobody knows who it was to be."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "no certificate was shown"
+    return None

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from inturn.spark.audit import AuditVerdict
     from inturn.spark.drain import DrainProgress, DrainReport
+    from inturn.spark.verdict import AuditVerdict
 
 SERVER = "server"
 LOOK_S = 0.1

@@ -1,0 +1,51 @@
+"""The server's end of a socket that is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import cast
+
+from inturn.model.clock import SystemClock
+from inturn.wire.peer import Peer
+from inturn.wire.server import Server
+
+
+class ClosedTransport(asyncio.Transport):
+    """As the event loop's own, once its socket is gone."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: object) -> None:
+        raise RuntimeError("the handler is closed")
+
+
+class OneServer:
+    """What a peer needs of a server, and its way to flush."""
+
+    clock = SystemClock()
+    _is_woken = True
+
+    def __init__(self) -> None:
+        self._dirty: deque[Peer] = deque()
+
+    flush = Server._flush
+
+
+class Flushed(Peer):
+    is_flushed = False
+
+    def flush(self) -> None:
+        self.is_flushed = True
+
+
+def test_an_answer_to_somebody_who_is_gone_does_not_hold_up_those_to_others() -> None:
+    server = OneServer()
+    gone, other = Peer(cast(Server, server)), Flushed(cast(Server, server))
+    gone._transport = ClosedTransport()
+    gone._out.append(b"too late")
+    server._dirty.extend((gone, other))
+    server.flush()  # type: ignore[misc]
+    assert other.is_flushed
+    assert not gone._out, "nobody will take it"
