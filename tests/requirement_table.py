@@ -22,16 +22,17 @@ ID = re.compile(r"\b[PMBCS]\d{1,2}\b")
 # Then comes the end, or what is said about it.
 AT_THE_BEGINNING = re.compile(r"[PMBCS]\d{1,2}(?:, [PMBCS]\d{1,2})*(?=[.:,]|\Z)")
 
-EVERY_BED = ("embedded", "served", "shared")  # see tests/contract/bed.py
+EVERY_BED = ("embedded", "served", "shared", "grouped")  # see tests/contract/bed.py
 BEDS = (*EVERY_BED, "secured")
 INTRODUCTION = """# Requirements, and the tests that prove them
 
 Written by `make docs` from [requirements.toml](requirements.toml) and the tests; change it there. A test names what it
 proves at the beginning of its docstring: `C9, C10: …`. Without, what its module's docstring begins with counts.
 
-The contract suite runs in process (embedded), through a server (served), and through a folder that another process
-has open (shared); some of it through a server with TLS, tokens and rules, too (secured). Tests that run by themselves
-are of a part, or have processes of their own. What is promised, fault by fault: [guarantees.md](guarantees.md)."""
+The contract suite runs in process (embedded), through a server (served), through a folder that another process has
+open (shared), and through a cluster of a meta server and two brokers (grouped); some of it through a server with TLS,
+tokens and rules, too (secured). Tests that run by themselves are of a part, or have processes of their own. What is
+promised, fault by fault: [guarantees.md](guarantees.md)."""
 
 
 @dataclass(frozen=True, slots=True)

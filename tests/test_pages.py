@@ -80,7 +80,7 @@ def test_every_fault_in_the_guarantees_has_a_test() -> None:
 
 
 @pytest.mark.parametrize(
-    "title", sorted({"Sent in order, once", "Stored", "One owner at a time", "On Spark", "Growing"})
+    "title", sorted({"Sent in order, once", "Stored", "One owner at a time", "On Spark", "Growing", "Clusters"})
 )
 def test_a_section_of_the_guarantees_says_what_is_not_promised(title: str) -> None:
     assert "Not promised:" in sections(GUARANTEES.read_text(encoding="utf-8"))[title]

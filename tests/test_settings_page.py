@@ -125,6 +125,8 @@ def _option_default(default: object) -> str:
     match default:
         case False:
             return "off"
+        case "":
+            return '""'
         case float():
             return f"{default:g}"
         case enum.Enum():

@@ -1,4 +1,4 @@
-"""`inturn broker-group`, and the roles of `inturn serve` (M1, M2, P9)."""
+"""`inturn broker-group`, and the roles of `inturn serve`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def address(cluster: GroupedBed) -> str:
 
 
 def test_broker_groups_are_listed_and_set(cli: Cli, address: str) -> None:
+    """P9."""
     to = ("--server", address)
     assert cli("subject", "create", "orders", "-p", "3", *to).code == 0
     listed = cli("broker-group", "list", *to, "--json").json["broker_groups"]
@@ -41,6 +42,7 @@ def test_broker_groups_are_listed_and_set(cli: Cli, address: str) -> None:
 
 
 def test_a_route_is_set_by_hand(cli: Cli, address: str) -> None:
+    """M2."""
     to = ("--server", address, "--json")
     made = cli("subject", "create", "orders", "-p", "2", "--broker-group", "west", *to).json
     assert made["broker_groups"] == ["west"]
@@ -54,6 +56,7 @@ def test_a_route_is_set_by_hand(cli: Cli, address: str) -> None:
 
 
 def test_a_broker_group_that_is_not_there_or_a_state_that_is_none_is_refused(cli: Cli) -> None:
+    """P9."""
     assert cli("subject", "create", "orders").code == 0
     assert "there are: local" in cli("broker-group", "set", "east", "read-only", "--json").error["message"]
     assert cli("broker-group", "set", "local", "closed").code == 2
@@ -61,6 +64,7 @@ def test_a_broker_group_that_is_not_there_or_a_state_that_is_none_is_refused(cli
 
 
 def test_a_node_can_be_made_read_only_and_back(cli: Cli) -> None:
+    """P9."""
     assert cli("subject", "create", "orders").code == 0
     assert cli("broker-group", "set", "local", "read-only").code == 0
     assert cli("broker-group", "list", "--json").json["broker_groups"][0]["state"] == "read-only"
@@ -71,6 +75,7 @@ def test_a_node_can_be_made_read_only_and_back(cli: Cli) -> None:
 def test_the_doctor_and_the_list_of_subjects_tell_of_a_broker_that_is_dead(
     cli: Cli, cluster: GroupedBed, address: str
 ) -> None:
+    """P9."""
     to = ("--server", address)
     assert cli("subject", "create", "both", "-p", "2", *to).code == 0
     assert cli("subject", "create", "easts", "-p", "2", "--broker-group", "east", *to).code == 0
@@ -109,11 +114,13 @@ def test_the_doctor_and_the_list_of_subjects_tell_of_a_broker_that_is_dead(
     ],
 )
 def test_roles_that_make_no_sense_are_refused(cli: Cli, options: list[str], complaint: str) -> None:
+    """M1."""
     assert complaint in cli("serve", str(cli.data), *options, "--json").error["message"]
     assert not cli.data.exists()
 
 
 def test_a_folder_that_has_subjects_of_its_own_cannot_become_that_of_a_broker(cli: Cli) -> None:
+    """M1."""
     assert cli("subject", "create", "orders").code == 0
     meta = "inturn://127.0.0.1:1"
     ran = cli("serve", str(cli.data), "--role", "broker", "--broker-group", "east", "--meta", meta, "--json")

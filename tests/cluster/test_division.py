@@ -1,4 +1,4 @@
-"""What is about partitions of several brokers is divided, and the answers are one again."""
+"""M1: what is about partitions of several brokers is divided, and the answers are one again."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class ServedBed(Bed):
 
 
 class GroupedBed(Bed):
-    """A cluster on loopback: one meta server and two brokers; ours is a client of all of them (M1, M2)."""
+    """A cluster on loopback: one meta server and two brokers; ours is a client of all of them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

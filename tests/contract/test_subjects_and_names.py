@@ -133,7 +133,7 @@ def test_subjects_are_remembered(bed: Bed) -> None:
 
 
 def test_every_slot_has_one_partition_and_their_names_do_not_tell_the_subject(mq: Connection) -> None:
-    """M3."""
+    """M1, M3."""
     route = mq.subject("orders").route
     assert sorted(set(route.by_slot)) == [0, 1, 2, 3]
     assert len(route.by_slot) == 1024

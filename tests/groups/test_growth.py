@@ -1,4 +1,4 @@
-"""M4, M5 over several brokers: a growth is decided by meta, and whatever dies on the way, no order is lost."""
+"""M4, M5: a growth over several brokers is decided by meta, and whatever dies on the way, no order is lost."""
 
 from __future__ import annotations
 
