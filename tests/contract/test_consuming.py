@@ -178,7 +178,7 @@ def test_an_exception_waits_twice_as_long_each_time_up_to_a_limit(one: Connectio
         seen.wait_for(9)
     waited_s = [after - before for before, after in itertools.pairwise(at_s[:5])]
     for waited, wanted in zip(waited_s, (0.1, 0.2, 0.25, 0.25), strict=True):
-        assert wanted <= waited < wanted + 0.4
+        assert wanted <= waited < wanted + 1.0, "the rest is for a machine with other work"
 
 
 def test_a_handler_may_not_suspend_for_longer_than_allowed(one: Connection) -> None:

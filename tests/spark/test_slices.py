@@ -65,7 +65,7 @@ def test_tasks_are_of_about_the_same_size(counts: list[int], task_count: int) ->
         for part in task:
             home = home_slots(one, part.partition)
             size += counts[part.partition] * len(set(part.slots) & home) / len(home)
-        assert size <= 1.25 * share + max(counts) / 100
+        assert size <= 4 / 3 * share + max(counts) / 100, "largest first comes that near to the best there is"
 
 
 def test_one_partition_is_cut_for_as_many_tasks_as_there_are() -> None:

@@ -7,6 +7,7 @@ is killed, by its id.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from typing import Self
 from inturn.model.errors import InturnError
 
 GRACE_S = 5.0
+# Taken now: Spark starts in a thread and sets variables, and a process that is started at that moment without an
+# environment of its own reads one that is being moved ("Bad address").
+_ENVIRONMENT = dict(os.environ)
 
 
 class ChildFailed(InturnError):
@@ -42,6 +46,7 @@ class Children:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
+                env=_ENVIRONMENT,
                 start_new_session=True,  # a Ctrl-C in the terminal is for us, not for them
             )
         self._running[name] = process
