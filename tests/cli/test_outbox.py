@@ -11,7 +11,7 @@ import pytest
 
 from inturn import Outbox
 from tests.cli.conftest import Cli
-from tests.outbox.test_scanner import eventually
+from tests.contract.bed import eventually
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from inturn.testing.history import Event, HandlerEnd, HandlerStart, History
 from inturn.testing.recorder import Recorder
 from tests.consumer import process_handlers as handlers
 from tests.consumer.process_handlers import LINE_BYTES
+from tests.contract.bed import eventually
 
 WAIT_S = 20.0
 Line = dict[str, Any]
@@ -98,13 +99,6 @@ def send(mq: Connection, *texts: str, recorder: Recorder | None = None) -> None:
             stored = handle.result(WAIT_S)
             if recorder is not None:
                 recorder.sent("line", stored.partition, stored.offset, key.encode() or None)
-
-
-def eventually(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    until_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.01)
 
 
 def committed(mq: Connection) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ def only_direct(message: Message, context: Context) -> object:
     if message.body == b"later":
         return suspend(1)
     return "nonsense" if message.body == b"odd" else None
+
+
+def waits_when_tried(entered: threading.Event, gate: threading.Event) -> Callable[[Message, Context], None]:
+    def handle(message: Message, context: Context) -> None:
+        if context.is_direct:
+            entered.set()
+            gate.wait(WAIT_S)
+
+    return handle
 
 
 def joined(mq: Connection, count: int = 1, subject: str = "line") -> None:
@@ -236,13 +245,7 @@ def test_a_member_that_leaves_meanwhile_is_not_waited_for(line: Connection) -> N
     """C16: a stop waits for the trial that runs; who is killed is counted out, and whoever asked hears of it."""
     send(line, "line", "a:slow")
     entered, gate = threading.Event(), threading.Event()
-
-    def handle(message: Message, context: Context) -> None:
-        if context.is_direct:
-            entered.set()
-            gate.wait(WAIT_S)
-
-    consumer = line.consumer("line", "g", handle, settings=quick(), name="w")
+    consumer = line.consumer("line", "g", waits_when_tried(entered, gate), settings=quick(), name="w")
     consumer.start()
     joined(line)
     results: list[object] = []
@@ -272,13 +275,7 @@ def test_who_asks_hears_that_the_member_was_counted_out(bed: Bed) -> None:
     mq.create_subject("line", 1)
     send(mq, "line", "a:slow")
     entered, gate = threading.Event(), threading.Event()
-
-    def handle(message: Message, context: Context) -> None:
-        if context.is_direct:
-            entered.set()
-            gate.wait(WAIT_S)
-
-    consumer = mq.consumer("line", "g", handle, settings=quick(), name="w")
+    consumer = mq.consumer("line", "g", waits_when_tried(entered, gate), settings=quick(), name="w")
     consumer.start()
     joined(mq)
 

@@ -17,8 +17,9 @@ import inturn
 from inturn import Connection, Outbox
 from inturn.service import Service
 from inturn.wire.address import Address
+from tests.contract.bed import eventually
 from tests.outbox.shop import check_once_and_in_order, fill, made, stored
-from tests.outbox.test_scanner import eventually, wait_until_empty
+from tests.outbox.test_scanner import wait_until_empty
 
 CHILD = Path(__file__).parent / "scanner_child.py"
 ROWS = 1200

@@ -23,9 +23,10 @@ from inturn.model.errors import InturnError
 from inturn.producer.producer import Producer
 from inturn.service import Service
 from inturn.wire.address import Address
+from tests.contract.bed import eventually
 from tests.outbox.conftest import QUICK
 from tests.outbox.shop import stored
-from tests.outbox.test_scanner import eventually, wait_until_empty
+from tests.outbox.test_scanner import wait_until_empty
 
 HASTY = ProducerSettings(tries_max=2, backoff_min_s=0.001, backoff_max_s=0.002, answer_timeout_s=0.5, batch_count=3)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,15 @@ from inturn.errors import InvalidInput, OutboxHeld
 from inturn.model.commands import Answer, Append, Command, Read, Reply
 from inturn.model.errors import AccessDenied, DiskFull, InturnError, LogDamaged, LogStopped, ProducerFenced
 from inturn.outbox import shift
+from tests.contract.bed import eventually
 from tests.outbox.conftest import QUICK
 from tests.outbox.shop import by_key, check_once_and_in_order, fill, made, opened, stored
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 
 
 def wait_until_empty(outbox: Outbox) -> None:
     eventually(lambda: outbox.status().waiting == 0, "the outbox is empty")
-
-
-def eventually(condition: Callable[[], object], what: str) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until_s, f"it did not happen: {what}"
-        time.sleep(0.005)
 
 
 def test_a_scanner_sends_what_is_there_and_what_comes(mq: Connection, url: str) -> None:

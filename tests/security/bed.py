@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,10 @@ from inturn.security.tokens import TokenFile
 from inturn.service import Service
 from inturn.wire.address import Address
 from inturn.wire.session import ServerSettings
-from tests.contract import bed as contract
 from tests.faults.hostile import Raw
 
 NOW_MS = 1_800_000_000_000
 LEASE = LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
-
-
-def eventually(condition: Callable[[], object], what: str) -> None:
-    """As in the contract suite, with more patience: files are looked at once a second, and machines can be busy."""
-    contract.eventually(condition, what, timeout_s=20.0)
 
 
 class Certificates:

@@ -14,8 +14,7 @@ import pytest
 from inturn.errors import AccessDenied, GroupConflict, InvalidInput, NotFound
 from inturn.model.clock import SystemClock
 from inturn.security.audit_log import AuditLog
-from tests.contract.bed import Seen, quick, send
-from tests.security.bed import eventually
+from tests.contract.bed import Seen, eventually, quick, send
 from tests.security.conftest import Serve
 
 ACCESS = """

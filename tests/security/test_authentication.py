@@ -25,8 +25,8 @@ from inturn.security.tokens import TokenFile
 from inturn.service import Service
 from inturn.wire.address import Address
 from inturn.wire.codec import VERSIONS
-from tests.contract.bed import Seen, quick, send
-from tests.security.bed import NOW_MS, eventually
+from tests.contract.bed import Seen, eventually, quick, send
+from tests.security.bed import NOW_MS
 from tests.security.conftest import Serve
 
 SECRET = "inturn_000000000000_" + "x" * 43

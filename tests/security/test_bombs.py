@@ -27,8 +27,7 @@ from inturn.model.message import Origin, Outgoing
 from inturn.model.slot import SlotSet
 from inturn.model.zstd_frame import content_bytes
 from inturn.wire.codec import VERSIONS
-from tests.contract.bed import Seen, quick
-from tests.security.bed import eventually
+from tests.contract.bed import Seen, eventually, quick
 from tests.security.conftest import Serve
 
 ORIGIN = Origin("orders", 0)

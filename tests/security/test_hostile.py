@@ -31,8 +31,8 @@ from inturn.security.tls import ServerTlsSettings
 from inturn.wire.codec import KINDS, VERSIONS, pack, unpack
 from inturn.wire.frames import FrameReader, frame_of
 from inturn.wire.session import ServerSettings, Session
-from tests.contract.bed import Seen, quick, send
-from tests.security.bed import Guarded, eventually
+from tests.contract.bed import Seen, eventually, quick, send
+from tests.security.bed import Guarded
 from tests.security.conftest import Serve
 from tests.security.played import PlayedGuard, all_commands, batch, sample
 

@@ -18,8 +18,8 @@ from inturn.errors import AuthenticationFailed, ConnectionLost, InvalidInput
 from inturn.security.principal import certificate_principal
 from inturn.security.tls import ServerTlsSettings
 from inturn.wire.session import ServerSettings
-from tests.contract.bed import Seen, quick, send
-from tests.security.bed import Certificates, eventually
+from tests.contract.bed import Seen, eventually, quick, send
+from tests.security.bed import Certificates
 from tests.security.conftest import Serve
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from inturn import Connection, LeaseSettings, Outbox, OutboxSettings, ResultKind
 from inturn.errors import AccessDenied
-from tests.contract.bed import Seen, quick, send
-from tests.security.bed import Guarded, eventually
+from tests.contract.bed import Seen, eventually, quick, send
+from tests.security.bed import Guarded
 from tests.security.conftest import Serve
 
 RULES = """

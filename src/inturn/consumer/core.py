@@ -624,7 +624,10 @@ class ConsumerCore:
 
     def _failed(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
         if isinstance(command, Read | ReportTrial):
-            self._trial_failed(command, error, now_s)
+            if error.retriable:
+                self._retry_at_s[type(command)] = now_s + RETRY_S
+            else:
+                self.trials.failed(command, error)
         elif held is None:
             if isinstance(command, Leave) and isinstance(error, NotFound | AccessDenied | Closed | ConnectionLost):
                 # Nothing is held any more: whoever cannot hear it will count us out for our silence.
@@ -650,14 +653,6 @@ class ConsumerCore:
         else:
             held.error = error
             held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
-
-    def _trial_failed(self, command: Read | ReportTrial, error: InturnError, now_s: float) -> None:
-        if error.retriable:
-            self._retry_at_s[type(command)] = now_s + RETRY_S
-        elif isinstance(command, Read):
-            self.trials.refused(error)
-        else:
-            self.trials.reported()  # nobody wants to know
 
     # Handling
 

@@ -304,20 +304,15 @@ class SharedCore:
             if not self.assigned:  # the server is about to stop
                 self._give_back_unbegun()
 
-    def _trial_failed(self, command: Read | ReportTrial, error: InturnError, now_s: float) -> None:
-        if error.retriable:
-            self._retry_at_s[type(command)] = now_s + RETRY_S
-        elif isinstance(command, Read):
-            self.trials.refused(error)
-        else:
-            self.trials.reported()  # nobody wants to know
-
     def _failed_command(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
         if held is not None and not isinstance(error, AccessDenied):
             held.error = error
             held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
         elif isinstance(command, Read | ReportTrial):
-            self._trial_failed(command, error, now_s)
+            if error.retriable:
+                self._retry_at_s[type(command)] = now_s + RETRY_S
+            else:
+                self.trials.failed(command, error)
         elif isinstance(command, Leave) and isinstance(error, NotFound | AccessDenied | Closed | ConnectionLost):
             self.is_stopped = True  # whoever cannot hear it will count us out for our silence
         elif isinstance(command, Move) and isinstance(error, ReceiptExpired):

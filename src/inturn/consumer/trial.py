@@ -89,7 +89,7 @@ class MemberTrials:
         if trial is None:
             return
         if opened.damage is not None:
-            self.refused(opened.damage)
+            self._refused(opened.damage)
             return
         for message in (message for messages in opened.messages for message in messages):
             if message.offset == trial.offset:
@@ -99,8 +99,14 @@ class MemberTrials:
                 return
         self.over(TrialReport(ResultKind.EXCEPTION, f"nothing is stored at offset {trial.offset} any more"))
 
-    def refused(self, error: InturnError) -> None:
-        """It cannot be read."""
+    def failed(self, command: Read | ReportTrial, error: InturnError) -> None:
+        """It cannot be read, or nobody wants to know what became of it."""
+        if isinstance(command, Read):
+            self._refused(error)
+        else:
+            self.reported()
+
+    def _refused(self, error: InturnError) -> None:
         self.over(TrialReport(ResultKind.EXCEPTION, f"the message cannot be read: {error}"))
 
     def take(self) -> TrialRun | None:

@@ -127,31 +127,14 @@ class Terms:
 
     def _claims(self) -> DataFrame:
         """Who said that something is done, and what that can rest upon: commits, and what came with a lease."""
-        commits = self.commits.select(
-            *PLACE,
-            "offset",
-            "finished",
-            "until_ns",
-            "at_ns",
-            "epoch",
-            "owner",
-            "granted_ns",
-            "by_grant",
-            "cut",
-            "is_claim",
-        )
+        said = (*PLACE, "offset", "finished", "until_ns", "at_ns", "epoch", "owner")
+        commits = self.commits.select(*said, "granted_ns", "by_grant", "cut", "is_claim")
         grants = (
             self.of_kind("granted")
             .where("offset >= 0")
             .join(self.leases.select(*PLACE, "epoch", "cut_before"), [*PLACE, "epoch"])
             .select(
-                *PLACE,
-                "offset",
-                "finished",
-                "until_ns",
-                "at_ns",
-                "epoch",
-                "owner",
+                *said,
                 F.col("until_ns").alias("granted_ns"),
                 F.lit(True).alias("by_grant"),
                 F.col("cut_before").alias("cut"),
