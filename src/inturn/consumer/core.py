@@ -576,7 +576,7 @@ class ConsumerCore:
         """A server that was started again may grant shorter leases than it said when we came."""
         holding = _holding(self.held.values())
         is_claim = any(held.is_claim for held in holding)  # which may be called back
-        return min([CLAIM_RENEW_S if is_claim else self._lease.renew_s, *(held.life_s / 4 for held in holding)])
+        return min([CLAIM_RENEW_S if is_claim else self._lease.renew_s, *(held.life_s / 3 for held in holding)])
 
     def _deadline_s(self, held: HeldPartition, asked_at_s: float) -> float:
         """Until when handlers may be started: counted from before the lease was asked for, or its renewal."""

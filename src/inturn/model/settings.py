@@ -228,7 +228,7 @@ class LeaseSettings:
     """A lease ends `life_s` after its last renewal, and every holder renews every `renew_s`."""
 
     life_s: float = 15.0
-    renew_s: float = 3.0
+    renew_s: float = 5.0
     margin_s: float = 0.5  # a holder stops this much before the end, for clocks that do not run equally fast
 
     def __post_init__(self) -> None:
@@ -343,8 +343,8 @@ class ConsumerSettings:
     backoff_max_s: float = 30.0  # up to this
     commit_interval_s: float = 0.1
     pull_bytes: int = 256 * KIB
-    pull_wait_s: float = 5.0
-    heartbeat_s: float = 3.0
+    pull_wait_s: float = 15.0
+    heartbeat_s: float = 5.0
     idle_s_max: float = 120.0  # a partition not pulled for so long is dropped and taken again
     handler_timeout_s: float = 900.0  # slower calls are reported as time-outs; they are not interrupted
     answer_timeout_s: float = 10.0  # a command without an answer is sent again after this

@@ -43,8 +43,8 @@ class LinkSettings:
     dial_timeout_s: float = 5.0
     backoff_min_s: float = 0.02
     backoff_max_s: float = 1.0
-    ping_s: float = 2.0  # if nothing came for so long, ask whether anybody is there
-    silence_s: float = 6.0  # and if nothing comes for so long, the stream is given up
+    ping_s: float = 4.0  # if nothing came for so long, ask whether anybody is there
+    silence_s: float = 8.0  # and if nothing comes for so long, the stream is given up
 
 
 class LinkState(enum.Enum):
