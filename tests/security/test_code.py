@@ -40,7 +40,7 @@ ALLOWED = {
         "inturn/testing/process_soak.py": "the same",
     },
     "exec": {
-        "inturn/testing/seeded_bugs.py": "compiles our own source again with a bug in it, to see that it is found"
+        "inturn/testing/seeded_bugs/bug.py": "compiles our own source again with a bug in it, to see that it is found"
     },
     "import_module": {
         "inturn/testing/__init__.py": "its own modules, when they are needed",

@@ -8,8 +8,8 @@ import pytest
 
 from inturn.consumer.run import Run
 from inturn.state.leases import LeaseRows
-from inturn.testing import seeded_bugs
 from inturn.testing.seeded_bugs import BUGS, SEEDS_MAX, BrokenBug, Patch, SeededBug, finding, seeds_to_find
+from inturn.testing.seeded_bugs.bug import edited
 from inturn.testing.simulation import simulate
 
 
@@ -145,10 +145,10 @@ def test_a_bug_that_does_not_fit_the_product_is_an_error_and_no_find(replacement
 
 
 def test_an_edit_of_what_the_product_does_not_say_is_refused() -> None:
-    edited = seeded_bugs._edited(Run.calls, "now_s >= held.deadline_s", "False")
-    assert edited.__qualname__ != Run.calls.__qualname__
+    careless = edited(Run.calls, "now_s >= held.deadline_s", "False")
+    assert careless.__qualname__ != Run.calls.__qualname__
     with pytest.raises(AssertionError, match=r"Run\.calls does not say 'nonsense' any more"):
-        seeded_bugs._edited(Run.calls, "nonsense", "False")
+        edited(Run.calls, "nonsense", "False")
 
 
 def test_every_layer_has_bugs() -> None:

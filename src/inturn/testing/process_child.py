@@ -136,7 +136,7 @@ def connected(spec: ClientSpec, clock: JumpingClock) -> RemoteNode:
 
 @contextlib.contextmanager
 def seeded(bugs: str | None) -> Iterator[None]:
-    """The product has these bugs, see `seeded_bugs.py`; several are joined by "+"."""
+    """The product has these bugs, see `seeded_bugs`; several are joined by "+"."""
     with contextlib.ExitStack() as injected:
         if bugs is not None:
             from inturn.testing.seeded_bugs import BUGS  # it knows the whole product, which takes its time
