@@ -19,6 +19,18 @@ Term: TypeAlias = int | tuple[int, int]  # an epoch, or a claim in it
 Identity: TypeAlias = SendAcknowledged | HandlerStart
 
 
+def ids_differ(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and one != other
+
+
+def differ(one: Identity, other: Identity) -> bool:
+    return one.key != other.key or ids_differ(one.message_id, other.message_id)
+
+
+def name_message(event: Identity) -> str:
+    return f"message {event.message_id!r} of key {event.key!r}"
+
+
 class Log:
     """What one partition holds, as far as it is known: acknowledged, in `stored`, or seen by a handler."""
 
@@ -103,6 +115,9 @@ class Run(msgspec.Struct):
         if self.under is not None:
             return -1 - self.under, self.epoch
         return self.epoch if self.claim is None else (self.epoch, self.claim.index)
+
+    def __str__(self) -> str:
+        return f"offset {self.offset}" + ("" if self.key is None else f" (key {self.key!r})")
 
     def close(self, result: str) -> None:
         self.result = result
