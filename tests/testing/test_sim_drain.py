@@ -13,7 +13,8 @@ from inturn.model.slot import SlotSet
 from inturn.testing.history import ClaimEnded, ClaimGranted, HandlerStart
 from inturn.testing.sim_claims import ClaimWatch
 from inturn.testing.sim_drain import SHARE, drain_chance
-from inturn.testing.simulation import GROUP, SUBJECT, Report, simulate
+from inturn.testing.sim_settings import GROUP, SUBJECT
+from inturn.testing.simulation import Report, simulate
 from inturn.testing.world import World
 
 SEEDS = [seed for seed in range(100) if drain_chance(seed) is not None][:12]

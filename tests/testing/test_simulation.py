@@ -12,7 +12,9 @@ from inturn.testing import faults
 from inturn.testing.faults import FAULTS, OF_COMMANDS, OF_STREAMS
 from inturn.testing.history import Committed, GroupFiltered, HandlerStart
 from inturn.testing.sim_consumer import SimRecorder
-from inturn.testing.simulation import FAULTS_MIN, GROUP, MESSAGES, SUBJECT, Report, Simulation, simulate, tags_chance
+from inturn.testing.sim_settings import GROUP, SUBJECT, tags_chance
+from inturn.testing.sim_traffic import MESSAGES
+from inturn.testing.simulation import FAULTS_MIN, Report, Simulation, simulate
 from inturn.testing.world import EVENTS_MAX, TimeStandsStill, World
 
 SEEDS = range(40)
@@ -124,6 +126,5 @@ def test_a_world_that_goes_round_in_circles_is_stopped() -> None:
 
 def test_a_problem_is_told_with_its_seed_and_faults() -> None:
     simulation = Simulation(5)
-    simulation.world_seed = 5
     report = simulation.run()
     assert str(report).startswith("seed 5: ok, faults: ")
