@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import msgspec
 import pytest
 
 from inturn.model.batch import NO_COMPRESSION, ZSTD, Batch, payload_checksum
@@ -25,6 +26,7 @@ from inturn.model.errors import InturnError, InvalidInput, ProtocolError, Versio
 from inturn.model.names import NAME_LENGTH_MAX, RESERVED_LENGTH_MAX
 from inturn.model.settings import LeaseSettings
 from inturn.model.slot import SLOT_COUNT
+from inturn.model.subject import Subject
 from inturn.wire.codec import pack, unpack
 from inturn.wire.frames import NUMBER_MAX, FrameReader
 from inturn.wire.session import ServerSettings, Session
@@ -215,7 +217,8 @@ def test_a_batch_with_a_slot_that_is_not_there_never_reaches_the_log(played: Pla
 @pytest.mark.parametrize("kind", all_commands(), ids=lambda kind: kind.__name__)
 def test_names_that_nothing_can_have_are_refused_before_anybody_keeps_them(kind: type[Command], played: Played) -> None:
     """A name could fill a frame: the guard remembers names, writes them down, and holds them against patterns."""
-    named = [name for name in kind.__struct_fields__ if name in NAME_FIELDS]
+    fields = msgspec.structs.fields(kind)
+    named = [field.name for field in fields if field.name in NAME_FIELDS and field.type is not Subject]
     for number, name in enumerate(named, start=2):
         played.send(number, sample(kind, **{name: "n" * 1001}))
         ((_, refused),) = played.answers()

@@ -39,10 +39,12 @@ from inturn.model.commands import (
     OpenGroup,
     OpenProducer,
     OpenRetry,
+    Read,
     ReadCatalogue,
     Reply,
     ReportBroker,
     RequestList,
+    ResolvePosition,
 )
 from inturn.model.errors import Closed, ConnectionLost, InturnError, InvalidInput, ServerStopping
 from inturn.model.logs import get_logger
@@ -64,6 +66,7 @@ _log = get_logger("inturn.broker")
 REPORT_S = 1.0
 CATCH_UP_S = 2.0  # how long a broker that starts waits for meta
 _OF_META = (CreateSubject, GrowSubject, Heartbeat, Leave, OpenRetry, OpenDeadLetters, OpenProducer)
+_NO_GROUP_NEEDED = (OpenGroup, Read, ResolvePosition)  # which makes it, or names it for the sake of a right
 
 
 class BrokerNode(InProcessNode):
@@ -162,8 +165,8 @@ class BrokerNode(InProcessNode):
         partition = getattr(command, "partition", None)
         if partition is not None and partition >= self.known.subjects[command.subject].partition_count:
             return FindSubject(command.subject)  # it has grown, and clients may have heard of that before
-        group = getattr(command, "group", None)
-        if group is None or isinstance(command, OpenGroup) or (command.subject, group) in self.known.groups:
+        group = None if isinstance(command, _NO_GROUP_NEEDED) else getattr(command, "group", None)
+        if group is None or (command.subject, group) in self.known.groups:
             return None
         return FindGroup(command.subject, group)
 

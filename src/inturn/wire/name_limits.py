@@ -6,6 +6,8 @@ to see only such as could exist. Whether one does, and has the right characters,
 
 from __future__ import annotations
 
+import msgspec
+
 from inturn.model.commands import Command
 from inturn.model.errors import InvalidInput
 from inturn.model.names import NAME_LENGTH_MAX, RESERVED_LENGTH_MAX
@@ -22,7 +24,11 @@ _LIMITS = {
 }
 # By kind, so that nobody asks each command for what it does not have.
 _OF_KIND = {
-    kind: tuple((field, _LIMITS[field]) for field in kind.__struct_fields__ if field in _LIMITS)
+    kind: tuple(
+        (field.name, _LIMITS[field.name])
+        for field in msgspec.structs.fields(kind)
+        if field.name in _LIMITS and field.type in (str, str | None)
+    )
     for kind in Command.__subclasses__()
 }
 
