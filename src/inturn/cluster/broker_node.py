@@ -88,7 +88,7 @@ class BrokerNode(InProcessNode):
         credentials: Credentials,
         report_s: float = REPORT_S,
     ) -> None:
-        self._state_database = database
+        self._database = database
         self._folder_id = folder_id
         self._meta = meta
         self._lease = lease
@@ -249,7 +249,7 @@ class BrokerNode(InProcessNode):
             if self.intake.is_closed:
                 raise Closed("node")
             if not self._is_counting:
-                count_requests_from(self._state_database, orders.number)
+                count_requests_from(self._database, orders.number)
                 self._is_counting = True
             state = one_of(BrokerGroupState, "state", orders.state)
             if state is not self.broker.state:
@@ -270,7 +270,7 @@ class BrokerNode(InProcessNode):
 
     def _take_over(self, catalogue: Catalogue) -> None:
         with self.lock:
-            with self._state_database.transaction():
+            with self._database.transaction():
                 for producer in catalogue.producers:
                     self.broker.producer_ids.learn(producer)
             for subject in catalogue.subjects:
