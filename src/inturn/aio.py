@@ -21,8 +21,9 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
-from inturn.connection import Connection, check_folder_credentials, check_served
+from inturn.connection import Connection
 from inturn.connection import connect as connect_blocking
+from inturn.connection.reaching import check_settings
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.figures import ConsumerStatistics
 from inturn.consumer.hook import Hook
@@ -458,10 +459,7 @@ def connect(
             threads.close()
             raise
 
-    if is_address(target):
-        check_served(str(target), log if flush is None else LogSettings(), lease, observer)
-    else:
-        check_folder_credentials(str(target), credentials)
+    check_settings(target, log if flush is None else LogSettings(), lease, observer, credentials)
     return Opening(make)
 
 

@@ -6,19 +6,18 @@ that would be kept is read and verified in full.
 
 The folder may be open in another process meanwhile; then what is in motion is not taken for trouble.
 
-Longer than most files: one section per check, each a few small functions that share nothing but the findings.
+One section per check, each a few small functions that share nothing but the findings.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +30,9 @@ from inturn.finding import Finding as Finding
 from inturn.finding import Level as Level
 from inturn.finding import disk_finding
 from inturn.folder import DATABASE_NAME, LOCK_NAME, LOG_NAME, holder_in
-from inturn.log.disk import Buffer, RealDisk
+from inturn.log.disk import RealDisk
 from inturn.log.recovery import recover
+from inturn.log.rehearsal import Advance, RehearsalDisk, ignore
 from inturn.log.segment import Segment, parse_name
 from inturn.log.verify import verify
 from inturn.model.batch import partition_seed
@@ -48,8 +48,6 @@ from inturn.state.offsets import Offsets
 from inturn.state.subjects import Subjects
 
 REHEARSALS_MAX = 3  # of a log that is written meanwhile
-
-Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ def examine(
     settings = settings if settings is not None else LogSettings()
     is_open, findings = _check_lock(folder)
     with _opened_state(folder, is_open, findings) as state:
-        extents = _check_logs(folder, state, is_open, settings, advance or _ignore, findings)
+        extents = _check_logs(folder, state, is_open, settings, advance or ignore, findings)
         findings += _check_offsets(state, extents)
         findings += _check_leases(state, is_open)
         findings += _check_orphans(folder, state)
@@ -108,10 +106,6 @@ def examine(
         what = "the folder was opened by a process while it was checked"
         findings.append(Finding("lock", Level.WARNING, what, "run the doctor again if something looks odd"))
     return findings
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 # The lock
@@ -228,73 +222,6 @@ def _load(database: Database) -> _State:
 # The logs
 
 
-class _RehearsalFile:
-    """Reads; of what would be changed it only takes note."""
-
-    def __init__(self, fd: int, path: str, disk: _RehearsalDisk) -> None:
-        self._fd = fd
-        self._path = path
-        self._disk = disk
-
-    def size(self) -> int:
-        return os.fstat(self._fd).st_size
-
-    def read_at(self, position: int, length: int) -> bytes:
-        parts = []
-        while length > 0 and (part := os.pread(self._fd, length, position)):
-            parts.append(part)
-            position += len(part)
-            length -= len(part)
-        data = b"".join(parts)
-        self._disk.advance(len(data))
-        return data
-
-    def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
-        pass  # recovery writes what it read once more
-
-    def sync(self) -> None:
-        pass
-
-    def sync_all(self) -> None:
-        pass
-
-    def truncate(self, length: int) -> None:
-        self._disk.cut_bytes += self.size() - length
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class _RehearsalDisk(RealDisk):
-    """A disk for a rehearsal of recovery: `cut_bytes` is how much it would remove."""
-
-    def __init__(self) -> None:
-        self.cut_bytes = 0
-        self.advance: Advance = _ignore
-
-    def open(self, path: str, create: bool = False) -> _RehearsalFile:  # type: ignore[override]
-        if create:
-            raise OSError(errno.EROFS, "nothing is made in a rehearsal", path)
-        return _RehearsalFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, self)
-
-    def make_folder(self, path: str) -> None:
-        pass
-
-    def sync_folder(self, path: str) -> None:
-        pass
-
-    def rename(self, source: str, target: str) -> None:
-        raise OSError(errno.EROFS, "nothing is renamed in a rehearsal", source)
-
-    def remove(self, path: str) -> None:
-        self.cut_bytes += os.stat(path).st_size if path.endswith(".log") else 0
-
-
 def _log_folders(folder: Path, subjects: Sequence[Subject]) -> list[_LogFolder]:
     """The logs of all subjects that have a folder; if no subject is known, all folders there are."""
     root = folder / LOG_NAME
@@ -351,7 +278,7 @@ def _check_log(
 ) -> tuple[_Extent | None, list[Finding]]:
     """Its extent if it is whole, and what is wrong with it."""
     for _ in range(REHEARSALS_MAX if is_open else 1):
-        disk = _RehearsalDisk()
+        disk = RehearsalDisk()
         seed = partition_seed(log.name)
         recovered = recover(disk, str(log.path), log.label, seed, settings.index_every_bytes)
         if recovered.damage is None:
@@ -372,7 +299,7 @@ def _check_log(
     return _Extent(start, recovered.end_offset), findings
 
 
-def _all_segments(disk: _RehearsalDisk, log: _LogFolder, seed: int, settings: LogSettings) -> list[Segment]:
+def _all_segments(disk: RehearsalDisk, log: _LogFolder, seed: int, settings: LogSettings) -> list[Segment]:
     """With all they hold, also behind the damage."""
     segments = []
     for name in sorted(os.listdir(log.path)):

@@ -15,7 +15,7 @@ from inturn.model.commands import DiskRoom
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
 from inturn.model.settings import LeaseSettings, LogSettings, Role
-from inturn.node import InProcessNode
+from inturn.node.node import InProcessNode
 from inturn.state.database import Database
 from inturn.state.node_role import take_role
 from inturn.timer_thread import TimerThread

@@ -25,7 +25,7 @@ from inturn.model.errors import InturnError
 from inturn.model.message import Outgoing
 from inturn.model.settings import LeaseSettings, Limits, LogSettings
 from inturn.model.timers import Timer, Timers
-from inturn.node import InProcessNode
+from inturn.node.node import InProcessNode
 from inturn.state.database import Database
 from inturn.testing.clock import FakeClock
 from inturn.testing.recorder import Recorder

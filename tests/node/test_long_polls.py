@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from inturn.broker.long_polls import LongPolls, Try
 from inturn.model.commands import (
     Acquire,
     Answer,
@@ -26,6 +25,8 @@ from inturn.model.commands import (
     ResetGroup,
 )
 from inturn.model.errors import Closed, InturnError, InvalidInput, LeaseHeld, NotFound, StaleEpoch
+from inturn.node.answering import Try
+from inturn.node.long_polls import LongPolls
 from tests.node.machine import Machine
 
 
@@ -241,7 +242,7 @@ def test_what_breaks_is_answered_and_takes_nobody_with_it(machine: Machine, when
             raise IndexError("of ours")
         return Done()
 
-    polls = LongPolls(threading.RLock(), machine.clock, machine.timers, answer, lambda command, key: None)
+    polls = LongPolls(threading.RLock(), machine.clock, machine.timers, answer, lambda command: None)
     said: list[tuple[int, Answer | InturnError]] = []
     for command in (broken, good):
         polls.hold(command, partial(_say, said, command.id), "both", command.wait_s)

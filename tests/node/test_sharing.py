@@ -129,7 +129,7 @@ def test_nothing_is_cut_under_the_lock(machine: Machine, ann: Member, monkeypatc
     seen: list[bool] = []
 
     def watched(batch: StoredBatch, offsets: Sequence[int]) -> StoredBatch:
-        seen.append(machine.node._lock._is_owned())  # type: ignore[attr-defined]
+        seen.append(machine.node.lock._is_owned())  # type: ignore[attr-defined]
         return cut(batch, offsets)
 
     monkeypatch.setattr(cutting, "cut", watched)

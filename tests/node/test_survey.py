@@ -25,7 +25,7 @@ from inturn.model.commands import (
     Release,
     RestlessLease,
 )
-from inturn.node_survey import PlaceFigures
+from inturn.node.survey import PlaceFigures
 from inturn.state.database import Database
 from inturn.state.survey import PAGE_COUNT
 from inturn.version import SOFTWARE
@@ -96,7 +96,7 @@ class Watched:
 
     def __init__(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_free: list[bool] = []
-        self._lock = machine.node._lock
+        self._lock = machine.node.lock
         transaction = Database.transaction
 
         @contextlib.contextmanager
@@ -153,7 +153,7 @@ def test_a_node_that_stops_is_not_ready_and_still_says_so(machine: Machine) -> N
 
 
 def test_logs_are_not_ready_only_when_none_takes_appends(machine: Machine) -> None:
-    first, second = (machine.node.broker.log(machine.node._known_subjects["orders"], index) for index in (0, 1))
+    first, second = (machine.node.broker.log(machine.node.known.subjects["orders"], index) for index in (0, 1))
     with first._lock:  # type: ignore[attr-defined]
         first._stop("a sync failed")  # type: ignore[attr-defined]
     logs = machine.node.readiness()[1]

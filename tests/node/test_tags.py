@@ -81,7 +81,7 @@ def test_nothing_is_filtered_under_the_lock(machine: Machine, monkeypatch: pytes
     seen: list[bool] = []
 
     def watched(batch: StoredBatch, tags: TagFilter) -> tuple[StoredBatch | None, range]:
-        seen.append(machine.node._lock._is_owned())  # type: ignore[attr-defined]
+        seen.append(machine.node.lock._is_owned())  # type: ignore[attr-defined]
         return None, range(0)
 
     monkeypatch.setattr(filtering, "tagged", watched)

@@ -82,7 +82,7 @@ def test_a_node_that_is_stuck_is_not_ready_and_health_still_answers(service: Ser
     settings = service._endpoint._server._settings  # type: ignore[union-attr]
     assert settings.answer_s == 10.0
     object.__setattr__(settings, "answer_s", 0.3)
-    with service._opened.node._lock:
+    with service._opened.node.lock:
         assert get(f"{service.http_url}/readyz").status == 503
         assert get(f"{service.http_url}/metrics").status == 503
         assert get(f"{service.http_url}/healthz").status == 200

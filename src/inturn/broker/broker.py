@@ -143,6 +143,10 @@ class Broker:
             )
         return log
 
+    def seal(self, subject: Subject, version: int) -> dict[int, int]:
+        """No appends by a route before this version, from now on. Returns where the logs of the subject end."""
+        return {index: self.log(subject, index).seal(subject.name, version) for index in self.owned(subject)}
+
     def describe(self, subject: Subject) -> tuple[PartitionDescription, ...]:
         logs = {index: self.log(subject, index) for index in self.owned(subject)}
         return tuple(

@@ -10,6 +10,7 @@ from inturn.log.producers import NOBODY
 from inturn.model.batch import Batch
 from inturn.model.commands import NamedProducer
 from inturn.model.errors import InvalidInput, NotFound, ProducerFenced
+from inturn.model.names import check_name
 from inturn.state.producers import FIRST_EPOCH, OpenedProducer, Producers
 
 
@@ -26,7 +27,9 @@ class ProducerIds:
         self._names: dict[int, str] = {}
 
     def open(self, name: str | None, nonce: str | None = None) -> OpenedProducer:
-        """See `Producers.open`."""
+        """See `Producers.open`. InvalidInput for what is no name."""
+        if name is not None:
+            check_name("producer", name)
         opened = self._producers.open(name, nonce)
         if name is not None:
             self._epochs[opened.id] = opened.epoch

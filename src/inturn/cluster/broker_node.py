@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from inturn.broker.long_polls import Try
+from inturn.cluster.learning import LearningCommands
 from inturn.cluster.links import BrokerLinks
+from inturn.cluster.seals import Seals
 from inturn.log.engine import LogEngine
 from inturn.model.clock import Clock
 from inturn.model.commands import (
     Answer,
     Append,
-    Appended,
     BrokerGroupList,
     BrokerOrders,
     Catalogue,
@@ -31,12 +31,10 @@ from inturn.model.commands import (
     GroupOpened,
     GrowSubject,
     Heartbeat,
-    LearnProducer,
     LearnSubject,
     Leave,
     ListBrokerGroups,
     ListRequests,
-    Move,
     OpenDeadLetters,
     OpenGroup,
     OpenProducer,
@@ -47,22 +45,21 @@ from inturn.model.commands import (
     ReportBroker,
     RequestList,
     ResolvePosition,
-    Sealed,
-    SealSubject,
 )
 from inturn.model.errors import Closed, ConnectionLost, InturnError, InvalidInput, ServerStopping
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
 from inturn.model.request import ask
-from inturn.model.settings import BrokerGroupState, GroupMode, LeaseSettings, one_of
+from inturn.model.settings import BrokerGroupState, LeaseSettings, one_of
 from inturn.model.subject import Subject
 from inturn.model.timers import Timers
-from inturn.node import InProcessNode
+from inturn.node.answering import Try
+from inturn.node.neighbours import Neighbours
+from inturn.node.node import InProcessNode
 from inturn.security.credentials import Credentials
 from inturn.state.database import Database
-from inturn.state.groups import GroupRecord
 from inturn.state.node_role import count_requests_from
-from inturn.state.seals import Seal, SealRows
+from inturn.state.seals import SealRows
 from inturn.wire.client import RemoteNode
 
 _log = get_logger("inturn.broker")
@@ -91,9 +88,7 @@ class BrokerNode(InProcessNode):
         credentials: Credentials,
         report_s: float = REPORT_S,
     ) -> None:
-        self._seal_rows = SealRows(database)
-        self._seals = self._seal_rows.all()
-        self._state_database = database
+        self._database = database
         self._folder_id = folder_id
         self._meta = meta
         self._lease = lease
@@ -102,19 +97,27 @@ class BrokerNode(InProcessNode):
         self._catalogue_version = ""
         self._is_counting = False
         self._links = BrokerLinks(self._locate, clock, credentials)
+        self._seals = Seals(SealRows(database))
         super().__init__(
-            database, engine, clock, timers, lease, observer, local=False, room=room, broker_group=broker_group
+            database,
+            engine,
+            clock,
+            timers,
+            lease,
+            observer,
+            local=False,
+            room=room,
+            broker_group=broker_group,
+            neighbours=Neighbours(forward=self._forward, sealed_for=self._seals.sealed_for),
         )
         self.broker.producer_ids.gives_out = False
-        self._answers |= dict.fromkeys(_OF_META, self._refuse)
-        self._answers |= {
-            LearnSubject: self._learn_subject,
-            LearnProducer: self._learn_producer,
-            SealSubject: self._seal_subject,
-            OpenGroup: self._open_group,
-            ForgetMember: lambda command, attempt: self._leave(
-                Leave(command.subject, command.group, command.member), attempt
-            ),
+        self._learning = LearningCommands(
+            self.known, self.subjects, self.growth, self.groups, self.broker, self._seals, clock
+        )
+        self.answers |= dict.fromkeys(_OF_META, self._refuse)
+        self.answers |= self._learning.answers
+        self.answers |= {
+            ForgetMember: self._forget_member,
             ListRequests: self._list_requests,
             FindMessage: self._find_message,
         }
@@ -143,7 +146,7 @@ class BrokerNode(InProcessNode):
                 reply(answer)
                 return
             try:
-                with self._lock:
+                with self.lock:
                     self._told(question, answer)
             except InturnError as error:
                 reply(error)
@@ -157,21 +160,21 @@ class BrokerNode(InProcessNode):
         if isinstance(command, LearnSubject):
             return None
         for name in (getattr(command, "subject", None), getattr(command, "to_subject", None)):
-            if isinstance(name, str) and name not in self._known_subjects:
+            if isinstance(name, str) and name not in self.known.subjects:
                 return FindSubject(name)
         partition = getattr(command, "partition", None)
-        if partition is not None and partition >= self._known_subjects[command.subject].partition_count:
+        if partition is not None and partition >= self.known.subjects[command.subject].partition_count:
             return FindSubject(command.subject)  # it has grown, and clients may have heard of that before
         group = None if isinstance(command, _NO_GROUP_NEEDED) else getattr(command, "group", None)
-        if group is None or (command.subject, group) in self._known_groups:
+        if group is None or (command.subject, group) in self.known.groups:
             return None
         return FindGroup(command.subject, group)
 
     def _told(self, question: FindSubject | FindGroup, answer: Answer) -> None:
         if isinstance(question, FindSubject) and isinstance(answer, Subject):
-            self._learn(answer)
+            self._learning.subject(answer)
         elif isinstance(question, FindGroup) and isinstance(answer, GroupOpened):
-            self._group_of(question.subject, question.group, answer.start, answer.mode)
+            self._learning.group(question.subject, question.group, answer.start, answer.mode)
         else:
             raise InturnError(f"meta answered {question!r} with {answer!r}")
 
@@ -180,17 +183,8 @@ class BrokerNode(InProcessNode):
             f"{type(command).__name__} is for the meta server; this is the broker of group {self.broker.broker_group!r}"
         )
 
-    def _store_moved(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
-        """The retry and dead-letter subjects of a group are in one broker group, for all partitions of the subject."""
-        if not 0 <= command.to_partition < target.partition_count or command.to_partition in self.broker.owned(target):
-            super()._store_moved(group, target, command, reply)
-            return
-        self.broker.check_mover(group, command)
-        home = target.route.partitions[command.to_partition].broker_group
-        self._links.to(home).submit(
-            Append(command.to_subject, command.to_partition, command.batch),
-            lambda answer: reply(Done() if isinstance(answer, Appended) else answer),
-        )
+    def _forward(self, broker_group: str, command: Append, reply: Reply) -> None:
+        self._links.to(broker_group).submit(command, reply)
 
     def _locate(self, broker_group: str) -> str | None:
         try:
@@ -199,79 +193,16 @@ class BrokerNode(InProcessNode):
             return None
         return next((one.address for one in listed.groups if one.name == broker_group), None)
 
-    # What meta says
+    # For meta
 
-    def _learn_subject(self, command: LearnSubject, _: Try) -> Answer:
-        self._learn(command.subject)
-        return Done()
-
-    def _learn(self, subject: Subject) -> None:
-        before = self._known_subjects.get(subject.name)
-        if before is not None and before.route.version >= subject.route.version:
-            return
-        learnt = self._subjects.learn(subject, self._clock.time_ms())
-        seal = self._seals.get(subject.name)
-        if seal is not None and seal.version <= learnt.route.version:
-            self._seal_rows.remove(subject.name)
-            del self._seals[subject.name]
-        if before is None:
-            self._open_subject(learnt)
-        else:
-            self._grown(before, learnt)
-
-    def _open_subject(self, subject: Subject, first: int = 0) -> None:
-        super()._open_subject(subject, first)
-        self._seal_logs(subject)
-
-    def _seal_logs(self, subject: Subject) -> dict[int, int]:
-        """As it has to be: by its route, or by a growth that has begun. Returns the ends."""
-        seal = self._seals.get(subject.name)
-        version = subject.route.version if seal is None else seal.version
-        return {
-            index: self.broker.log(subject, index).seal(subject.name, version) for index in self.broker.owned(subject)
-        }
-
-    def _learn_producer(self, command: LearnProducer, _: Try) -> Answer:
-        self.broker.producer_ids.learn(command.producer)
-        return Done()
-
-    def _seal_subject(self, command: SealSubject, _: Try) -> Answer:
-        """Durable before the ends are told: whatever happens to this process, nothing more comes below them."""
-        subject = self._subject(command.name)
-        if command.version != subject.route.version + 1:
-            raise InvalidInput(
-                f"subject {subject.name!r} has route version {subject.route.version} at broker group "
-                f"{self.broker.broker_group!r}, and cannot be sealed for version {command.version}; grow it again"
-            )
-        seal = Seal(subject.name, command.version, command.growth)
-        self._seal_rows.put(seal)
-        self._seals[subject.name] = seal
-        barriers = self._seal_logs(subject)
-        for index in barriers:
-            self.broker.log(subject, index).sync()
-        return Sealed(tuple(sorted(barriers.items())))
-
-    def _break_seal(self, seal: Seal) -> None:
-        self._seal_rows.remove(seal.subject)
-        del self._seals[seal.subject]
-        self._seal_logs(self._subject(seal.subject))
-
-    def _open_group(self, command: OpenGroup, _: Try) -> Answer:
-        group = self._group_of(command.subject, command.group, command.start, command.mode)
-        holders = self.broker.leases.holders(group)
-        return GroupOpened(group.start, group.mode.value, tuple(sorted(holders.items())))
-
-    def _group_of(self, subject: str, name: str, start: str, mode: str) -> GroupRecord:
-        known = self._known_groups.get((subject, name))
-        if known is not None:
-            return known
-        return self._new_group(self._subject(subject), name, start, one_of(GroupMode, "mode", mode))
+    def _forget_member(self, command: ForgetMember, _: Try) -> Answer:
+        return self.leaving.leave(Leave(command.subject, command.group, command.member))
 
     def _list_requests(self, command: ListRequests, _: Try) -> Answer:
-        return RequestList(self.keys.waiting(self._group(command.subject, command.group)))
+        return RequestList(self.broker.keys.waiting(self.known.group(command.subject, command.group)))
 
     def _find_message(self, command: FindMessage, _: Try) -> Answer:
-        self.broker.check_stored(self._subject(command.subject), command.partition, command.offset)
+        self.broker.check_stored(self.known.subject(command.subject), command.partition, command.offset)
         return Done()
 
     # Reports
@@ -294,10 +225,10 @@ class BrokerNode(InProcessNode):
         self._report()
 
     def _report(self) -> None:
-        if self._closed:
+        if self.intake.is_closed:
             return
-        with self._lock:
-            seals = tuple(seal.growth for seal in self._seals.values())
+        with self.lock:
+            seals = self._seals.growths
         report = ReportBroker(self.broker.broker_group, self._folder_id, self._address, self._lease.life_s, seals)
         self._meta.submit(report, self._reported)
 
@@ -310,24 +241,22 @@ class BrokerNode(InProcessNode):
         except InturnError as error:
             _log.error("broker.not_updated", broker_group=self.broker.broker_group, error=str(error))
         finally:
-            if not self._closed:
+            if not self.intake.is_closed:
                 self._timers.at(self._clock.monotonic() + self._report_s, self._report)
 
     def _obey(self, orders: BrokerOrders) -> None:
-        with self._lock:
-            if self._closed:
+        with self.lock:
+            if self.intake.is_closed:
                 raise Closed("node")
             if not self._is_counting:
-                count_requests_from(self._state_database, orders.number)
+                count_requests_from(self._database, orders.number)
                 self._is_counting = True
             state = one_of(BrokerGroupState, "state", orders.state)
             if state is not self.broker.state:
-                self.registry.set_state(self.broker.broker_group, state)
-                self._be(state)
+                self.broker_groups.set(self.broker.broker_group, state)
             is_current = orders.version == self._catalogue_version
             if is_current:
-                for seal in [one for one in self._seals.values() if one.growth in orders.void]:
-                    self._break_seal(seal)
+                self._learning.break_seals(orders.void)
         if not is_current:
             self._meta.submit(ReadCatalogue(), self._read_catalogue)
 
@@ -340,21 +269,21 @@ class BrokerNode(InProcessNode):
             _log.error("broker.not_updated", broker_group=self.broker.broker_group, error=str(error))
 
     def _take_over(self, catalogue: Catalogue) -> None:
-        with self._lock:
-            with self._state_database.transaction():
+        with self.lock:
+            with self._database.transaction():
                 for producer in catalogue.producers:
                     self.broker.producer_ids.learn(producer)
             for subject in catalogue.subjects:
                 if any(one.broker_group == self.broker.broker_group for one in subject.route.partitions):
-                    self._learn(subject)
+                    self._learning.subject(subject)
             self._catalogue_version = catalogue.version
 
     # The end
 
     def stop_gently(self) -> None:
         """Take no new work. Leases stay with their holders, who go on when it is back."""
-        with self._lock:
-            self._is_stopping = True
+        with self.lock:
+            self.intake.is_stopping = True
 
     @property
     def held_count(self) -> int:

@@ -12,6 +12,8 @@ from inturn.meta.broker_registry import BrokerRegistry
 from inturn.model.clock import Clock
 from inturn.model.commands import Command
 from inturn.model.errors import BrokerGroupClosed, InturnError, NotFound
+from inturn.model.subject import Subject
+from inturn.node.known import Known
 from inturn.security.credentials import Credentials
 from inturn.wire.client import RemoteNode
 
@@ -19,12 +21,26 @@ _Wanted = TypeVar("_Wanted")
 
 
 class Brokers:
-    """`lock` guards the registry. What waits here must not hold it."""
+    """`lock` guards what is known and the registry. What waits here must not hold it."""
 
-    def __init__(self, registry: BrokerRegistry, lock: threading.RLock, clock: Clock, credentials: Credentials) -> None:
+    def __init__(
+        self, known: Known, registry: BrokerRegistry, lock: threading.RLock, clock: Clock, credentials: Credentials
+    ) -> None:
+        self._known = known
         self._registry = registry
-        self._lock = lock
+        self.lock = lock
         self._links = BrokerLinks(self._locate, clock, credentials)
+
+    def homes(self, subject: str) -> list[str]:
+        """The broker groups of a subject. NotFound."""
+        with self.lock:
+            return homes_of(self._known.subject(subject))
+
+    def home(self, subject: str, partition: int) -> str:
+        """That of a partition; of one that is not there, any that can say so."""
+        with self.lock:
+            partitions = self._known.subject(subject).route.partitions
+        return partitions[partition if 0 <= partition < len(partitions) else 0].broker_group
 
     def to(self, broker_group: str) -> RemoteNode:
         return self._links.to(broker_group)
@@ -50,7 +66,7 @@ class Brokers:
 
     def ask_heard(self, command: Command, wanted: type[_Wanted]) -> dict[str, _Wanted]:
         """All brokers that are heard; the others catch up when they are back."""
-        with self._lock:
+        with self.lock:
             groups = [name for name in self._registry.names if self._registry.is_heard(name)]
         return self.ask_all(groups, command, wanted)
 
@@ -67,7 +83,7 @@ class Brokers:
         self._links.close()
 
     def disown(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._links.disown()
 
     def _gathered(self, groups: list[str], command: Command) -> Answers:
@@ -83,12 +99,17 @@ class Brokers:
         return found[0]
 
     def _is_heard(self, name: str) -> bool:
-        with self._lock:
+        with self.lock:
             return self._registry.is_heard(name)
 
     def _locate(self, name: str) -> str | None:
-        with self._lock:
+        with self.lock:
             try:
                 return self._registry.get(name).address
             except NotFound:
                 return None
+
+
+def homes_of(subject: Subject) -> list[str]:
+    """The broker groups that its partitions are in, each once."""
+    return list(dict.fromkeys(one.broker_group for one in subject.route.partitions))

@@ -14,7 +14,7 @@ from inturn.model.clock import Clock
 from inturn.model.errors import InvalidInput
 from inturn.model.names import check_name
 from inturn.model.settings import Role
-from inturn.node import InProcessNode
+from inturn.node.node import InProcessNode
 from inturn.security.credentials import NONE, Credentials
 from inturn.version import SOFTWARE
 from inturn.wire.address import parse_address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from inturn.model.commands import Answer, Command, Node
 from inturn.model.errors import ConnectionLost, InturnError, ServerStopping
@@ -12,6 +12,12 @@ from inturn.model.errors import ConnectionLost, InturnError, ServerStopping
 _Wanted = TypeVar("_Wanted")
 PATIENCE_S = 15.0  # as long as a server may take to be started again
 _PAUSE_S = 0.05
+
+
+class Ask(Protocol):
+    """How somebody asks a node, whichever that is, and waits: the answer, or its error raised."""
+
+    def __call__(self, command: Command, wanted: type[_Wanted], /) -> _Wanted: ...
 
 
 def ask(node: Node, command: Command, wanted: type[_Wanted], patience_s: float = PATIENCE_S) -> _Wanted:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from inturn.model.clock import Clock
 from inturn.model.commands import DiskRoom, ReadyPart
 from inturn.model.errors import InturnError
-from inturn.node_survey import LOG_STATES, NodeFigures, Survey
+from inturn.node.survey import LOG_STATES, NodeFigures, Survey
 from inturn.ops.histogram import Histogram
 from inturn.ops.measured_node import Measures
 from inturn.version import VERSION

@@ -28,9 +28,14 @@ def check_size(what: str, size: int, limit: int, setting: str) -> None:
 def checked_key(key: str | bytes | None, limit: int) -> bytes | None:
     if key is None:
         return None
-    encoded = utf8("key", key) if isinstance(key, str) else as_bytes("key", key)
+    encoded = encoded_key(key)
     check_size("the key", len(encoded), limit, "Limits.key_bytes")
     return encoded
+
+
+def encoded_key(key: str | bytes) -> bytes:
+    """Of any size."""
+    return utf8("key", key) if isinstance(key, str) else as_bytes("key", key)
 
 
 def utf8(what: str, text: str) -> bytes:

@@ -33,7 +33,7 @@ from inturn.model.request import ask
 from inturn.model.settings import LeaseSettings, Limits, LogSettings
 from inturn.model.subject import Subject
 from inturn.model.timers import Timers
-from inturn.node import InProcessNode
+from inturn.node.node import InProcessNode
 from inturn.state.database import Database
 from inturn.testing.sim_claims import ClaimWatch
 from inturn.testing.sim_disk import SimCrash, SimDisk

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inturn.node import InProcessNode
+from inturn.node.consuming import ConsumingCommands
+from inturn.node.node import InProcessNode
 from inturn.testing.seeded_bugs.bug import Bugs
 
 BUGS = Bugs()
@@ -15,9 +16,9 @@ _hung_up = InProcessNode.hung_up
 _add_edit(
     "remote_lease_counts_as_local",
     "The leases of consumers in other processes are released when the node is opened again, though they live on.",
-    InProcessNode,
-    "submit_remote",
-    "if type(command) is Acquire:",
+    ConsumingCommands,
+    "outlive_node",
+    "if (command.subject, command.group) in self._known.groups:",
     "if False:",
 )
 
@@ -25,11 +26,11 @@ _add_edit(
 @_instead_of(InProcessNode, "hung_up")
 def lost_stream_ends_the_leases(self: InProcessNode, session: object) -> None:
     """When a stream is lost, the leases of its members are released, though they may live on."""
-    members = [one for one, through in self._spoke_through.items() if through is session]
+    members = [one for one, through in self.leaving._spoke_through.items() if through is session]
     _hung_up(self, session)
     for one in members:
-        for partition in self.broker.leases.release_all(self._group(one.subject, one.group), one.member):
-            self.wake(("lease", one.subject, one.group, partition))
+        for partition in self.broker.leases.release_all(self.known.group(one.subject, one.group), one.member):
+            self._held.wake(("lease", one.subject, one.group, partition))
 
 
 _add_edit(
@@ -45,7 +46,7 @@ _add_edit(
 @_instead_of(InProcessNode, "close")
 def leases_end_with_the_node(self: InProcessNode) -> None:
     """A node that ends in good order takes all leases back, also those that are still in use."""
-    for group in self._known_groups.values():
+    for group in self.known.groups.values():
         for owner in self.broker.leases.holders(group):
             self.broker.leases.release_all(group, owner)
     _node_close(self)

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from inturn.broker.broker import Broker, log_state
-from inturn.broker.long_polls import LongPolls
 from inturn.log.engine import Log
 from inturn.meta.membership import Membership
 from inturn.model.commands import ReadyPart
 from inturn.model.errors import InturnError
 from inturn.model.settings import GroupMode
 from inturn.model.subject import Subject
+from inturn.node.known import Known
+from inturn.node.long_polls import LongPolls
 from inturn.state.groups import GroupRecord
 from inturn.state.survey import SurveyRows
 
@@ -77,19 +78,17 @@ class _Memory:
 
 
 class Survey:
-    """Any thread may take it. `subjects` and `groups` are the node's own, which it changes under the lock of `held`."""
+    """Any thread may take it."""
 
     def __init__(
         self,
-        subjects: Mapping[str, Subject],
-        groups: Mapping[tuple[str, str], GroupRecord],
+        known: Known,
         broker: Broker,
         membership: Membership,
         held: LongPolls,
         rows: SurveyRows,
     ) -> None:
-        self._subjects = subjects
-        self._groups = groups
+        self._known = known
         self._broker = broker
         self._membership = membership
         self._held = held
@@ -126,7 +125,7 @@ class Survey:
     def ready_parts(self) -> tuple[ReadyPart, ReadyPart]:
         """The logs are ready while one of them takes appends: the others are told of, and no reason to go elsewhere."""
         with self._held.lock:
-            subjects = list(self._subjects.values())
+            subjects = list(self._known.subjects.values())
         states = [one.state for one in self._logs(subjects)]
         troubled_count = sum(state != "ok" for state in states)
         why = f"{troubled_count} of {len(states)} logs are stopped or damaged" if troubled_count else ""
@@ -141,8 +140,8 @@ class Survey:
         leases = self._broker.leases
         with self._held.lock:
             return _Memory(
-                list(self._subjects.values()),
-                list(self._groups.values()),
+                list(self._known.subjects.values()),
+                list(self._known.groups.values()),
                 self._membership.counts(),
                 leases.live_counts(),
                 self._held.counts(),

@@ -6,23 +6,20 @@ Longer than a usual file: it is the one list of what there is, and most of it is
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-import getpass
-import math
 import os
-import signal
-import socket
 import threading
-import uuid
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
-from types import FrameType, TracebackType
-from typing import Protocol, Self, TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
-from inturn.cluster.routed_node import routed
+from inturn.connection.arguments import broker_group_names, settings_with
+from inturn.connection.foreground import Foreground
+from inturn.connection.left_open import note_opened
+from inturn.connection.reaching import ConnectedNode, reached
+from inturn.connection.steering import steer
+from inturn.connection.trying import tried
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.duty import EVERYTHING, Duty
 from inturn.consumer.figures import ConsumerStatistics
@@ -31,7 +28,6 @@ from inturn.consumer.hook import Hook
 from inturn.consumer.lot import unparked
 from inturn.consumer.worker import Handler
 from inturn.dead_letters import DeadLetters
-from inturn.dialling import dialled
 from inturn.model.clock import Clock, SystemClock
 from inturn.model.commands import (
     BrokerGroupDescription,
@@ -43,9 +39,7 @@ from inturn.model.commands import (
     DescribeNode,
     DescribeSubject,
     Done,
-    FindRequest,
     FindSubject,
-    FindTrial,
     GroupDescription,
     GroupList,
     GroupName,
@@ -53,26 +47,20 @@ from inturn.model.commands import (
     KeyDescription,
     KeyDetails,
     KeyList,
-    KeyRequest,
     ListBrokerGroups,
     ListGroups,
     ListKeys,
     ListSubjects,
-    Node,
     NodeDescription,
     RequestState,
     ResetGroup,
     SetBrokerGroup,
     SetOrder,
-    SteerKey,
     SubjectDescription,
     SubjectList,
-    Trial,
     TrialState,
-    TryMessage,
 )
-from inturn.model.errors import Closed, InturnError, InvalidInput, TrialTimeout
-from inturn.model.logs import get_logger
+from inturn.model.errors import Closed, InvalidInput
 from inturn.model.message import Message
 from inturn.model.names import check_name
 from inturn.model.observer import Observer
@@ -97,35 +85,16 @@ from inturn.model.settings import (
     one_of,
 )
 from inturn.model.subject import Subject
-from inturn.model.tags import tags_text
 from inturn.outbox.outbox import Outbox
+from inturn.producer.acceptance import encoded_key
 from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
 from inturn.reader import Reader
 from inturn.security.credentials import NONE, Credentials
 from inturn.security.tls import TlsSettings
-from inturn.shared_folder import SharedFolder
-from inturn.version import SOFTWARE
-from inturn.wire.address import is_address
-from inturn.wire.client import RemoteNode
 
-TRIAL_LOOK_S = 20.0  # a node holds nothing back for much longer
-
-_log = get_logger("inturn.connection")
 _Wanted = TypeVar("_Wanted")
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
-
-
-class ConnectedNode(Node, Protocol):
-    """A node that a connection owns."""
-
-    @property
-    def lease(self) -> LeaseSettings | None: ...
-
-    def close(self) -> None: ...
-
-    def disown(self) -> None:
-        """In a forked child: everything is the parent's."""
 
 
 class Connection:
@@ -149,26 +118,17 @@ class Connection:
         self._target = str(target)
         checked(log, LogSettings, "log")
         checked(lease, LeaseSettings, "lease")
-        self._node: ConnectedNode
-        if node is not None:
-            self._node = node
-        elif is_address(target):
-            check_served(str(target), log, lease, observer)
-            self._node = _reached(str(target), self._clock, wait_s, credentials)
-        else:
-            check_folder_credentials(str(target), credentials)
-            self._node = SharedFolder(
-                target, log or LogSettings(), lease or LeaseSettings(), self._clock, observer, create=create
-            )
+        if node is None:
+            node = reached(target, log, lease, self._clock, observer, credentials, create=create, wait_s=wait_s)
+        self._node = node
         self._lock = threading.Lock()
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._handlers: list[Callable[[], Consumer]] = []
         self._watchers: list[Callable[[Consumer | Producer], None]] = []
-        self._stop_asked = threading.Event()
-        self._is_signalled = False
+        self._foreground = Foreground(self._clock)
         self._is_closed = False
-        _opened.add(self)
+        note_opened(self)
 
     @property
     def target(self) -> str:
@@ -214,7 +174,7 @@ class Connection:
                 one_of(Strategy, "strategy", strategy),
                 limits if limits is not None else Limits(),
                 one_of(Keyless, "keyless", keyless),
-                _names("broker_groups", broker_groups),
+                broker_group_names(broker_groups),
             ),
             Subject,
         )
@@ -397,54 +357,11 @@ class Connection:
         """Run all handlers until SIGINT, SIGTERM, `shutdown`, an error, or so many seconds. Stops gracefully."""
         if not self._handlers:
             raise InvalidInput("run() has nothing to run; register a function with @connection.handler(...) first")
-        consumers = [make() for make in self._handlers]
-        restore = self._listen_to_signals()
-        try:
-            for consumer in consumers:
-                consumer.start()
-            self._wait(consumers, timeout_s)
-        finally:
-            restore()
-            for consumer in consumers:
-                consumer.stop()
-            self._stop_asked.clear()
-            self._is_signalled = False
-        for consumer in consumers:
-            if consumer.error is not None:
-                raise consumer.error
+        self._foreground.run([make() for make in self._handlers], timeout_s)
 
     def shutdown(self) -> None:
         """Make `run` return, from another thread or from a handler."""
-        self._stop_asked.set()
-
-    def _wait(self, consumers: Sequence[Consumer], timeout_s: float | None) -> None:
-        until_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
-        while (
-            not self._is_signalled
-            and not self._stop_asked.is_set()
-            and all(consumer.error is None for consumer in consumers)
-        ):
-            left_s = 0.2 if until_s is None else min(0.2, until_s - self._clock.monotonic())
-            if left_s <= 0:
-                return
-            self._stop_asked.wait(left_s)
-
-    def _listen_to_signals(self) -> Callable[[], None]:
-        """Only the main thread may; returns what puts the former handlers back."""
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            # No event: its lock may be held by the very thread that the signal interrupts.
-            self._is_signalled = True
-
-        former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-
-        def restore() -> None:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
-        return restore
+        self._foreground.stop()
 
     def statistics(self) -> list[ConsumerStatistics]:
         """Of every consumer of this connection that runs, those of `run` among them."""
@@ -510,20 +427,7 @@ class Connection:
         member or the message is not there, or the member left meanwhile; TrialTimeout if it did not tell in time: the
         handler may run all the same.
         """
-        for what, number in (("partition", partition), ("offset", offset)):
-            if isinstance(number, bool) or not isinstance(number, int):
-                raise InvalidInput(f"{what}={number!r}: give a whole number")
-        check_wait("timeout_s", timeout_s)
-        trial = self._ask(TryMessage(subject, group, member, partition, offset, uuid.uuid4().hex), Trial)
-        until_s = self._clock.monotonic() + timeout_s
-        while True:
-            left_s = until_s - self._clock.monotonic()
-            find = FindTrial(subject, group, trial.id, max(0.0, min(left_s, TRIAL_LOOK_S)), left_s <= 0)
-            state = self._ask(find, TrialState)
-            if state.result is not None:
-                return state
-            if left_s <= 0:
-                raise TrialTimeout(state.member, f"{subject}/{partition}@{offset}", timeout_s)
+        return tried(self._ask, self._clock, subject, group, member, partition, offset, timeout_s)
 
     # Keys
 
@@ -537,7 +441,7 @@ class Connection:
 
         Where senders choose the partition and several have trouble with the key, it is the longest trouble.
         """
-        return self._ask(DescribeKey(subject, group, _key_bytes(key)), KeyDetails)
+        return self._ask(DescribeKey(subject, group, encoded_key(key)), KeyDetails)
 
     def key_head(self, subject: str, group: str, key: str | bytes) -> Message | None:
         """The first message of the key that is not over, from the parking lot or the log. None if it is not there:
@@ -575,7 +479,7 @@ class Connection:
         "selector"). A repeated request that still waits is the same request. Needs a group that consumes with
         order="key"; others take no notice.
         """
-        return self._steer(subject, group, key, KeyAction.PARK, by, why, partition, wait_s)
+        return steer(self._ask, KeyAction.PARK, subject, group, key, by, why, partition, wait_s)
 
     def resume_key(
         self,
@@ -594,7 +498,7 @@ class Connection:
         Done means that it has begun, not that the lot is empty. Waits, and stays if it is not done in time, as
         `park_key`. NotFound if the key is neither parked nor blocked.
         """
-        return self._steer(subject, group, key, KeyAction.RESUME, by, why, partition, wait_s)
+        return steer(self._ask, KeyAction.RESUME, subject, group, key, by, why, partition, wait_s)
 
     def skip_key(
         self,
@@ -615,37 +519,7 @@ class Connection:
         is not the first any more, and a repeated skip drops nothing else. Waits, and stays if it is not done in time,
         as `park_key`; it is then still only for that message. NotFound if nothing of the key failed or is parked.
         """
-        return self._steer(subject, group, key, KeyAction.SKIP, by, why, partition, wait_s, offset)
-
-    def _steer(
-        self,
-        subject: str,
-        group: str,
-        key: str | bytes,
-        action: KeyAction,
-        by: str | None,
-        why: str,
-        partition: int | None,
-        wait_s: float,
-        offset: int | None = None,
-    ) -> RequestState:
-        check_wait("wait_s", wait_s)
-        for name, number in (("partition", partition), ("offset", offset)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-                raise InvalidInput(f"{name}={number!r}: give a whole number")
-        by = _user_and_host() if by is None else by
-        if action is KeyAction.SKIP and offset is None:
-            # A skip that is repeated after a lost answer must not drop the next message, too.
-            offset = self._head_offset(subject, group, _key_bytes(key), partition)
-        command = SteerKey(subject, group, _key_bytes(key), action.value, by, why, partition, offset)
-        request = self._ask(command, KeyRequest)
-        return self._ask(FindRequest(subject, group, request.id, wait_s), RequestState)
-
-    def _head_offset(self, subject: str, group: str, key: bytes, partition: int | None) -> int | None:
-        for one in self.keys(subject, group):
-            if one.key == key and partition in (None, one.partition):
-                return one.offset
-        return None
+        return steer(self._ask, KeyAction.SKIP, subject, group, key, by, why, partition, wait_s, offset)
 
     # Dead letters
 
@@ -682,7 +556,7 @@ class Connection:
         self._check_open()
         return ask(self._node, command, wanted)
 
-    def _forget_in_child(self) -> None:
+    def disown(self) -> None:
         """In a forked child: the folder, its logs and its threads are the parent's. Whatever is used says Closed."""
         self._lock = threading.Lock()  # it may be held by a thread that is not here
         self._is_closed = True
@@ -695,101 +569,6 @@ class Connection:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("connection")
-
-
-def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise InvalidInput(f"{what}={names!r}: give a list of names")
-    return tuple(check_name("broker group", name) for name in names)
-
-
-def check_wait(name: str, wait_s: object) -> None:
-    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
-        raise InvalidInput(f"{name}={wait_s!r}: give a number of seconds, 0 or more")
-
-
-def settings_with(
-    settings: ConsumerSettings | None, tags: str | None, processes: int | None
-) -> ConsumerSettings | None:
-    """The settings with what was given beside them."""
-    checked(settings, ConsumerSettings, "settings")
-    if tags is None and processes is None:
-        return settings
-    settings = settings if settings is not None else ConsumerSettings()
-    if tags is not None:
-        if settings.tags not in (None, tags_text(tags) or None):
-            raise InvalidInput(f"tags={tags!r}, but settings.tags is {settings.tags!r}; give one of them")
-        settings = replace(settings, tags=tags)
-    if processes is not None:
-        settings = replace(settings, workers="processes", concurrency=processes)
-    return settings
-
-
-def check_served(target: str, log: LogSettings | None, lease: LeaseSettings | None, observer: Observer | None) -> None:
-    if log is not None or lease is not None or observer is not None:
-        raise InvalidInput(
-            f"connect({target!r}): flush, log, lease and observer are the server's; give them to `inturn serve`"
-        )
-
-
-def check_folder_credentials(target: str, credentials: Credentials) -> None:
-    """A token that nobody asks for is a mistake: better told than forgotten."""
-    if credentials != NONE:
-        raise InvalidInput(
-            f"connect({target!r}): token and tls are for servers (inturns://host:port), this is a folder"
-        )
-
-
-def _reached(target: str, clock: Clock, wait_s: float, credentials: Credentials) -> ConnectedNode:
-    address, tls = dialled(target, credentials)
-    node = RemoteNode(address.dial, str(address), SOFTWARE, clock, token=credentials.token or "", tls=tls)
-    try:
-        node.wait_until_up(wait_s)
-        return routed(node, str(address), clock, credentials)
-    except BaseException:
-        node.close()
-        raise
-
-
-def _key_bytes(key: str | bytes) -> bytes:
-    """As a producer takes it."""
-    if isinstance(key, str):
-        try:
-            return key.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInput(f"key {key!r} is no text that UTF-8 knows ({error.reason}); give bytes") from None
-    if isinstance(key, bytes | bytearray | memoryview):
-        return bytes(key)
-    raise InvalidInput(f"the key is of type {type(key).__name__}; give str or bytes")
-
-
-def _user_and_host() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as in some containers
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
-
-
-_opened: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for connection in list(_opened):
-        connection._forget_in_child()  # also what is closed: perhaps a thread that is not here was about to
-
-
-def _at_exit() -> None:
-    """A program that ends without closing does not lose what it sent."""
-    for connection in list(_opened):
-        try:
-            connection.close()
-        except InturnError as error:
-            _log.error("connection.close_failed", target=connection.target, error=str(error))
-
-
-os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
 
 
 def connect(

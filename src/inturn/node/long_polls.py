@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -15,17 +14,10 @@ from inturn.model.commands import Answer, Command, Reply
 from inturn.model.errors import InturnError
 from inturn.model.logs import get_logger
 from inturn.model.timers import Timer, Timers
+from inturn.node.answering import Try
 
 _log = get_logger("inturn.node")
 WAIT_S_MAX = 60.0
-
-
-class Try(enum.Enum):
-    """The first try is the client speaking, and renews; later ones are ours, and must not."""
-
-    FIRST = enum.auto()
-    AGAIN = enum.auto()
-    LAST = enum.auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +36,9 @@ _Replies = list[tuple[Reply, Answer | InturnError]]
 class LongPolls:
     """`answer` is asked again at every wake: None is nothing to say yet, which the last try must not be.
 
-    `on_held` is told of a command whenever it is held back, also when it is so again. Both are called under the lock,
-    replies outside of it. Call everything but `wake` and `close` under the lock.
+    `due_s` is asked whenever a command is held back, also when it is so again: when time itself may bring an answer,
+    though nobody wakes it. Both are called under the lock, replies outside of it. Call everything but `wake` and
+    `close` under the lock, which is the node's.
     """
 
     def __init__(
@@ -54,22 +47,22 @@ class LongPolls:
         clock: Clock,
         timers: Timers,
         answer: Callable[[Command, Try], Answer | None],
-        on_held: Callable[[Command, Hashable], None],
+        due_s: Callable[[Command], float | None],
     ) -> None:
         self.lock = lock
         self._clock = clock
         self._timers = timers
         self._answer = answer
-        self._on_held = on_held
+        self._due_s = due_s
         self._held: dict[Hashable, list[_Held]] = defaultdict(list)
+        self._times: dict[Hashable, Timer] = {}  # when to wake, by what is waited for
 
     def hold(self, command: Command, reply: Reply, key: Hashable, wait_s: float) -> None:
         """Until `key` is woken and there is an answer, or so long."""
         held = _Held(command, reply, key)
         at_s = self._clock.monotonic() + min(wait_s, WAIT_S_MAX)
         held.expiry = self._timers.at(at_s, partial(self._expire, held))
-        self._held[key].append(held)
-        self._on_held(command, key)
+        self._hold(held)
 
     def wake(self, key: Hashable) -> None:
         """Try again to answer what waits for this."""
@@ -82,6 +75,19 @@ class LongPolls:
         """Wake after this command: its own reply and the lock come first."""
         if self._held.get(key):  # whoever comes later sees for itself what is new
             self._timers.at(self._clock.monotonic(), partial(self.wake, key))
+
+    def wake_at(self, key: Hashable, at_s: float) -> None:
+        """Wake then, if not before. The earliest time counts."""
+        timer = self._times.get(key)
+        if timer is not None:
+            if timer.at_s <= at_s:
+                return
+            timer.cancel()
+        self._times[key] = self._timers.at(at_s, partial(self._time_came, key))
+
+    def has_time(self, key: Hashable) -> bool:
+        """Whether this is woken at some time anyway."""
+        return key in self._times
 
     def keys(self, kinds: type[Command] | UnionType) -> list[Hashable]:
         """What commands of these kinds wait for."""
@@ -119,13 +125,23 @@ class LongPolls:
         for one in held:
             one.reply(error())
 
+    def _hold(self, held: _Held) -> None:
+        self._held[held.key].append(held)
+        at_s = self._due_s(held.command)
+        if at_s is not None:
+            self.wake_at(held.key, at_s)
+
+    def _time_came(self, key: Hashable) -> None:
+        with self.lock:
+            self._times.pop(key, None)
+        self.wake(key)
+
     def _retry(self, waiting: Sequence[_Held]) -> _Replies:
         replies: _Replies = []
         for held in waiting:
             answer = self._answer_or_error(held.command, Try.AGAIN)
             if answer is None:
-                self._held[held.key].append(held)
-                self._on_held(held.command, held.key)
+                self._hold(held)
                 continue
             if held.expiry is not None:
                 held.expiry.cancel()

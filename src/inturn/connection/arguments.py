@@ -1,0 +1,47 @@
+"""What arguments of a connection are checked for, before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from inturn.model.errors import InvalidInput
+from inturn.model.names import check_name
+from inturn.model.settings import ConsumerSettings, checked
+from inturn.model.tags import tags_text
+
+
+def broker_group_names(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise InvalidInput(f"broker_groups={names!r}: give a list of names")
+    return tuple(check_name("broker group", name) for name in names)
+
+
+def check_wait(name: str, wait_s: object) -> None:
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
+        raise InvalidInput(f"{name}={wait_s!r}: give a number of seconds, 0 or more")
+
+
+def check_whole(**numbers: object) -> None:
+    """By the name of the argument."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise InvalidInput(f"{name}={number!r}: give a whole number")
+
+
+def settings_with(
+    settings: ConsumerSettings | None, tags: str | None, processes: int | None
+) -> ConsumerSettings | None:
+    """The settings with what was given beside them."""
+    checked(settings, ConsumerSettings, "settings")
+    if tags is None and processes is None:
+        return settings
+    settings = settings if settings is not None else ConsumerSettings()
+    if tags is not None:
+        if settings.tags not in (None, tags_text(tags) or None):
+            raise InvalidInput(f"tags={tags!r}, but settings.tags is {settings.tags!r}; give one of them")
+        settings = replace(settings, tags=tags)
+    if processes is not None:
+        settings = replace(settings, workers="processes", concurrency=processes)
+    return settings
