@@ -41,10 +41,12 @@ from inturn.model.commands import (
     OpenGroup,
     OpenProducer,
     OpenRetry,
+    Read,
     ReadCatalogue,
     Reply,
     ReportBroker,
     RequestList,
+    ResolvePosition,
     Sealed,
     SealSubject,
 )
@@ -66,6 +68,7 @@ from inturn.wire.client import RemoteNode
 _log = get_logger("inturn.broker")
 REPORT_S = 1.0
 CATCH_UP_S = 2.0  # how long a broker that starts waits for meta
+_NEEDS_NO_GROUP = (OpenGroup, Read, ResolvePosition)  # one makes it; the others name it for the guard alone
 _OF_META = (CreateSubject, GrowSubject, Heartbeat, Leave, OpenRetry, OpenDeadLetters, OpenProducer)
 
 
@@ -160,7 +163,7 @@ class BrokerNode(InProcessNode):
         if partition is not None and partition >= self._known_subjects[command.subject].partition_count:
             return FindSubject(command.subject)  # it has grown, and clients may have heard of that before
         group = getattr(command, "group", None)
-        if group is None or isinstance(command, OpenGroup) or (command.subject, group) in self._known_groups:
+        if group is None or isinstance(command, _NEEDS_NO_GROUP) or (command.subject, group) in self._known_groups:
             return None
         return FindGroup(command.subject, group)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from inturn.model.commands import Command
 from inturn.model.errors import InvalidInput
 from inturn.model.names import NAME_LENGTH_MAX, RESERVED_LENGTH_MAX
+from inturn.model.subject import Subject
 
 MEMBER_LENGTH_MAX = 1000
 _LIMITS = {
@@ -30,6 +31,7 @@ _OF_KIND = {
 def check_names(command: object) -> None:
     """Raises InvalidInput for a name that nothing can have."""
     for field, limit in _OF_KIND.get(type(command), ()):  # type: ignore[arg-type]
-        name = getattr(command, field)
+        named = getattr(command, field)
+        name = named.name if isinstance(named, Subject) else named
         if name is not None and len(name) > limit:
             raise InvalidInput(f"{field}: a name of {len(name)} characters; the limit is {limit}, use a shorter one")
