@@ -27,6 +27,7 @@ SHORT_LEASE = LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
 # Renewed as often, but not lost when the machine stands still for some seconds: where a lease must not be lost.
 STEADY_LEASE = LeaseSettings(life_s=12.0, renew_s=0.15, margin_s=0.05)
 WAIT_S = 20.0
+PATIENCE_S = 2 * WAIT_S  # waiting costs nothing when all is well
 
 
 class Bed:
@@ -174,7 +175,7 @@ class Seen:
     def bodies(self) -> list[bytes]:
         return [message.body for message in self.messages]
 
-    def wait_for(self, count: int, timeout_s: float = WAIT_S) -> None:
+    def wait_for(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         with self._changed:
             arrived = self._changed.wait_for(lambda: len(self.messages) >= count, timeout_s)
         assert arrived, f"{len(self.messages)} of {count} came within {timeout_s:g} s: {self.bodies[:20]}"
@@ -185,7 +186,7 @@ def has_joined(mq: Connection, subject: str = "line", group: str = "g") -> bool:
     return GroupName(subject, group) in mq.groups()
 
 
-def eventually(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
+def eventually(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
     """For what has no event to wait for. What is asked about may not be there yet: a group is there when its first
     member has joined, which a consumer does in its own time."""
     until_s = time.monotonic() + timeout_s
