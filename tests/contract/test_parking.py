@@ -127,7 +127,11 @@ def test_resuming_keeps_the_order_while_new_messages_arrive(bed: Bed) -> None:
 
 def test_anybody_may_park_a_key_that_is_well(line: Connection) -> None:
     is_parked = threading.Event()
-    seen = Seen(lambda message, context: is_parked.wait(0.1) and None)  # all of them take longer than to park it
+
+    def take_time(message: Message, context: Context) -> None:
+        is_parked.wait(0.1)  # all of them together take longer than to park it
+
+    seen = Seen(take_time)
     send(line, "line", *(f"a:{number}" for number in range(100)), "b:x")
     with line.consumer("line", "g", seen, order="key", settings=quick()):
         seen.wait_for(5)
