@@ -219,10 +219,8 @@ def test_names_that_nothing_can_have_are_refused_before_anybody_keeps_them(kind:
     """A name could fill a frame: the guard remembers names, writes them down, and holds them against patterns."""
     named = [name for name in kind.__struct_fields__ if name in NAME_FIELDS]
     for number, name in enumerate(named, start=2):
-        long: str | Subject = "n" * 1001
-        if isinstance(subject := getattr(sample(kind), name), Subject):
-            long = replace(subject, name=long)
-        played.send(number, sample(kind, **{name: long}))
+        long, usual = "n" * 1001, getattr(sample(kind), name)
+        played.send(number, sample(kind, **{name: replace(usual, name=long) if isinstance(usual, Subject) else long}))
         ((_, refused),) = played.answers()
         assert isinstance(refused, InvalidInput), name
         assert "1001 characters" in str(refused)
