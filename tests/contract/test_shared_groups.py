@@ -250,7 +250,7 @@ def test_what_stands_behind_damage_is_handled(bed: Bed, quiet: None) -> None:
         for number in range(6):  # each a batch of its own
             producer.send_sync("line", b"the one that is damaged" if number == 2 else b"%d" % number)
     bed.close()
-    flip_byte_of(bed.path / "log", b"the one that is damaged")
+    flip_byte_of(bed.path, b"the one that is damaged")
     mq, seen = bed.open(flush="os"), Seen()
     with mq.consumer("line", "g", seen, mode="shared", settings=shared(concurrency=8)):
         seen.wait_for(5)
