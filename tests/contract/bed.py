@@ -186,7 +186,9 @@ def has_joined(mq: Connection, subject: str = "line", group: str = "g") -> bool:
     return GroupName(subject, group) in mq.groups()
 
 
-def eventually(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
+def eventually(
+    condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.005
+) -> None:
     """For what has no event to wait for. What is asked about may not be there yet: a group is there when its first
     member has joined, which a consumer does in its own time."""
     until_s = time.monotonic() + timeout_s
@@ -198,7 +200,7 @@ def eventually(condition: Callable[[], object], what: str, timeout_s: float = PA
         except NotFound as error:
             missing = f" ({error})"
         assert time.monotonic() < until_s, f"not within {timeout_s:g} s: {what}{missing}"
-        time.sleep(0.005)
+        time.sleep(every_s)
 
 
 def in_one_of(times: int, attempt: Callable[[], None]) -> None:

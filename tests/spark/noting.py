@@ -134,8 +134,8 @@ class Noted:
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    """As `eventually` of the contract suite; Spark is slower."""
-    eventually(condition, what, timeout_s)
+    """As `eventually` of the contract suite; Spark is slower, and to look costs more."""
+    eventually(condition, what, timeout_s, 0.05)
 
 
 def is_alive(pid: int) -> bool:

@@ -64,7 +64,7 @@ def in_order(calls: list[tuple[str, int, str]]) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    eventually(condition, "it comes about", 60.0)
+    eventually(condition, "it comes about", 60.0, 0.05)
 
 
 def lag(served: Served, subject: str, group: str) -> int:
