@@ -159,8 +159,11 @@ def test_a_folder_in_use_is_told_with_who_has_it(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_that_is_restarted_finds_its_folder_free_though_others_use_it(cli: Cli, number: int) -> None:
+def test_a_server_that_is_restarted_finds_its_folder_free_though_others_use_it(
+    cli: Cli, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`inturn top --data` and programs on the same machine: they wait for it, and do not take its place."""
+    monkeypatch.setattr("inturn.shared_folder.SERVER_BACK_S", 60.0)  # a process may take long to start
     with cli.serve() as served, inturn.connect(cli.data) as mq:
         mq.create_subject("orders")
         served.end(number)
