@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ with inturn.connect(sys.argv[1]):
     print("ready", flush=True)
     sys.stdin.read()
 """
+WHERE = {"PYTHONPATH": os.pathsep.join(sys.path)}  # children run what this process does, and have nothing else of it
 COMMANDS = [
     ["subject", "create", "more"],
     ["subject", "list"],
@@ -75,14 +77,17 @@ def test_produce_counts_its_own_messages_only(target: str, orders: Cli) -> None:
         [sys.executable, "-c", "from inturn.cli.main import app; app()", "produce", "orders", "--json"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
+        env={**WHERE, **environment},
     )
     assert process.stdin is not None
     process.stdin.write(b"a\nb\n")
     process.stdin.flush()
-    eventually(
-        lambda: len(_run("consume", "orders", "--json", INTURN_DATA=target).json_lines) == 32, "both are stored", 60.0
-    )
+
+    def are_stored() -> bool:
+        assert process.poll() is None, "it has ended"
+        return len(_run("consume", "orders", "--json", INTURN_DATA=target).json_lines) == 32
+
+    eventually(are_stored, "both are stored", 60.0)
     for _ in range(3):
         assert CliRunner().invoke(app, ["produce", "orders", "--key", "x"], input="y\n", env=environment).exit_code == 0
     out, _ = process.communicate(b"c\n", timeout=60)
@@ -136,7 +141,7 @@ def _completed(words: str, **environment: str) -> list[str]:
     asked = {"_INTURN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     ran = subprocess.run(
         [sys.executable, "-c", "from inturn.cli.main import app; app(prog_name='inturn')"],
-        env={**asked, **environment},
+        env={**WHERE, **asked, **environment},
         capture_output=True,
         text=True,
         timeout=90,
