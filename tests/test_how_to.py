@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.bed import in_one_of
+
 HOW_TO = Path(__file__).parent.parent / "docs" / "how-to"
 PRINTS = {
     "tags.md": "order-7 paid\norder-7 shipped\n[('created',)]\n",
@@ -21,8 +23,13 @@ def test_a_program_of_a_how_to_runs(name: str, tmp_path: Path) -> None:
     program = re.search(r"```python\n(.*?)```", (HOW_TO / name).read_text(encoding="utf-8"), re.DOTALL)
     assert program is not None
     file = tmp_path / "thumbnails.py"
-    file.write_text(program[1].replace("timeout_s=5", "timeout_s=2"), encoding="utf-8")
-    ran = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == PRINTS[name]
-    assert ran.stderr == ""
+
+    def prints_it(timeout_s: int) -> None:
+        file.write_text(program[1].replace("timeout_s=5", f"timeout_s={timeout_s}"), encoding="utf-8")
+        ran = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stderr
+        assert ran.stdout == PRINTS[name]
+        assert ran.stderr == ""
+
+    times_s = iter((2, 20))  # the longer one for a machine with other work
+    in_one_of(2, lambda: prints_it(next(times_s)))

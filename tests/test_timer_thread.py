@@ -24,7 +24,7 @@ def test_closing_is_never_missed() -> None:
     woken = thread._earlier
     thread._earlier = ClosesWhenCleared(thread)
     woken.set()
-    thread._thread.join(5)
+    thread._thread.join(20)
     assert not thread._thread.is_alive()
 
 
@@ -34,7 +34,7 @@ def test_a_timer_that_is_due_earlier_wakes_the_thread() -> None:
     first, second = threading.Event(), threading.Event()
     thread.timers.at(clock.monotonic() + 60, second.set)
     thread.timers.at(clock.monotonic() + 0.01, first.set)
-    assert first.wait(5)
+    assert first.wait(20)
     assert not second.is_set()
     thread.close()
 
@@ -49,5 +49,5 @@ def test_an_action_that_fails_does_not_stop_the_others() -> None:
 
     thread.timers.at(clock.monotonic(), fail)
     thread.timers.at(clock.monotonic() + 0.01, done.set)
-    assert done.wait(5)
+    assert done.wait(20)
     thread.close()

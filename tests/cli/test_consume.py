@@ -135,7 +135,7 @@ def test_a_signal_stops_a_following_member_after_a_commit(orders: Cli, number: s
     assert all(line.startswith(b"{") for line in lines)
     time.sleep(0.3)  # it waits for more
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, b"", b"")
     described = orders("group", "describe", "billing", "--json").json
     assert described["lag"] == 0
@@ -150,7 +150,7 @@ def test_ctrl_c_ends_following_without_a_group(orders: Cli) -> None:
         process.stdout.readline()
     time.sleep(0.3)  # it waits for more
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, b"30 messages\n")
 
 
@@ -164,7 +164,7 @@ def test_following_goes_on_when_the_subject_grows(orders: Cli) -> None:
     found = {json.loads(process.stdout.readline())["partition"] for _ in range(40)}
     assert len(found) > 4, "there are more than it had"
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     process.communicate()
 
 
@@ -177,7 +177,7 @@ def test_a_reader_that_goes_away_is_no_error(cli: Cli) -> None:
         assert process.stdout.readline()
         process.stdout.close()
         process.stdout = None
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (0, b"")
 
 
@@ -190,7 +190,7 @@ def test_what_could_not_be_printed_is_not_committed(cli: Cli) -> None:
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     lag = cli("group", "describe", "g", "--json").json["lag"]
     rest = cli("consume", "long", "--group", "g", "--json").json_lines
     assert 0 < lag < 5000

@@ -21,11 +21,12 @@ import inturn
 from inturn.cli.drain_estimate import Backlog, LongLane
 from inturn.cli.drain_view import DrainView, frame, report_fields, report_lines, task_name, time_text
 from inturn.cli.screen import Screen
-from inturn.model.commands import ClaimDescription, GroupName, KeyDescription
+from inturn.model.commands import ClaimDescription, KeyDescription
 from inturn.spark.drain import DrainProgress, DrainReport
 from inturn.spark.execution import LimitReached, TaskOutcome
 from inturn.spark.hot_keys import HotKey
 from tests.cli.conftest import Cli
+from tests.contract.bed import eventually, has_joined
 
 SHOP = """
 import os, time
@@ -49,8 +50,7 @@ def billing(orders: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """30 messages of 5 keys wait for the group billing; the handler is shop:bill, in the current folder."""
     with inturn.connect(orders.data) as mq:
         with mq.consumer("orders", "billing", lambda message, context: None, order="key", start="first"):
-            while GroupName("orders", "billing") not in mq.groups():
-                time.sleep(0.01)
+            eventually(lambda: has_joined(mq, "orders", "billing"), "there is the group")
         mq.reset_group("orders", "billing", "first")
     shop = tmp_path / "shop"
     shop.mkdir()
@@ -124,8 +124,7 @@ def test_another_order_than_that_of_the_members_is_told(billing: Cli) -> None:
         inturn.connect(billing.data) as mq,
         mq.consumer("orders", "billing", lambda message, context: time.sleep(0.1), order="key") as online,
     ):
-        while not online.leases():
-            time.sleep(0.01)
+        eventually(online.leases, "it works")
         wrong = ["--order", "partition", "--json"]
         for options in (["--handler", "shop:bill", *wrong], ["--dry-run", *wrong]):
             assert "the members of group 'billing' use 'key'" in billing(*_drain(billing, *options)).error["message"]

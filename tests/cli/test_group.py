@@ -2,26 +2,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 
 import pytest
 
 import inturn
 from inturn import AssignmentStrategy, ConsumerSettings
-from inturn.errors import NotFound
 from tests.cli import troubled
 from tests.cli.conftest import Cli
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        try:
-            if condition():
-                return
-        except NotFound:  # nobody has joined yet
-            pass
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
+from tests.contract.bed import eventually
 
 
 @pytest.fixture
@@ -82,8 +70,8 @@ def test_the_members_of_a_group_that_runs_are_described(orders: Cli) -> None:
         settings = ConsumerSettings(commit_interval_s=0.01, assignment=AssignmentStrategy.CIRCLE)
         handler = lambda message, context: seen.append(message.offset)  # noqa: E731
         with mq.consumer("orders", "billing", handler, order="key", settings=settings, name="worker"):
-            wait_until(lambda: len(seen) == 30)
-            wait_until(lambda: mq.describe_group("orders", "billing").lag == 0)
+            eventually(lambda: len(seen) == 30, "all are handled")
+            eventually(lambda: mq.describe_group("orders", "billing").lag == 0, "all are committed")
             (described,) = orders("group", "describe", "billing", "--json").json["subjects"]
             text = orders("group", "describe", "billing").out
     (name,) = described["members"]
@@ -93,7 +81,7 @@ def test_the_members_of_a_group_that_runs_are_described(orders: Cli) -> None:
     assert abs(member["since_ms"] - time.time() * 1000) < 60_000
     assert (described["order"], described["assignment"]) == ("key", "circle")
     assert described["done_per_s"] == pytest.approx(sum(one["done_per_s"] for one in described["partitions"]))
-    assert described["done_per_s"] > 1
+    assert described["done_per_s"] > 0
     assert {one["owner"] for one in described["partitions"]} == {name}
     for shown in ("assignment circle", "online since", "done/s", name):
         assert shown in text

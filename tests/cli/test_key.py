@@ -167,11 +167,11 @@ def test_a_folder_that_is_open_elsewhere_is_used_with_whoever_has_it(parked: Cli
     def hold() -> None:
         with inturn.connect(parked.data):
             is_open.set()
-            is_over.wait(10)
+            is_over.wait(60)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    is_open.wait(10)
+    assert is_open.wait(20)
     try:
         listed = parked("key", "list", "orders", *GROUP, "--json").json["keys"]
         assert "bad" in [one.get("key") for one in listed]

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import inturn
 from inturn import ConsumerSettings
-from inturn.errors import NotFound
 from tests.cli.conftest import Cli
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    for _ in range(1000):
-        try:
-            if condition():
-                return
-        except NotFound:  # nobody has joined yet
-            pass
-        time.sleep(0.005)
-    raise AssertionError("it did not happen")
+from tests.contract.bed import WAIT_S, eventually
 
 
 def test_a_shared_group_prints_each_message_once_and_goes_on_where_it_was(orders: Cli) -> None:
@@ -93,15 +80,17 @@ def test_a_shared_group_is_described_with_what_is_outstanding_and_what_came_agai
         if context.attempt == 1:
             return inturn.suspend(0.01)
         tried.set()
-        may_end.wait(10)
+        may_end.wait(60)
         return None
 
     with inturn.connect(orders.data) as mq:
         settings = ConsumerSettings(concurrency=8)
         with mq.consumer("orders", "crew", handle, mode="shared", settings=settings, name="ann"):
-            assert tried.wait(10)
-            wait_until(lambda: sum(one.redeliveries for one in mq.describe_group("orders", "crew").partitions) == 3)
-            wait_until(lambda: mq.describe_group("orders", "crew").lag == 3)
+            assert tried.wait(WAIT_S)
+            eventually(
+                lambda: sum(one.redeliveries for one in mq.describe_group("orders", "crew").partitions) == 3, "again"
+            )
+            eventually(lambda: mq.describe_group("orders", "crew").lag == 3, "the others are acknowledged")
             described = orders("group", "describe", "crew", "--json").json["subjects"][0]
             assert (described["mode"], described["order"]) == ("shared", "none")
             assert sum(one["outstanding"] for one in described["partitions"]) == 3

@@ -75,7 +75,7 @@ def test_a_scanner_runs_until_it_is_stopped_and_gives_the_lease_back(orders: Cli
     held = orders("outbox", "scan", "--database", str(shop), "--once", "--json")
     assert held.error["type"] == "OutboxHeld"
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, json.loads(out)["sent"]) == (0, 20), err
     assert outbox.status().scanner is None
 

@@ -10,6 +10,7 @@ import pytest
 
 from inturn.cli.lines import Keying, read_lines
 from tests.cli.conftest import Cli
+from tests.contract.bed import eventually
 
 
 def _bodies(cli: Cli, subject: str = "orders") -> list[str]:
@@ -144,11 +145,10 @@ def test_ctrl_c_tells_how_many_were_stored(one: Cli) -> None:
     process.stdin.write(b"a\nb\n")
     process.stdin.flush()
     segment = one.data / "log" / "p1" / "00000000000000000000.log"
-    while segment.stat().st_size == 0:
-        time.sleep(0.05)
+    eventually(lambda: segment.stat().st_size > 0, "something is stored", 60.0)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b"")
     assert b"stored, and they stay" in err
 

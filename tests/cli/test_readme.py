@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import socket
 import subprocess
@@ -60,14 +62,21 @@ class Terminal:
         self.type("\nkill -9 $(jobs -p) 2>/dev/null\nexit\n")
         assert self._shell.stdin is not None
         self._shell.stdin.close()
-        self._shell.wait(30)
+        self._shell.wait(60)
+
+
+def free_port() -> int:
+    """Not one of those that the system gives away, which somebody could get before the server listens there."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture
 def terminals(tmp_path: Path) -> Iterator[list[Terminal]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     programs = tmp_path / "bin"
     programs.mkdir()
     command = "-c 'from inturn.cli.main import app; app(prog_name=\"inturn\")'"
@@ -85,7 +94,7 @@ def _member_count(mq: inturn.Connection) -> int:
     return len(mq.describe_group("jobs", "workers").members) if is_there else 0
 
 
-def _wait(terminal: Terminal, condition: Callable[[str], object], wait_s: float = 40.0) -> str:
+def _wait(terminal: Terminal, condition: Callable[[str], object], wait_s: float = 80.0) -> str:
     """Until what the terminal said is as wanted; then that."""
     until_s = time.monotonic() + wait_s
     while not condition(said := terminal.said):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
 import inturn
 from inturn import Connection, Context, Message
-from inturn.errors import NotFound
 from tests.cli.conftest import Cli
+from tests.contract.bed import eventually
 
 
 @pytest.fixture
@@ -58,14 +57,7 @@ def test_a_wrong_expression_is_told(tagged: Cli) -> None:
 
 
 def wait_for_member(mq: Connection) -> None:
-    for _ in range(500):
-        try:
-            if mq.describe_group("orders", "g").members:
-                return
-        except NotFound:
-            pass
-        time.sleep(0.01)
-    raise AssertionError("nobody has joined")
+    eventually(lambda: mq.describe_group("orders", "g").members, "somebody has joined")
 
 
 def handle(message: Message, context: Context) -> None:

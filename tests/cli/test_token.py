@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import inturn
 from inturn.errors import AuthenticationFailed
 from inturn.security.credentials import TOKEN, TOKEN_FILE
 from tests.cli.conftest import Cli
+from tests.contract.bed import eventually
 from tests.security.bed import Certificates
 
 
@@ -77,14 +77,14 @@ def test_a_server_with_tokens_beside_its_data_asks_for_them(cli: Cli, monkeypatc
 
 
 def _wait_until_let_in(address: str, token: str) -> None:
-    for _ in range(100):
+    def is_let_in() -> bool:
         try:
             inturn.connect(address, token=token).close()
         except AuthenticationFailed:
-            time.sleep(0.05)
-        else:
-            return
-    raise AssertionError("never let in")
+            return False
+        return True
+
+    eventually(is_let_in, "it is let in")
 
 
 def test_rules_and_the_audit_log_of_a_server(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

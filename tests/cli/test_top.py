@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,6 +24,7 @@ from inturn.folder import socket_path
 from inturn.model.commands import GroupDescription, GroupPartition, KeyDescription
 from tests.cli import troubled
 from tests.cli.conftest import Cli
+from tests.contract.bed import eventually
 
 # Ctrl-C reaches a process only if the terminal is its own.
 IN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from inturn.cli.main import app; app()"
@@ -186,15 +188,17 @@ def test_rates_of_a_process_that_works_on_the_folder(orders: Cli) -> None:
         with mq.producer() as producer:
             for number in range(50):
                 producer.send("orders", b"x", key=b"%d" % number)
-        for _ in range(500):
-            ran = orders("top", "--once", "--json")
-            if ran.json["groups"] and ran.json["groups"][0]["lag"] == 0:
-                break
-            time.sleep(0.02)
-        (found,) = ran.json["groups"]
+        looks: list[dict[str, Any]] = []
+
+        def is_done() -> bool:
+            looks[:] = orders("top", "--once", "--json").json["groups"]
+            return bool(looks) and looks[0]["lag"] == 0
+
+        eventually(is_done, "all is done")
+        (found,) = looks
         assert found["members"] == 1
-        assert found["appended_per_s"] > 1
-        assert found["done_per_s"] > 1
+        assert found["appended_per_s"] > 0
+        assert found["done_per_s"] > 0
         address = f"inturn+unix://{socket_path(orders.data)}"
         assert orders("top", "--once", "--json", "--server", address).json["groups"][0]["group"] == "billing"
 
@@ -205,7 +209,7 @@ def test_json_has_one_object_for_each_look(orders: Cli) -> None:
     assert process.stdout is not None
     looks = [json.loads(process.stdout.readline()) for _ in range(3)]
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, b"")
     assert [one["groups"][0]["lag"] for one in looks] == [20, 20, 20]
     assert looks[0]["at_ms"] < looks[2]["at_ms"]
@@ -221,14 +225,14 @@ def test_json_says_soon_that_the_server_cannot_be_reached_and_goes_on_when_it_ca
         began_s = time.monotonic()
         while "error" not in (look := json.loads(process.stdout.readline())):
             assert "groups" in look
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 20
     assert look["error"]["type"] == "ConnectionLost"
     assert set(look) == {"at_ms", "error"}
     with orders.serve("--port", port):
         while "groups" not in json.loads(process.stdout.readline()):
             pass
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, b"")
 
 
@@ -242,9 +246,9 @@ def test_live_says_soon_that_the_server_cannot_be_reached_and_q_ends_it(orders: 
         _read(terminal, b"no connection to")
         os.write(terminal, b"q")
         _read_to_end(terminal)
-        assert time.monotonic() - began_s < 8
+        assert time.monotonic() - began_s < 20
     os.close(terminal)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("end", [b"q", b"\x03"])
@@ -255,7 +259,7 @@ def test_live_in_a_terminal_until_q_or_ctrl_c(orders: Cli, end: bytes) -> None:
     os.write(mine, end)
     shown += _read_to_end(mine)
     os.close(mine)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert shown.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?1049l" in shown, "the terminal is as it was"
     assert b"Traceback" not in shown
 
@@ -277,7 +281,7 @@ def _in_terminal(cli: Cli, *arguments: str) -> tuple[subprocess.Popen[bytes], in
 
 def _read(fd: int, *wanted: bytes) -> bytes:
     shown = b""
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while not all(one in shown for one in wanted):
         assert time.monotonic() < until_s, shown
         if select.select([fd], [], [], 1.0)[0]:

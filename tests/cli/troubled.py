@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import structlog
 
 import inturn
 from inturn import Connection, ConsumerSettings, Context, Message, OnExhausted, RetryDelays
-from inturn.errors import NotFound
+from tests.contract.bed import eventually
 
 
 def fail(message: Message, context: Context) -> None:
@@ -37,12 +35,7 @@ def consume(
         retry=RetryDelays((0.02, 0.05), 1),
     )
     with mq.consumer("orders", "billing", handler, order=order, settings=settings):
-        for _ in range(500):
-            with contextlib.suppress(NotFound):  # nobody has joined yet
-                if until():
-                    return
-            time.sleep(0.01)
-    raise AssertionError("it did not happen")
+        eventually(until, "the handlers have done so much")
 
 
 def states(mq: Connection) -> list[str]:

@@ -11,7 +11,7 @@ from inturn import Context, Message, suspend
 from inturn.model.clock import SystemClock
 
 NOTES = "INTURN_TEST_NOTES"
-WAIT_S = 10.0
+WAIT_S = 60.0
 LINE_BYTES = 512  # of all lines: none lies across two pages, where a kill could cut it
 
 

@@ -16,7 +16,7 @@ from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings, Order, Strategy
 from tests.consumer.test_threads import LocalNode
 
-END_S = 5.0
+END_S = 30.0
 
 
 def consumer_in(node: LocalNode, handler: Any, **settings: Any) -> Consumer:

@@ -22,7 +22,7 @@ from inturn.model.result import Suspend, suspend
 from inturn.model.settings import ConsumerSettings, FlowControl, Order
 from tests.consumer.fake_node import Bench, stored_batch
 
-END_S = 20.0  # for a machine that is busy; usually it is done in one or two
+END_S = 60.0  # for a machine that is busy; usually it is done in one or two
 
 
 class LocalNode:
@@ -209,7 +209,7 @@ def test_quick_keys_do_not_wait_for_a_slow_one_that_the_same_worker_took() -> No
             took_s = time.monotonic() - began_s
         finally:
             release.set()
-    assert took_s < 1.0
+    assert took_s < END_S / 2
     assert node.committed() == len(warm_up) + 101
 
 
@@ -236,9 +236,9 @@ def test_a_worker_survives_an_error_that_cannot_be_printed() -> None:
     consumer = consumer_of(node, handle, 1)
     consumer.start()
     try:
-        assert is_over.wait(3.0), f"only {handled} were handled"
+        assert is_over.wait(END_S), f"only {handled} were handled"
     finally:
-        consumer.stop(1.0)
+        consumer.stop(END_S)
     assert [offset for offset in handled if offset in (0, 2)] == [0, 2]
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import inturn
-from inturn import Connection, Consumer, ConsumerSettings, Context, LeaseSettings, LogSettings, Message
+from inturn import Connection, Consumer, ConsumerSettings, Context, LeaseSettings, LogSettings, Message, SendHandle
 from inturn.cluster.settings import ClusterSettings
 from inturn.model.clock import SystemClock
-from inturn.model.commands import GroupName
-from inturn.model.errors import NotFound, ProducerError
+from inturn.model.commands import GroupName, GroupPartition
+from inturn.model.errors import NotFound, ProducerError, SendTimeout
 from inturn.model.settings import Role
 from inturn.security.credentials import NONE
 from inturn.security.settings import SecuritySettings
@@ -24,7 +24,10 @@ from inturn.testing.recorder import Recorder
 from inturn.wire.address import Address
 
 SHORT_LEASE = LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
+# Renewed as often, but not lost when the machine stands still for some seconds: where a lease must not be lost.
+STEADY_LEASE = LeaseSettings(life_s=12.0, renew_s=0.15, margin_s=0.05)
 WAIT_S = 20.0
+PATIENCE_S = 2 * WAIT_S  # waiting costs nothing when all is well
 
 
 class Bed:
@@ -94,6 +97,7 @@ class GroupedBed(Bed):
         self.security = SecuritySettings()
         self.credentials = NONE  # that meta and brokers show to each other
         self.client: dict[str, Any] = {}  # what clients show
+        self.silent_s = 10.0  # when a broker counts as dead: none does because the machine stands still
         self._options: dict[str, Any] = {}
 
     def open(self, **options: Any) -> Connection:
@@ -115,7 +119,7 @@ class GroupedBed(Bed):
         return self.open().target
 
     def start_meta(self, port: int = 0) -> None:
-        cluster = ClusterSettings(Role.META, silent_s=0.6, credentials=self.credentials)
+        cluster = ClusterSettings(Role.META, silent_s=self.silent_s, credentials=self.credentials)
         self.meta = self._started("meta", port, cluster)
 
     def start_broker(self, name: str, port: int = 0) -> None:
@@ -171,7 +175,7 @@ class Seen:
     def bodies(self) -> list[bytes]:
         return [message.body for message in self.messages]
 
-    def wait_for(self, count: int, timeout_s: float = WAIT_S) -> None:
+    def wait_for(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         with self._changed:
             arrived = self._changed.wait_for(lambda: len(self.messages) >= count, timeout_s)
         assert arrived, f"{len(self.messages)} of {count} came within {timeout_s:g} s: {self.bodies[:20]}"
@@ -182,7 +186,9 @@ def has_joined(mq: Connection, subject: str = "line", group: str = "g") -> bool:
     return GroupName(subject, group) in mq.groups()
 
 
-def eventually(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
+def eventually(
+    condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.005
+) -> None:
     """For what has no event to wait for. What is asked about may not be there yet: a group is there when its first
     member has joined, which a consumer does in its own time."""
     until_s = time.monotonic() + timeout_s
@@ -194,7 +200,49 @@ def eventually(condition: Callable[[], object], what: str, timeout_s: float = WA
         except NotFound as error:
             missing = f" ({error})"
         assert time.monotonic() < until_s, f"not within {timeout_s:g} s: {what}{missing}"
-        time.sleep(0.005)
+        time.sleep(every_s)
+
+
+def in_one_of(times: int, attempt: Callable[[], None]) -> None:
+    """For bounds on real time: a machine that stands still breaks one once, a fault breaks it every time."""
+    for left in reversed(range(times)):
+        try:
+            return attempt()
+        except AssertionError:
+            if not left:
+                raise
+
+
+def waits_because(handle: SendHandle, words: str) -> None:
+    """The send is not done, and says why; what it was answered last is known when there was an answer."""
+
+    def is_told() -> bool:
+        try:
+            handle.result(0.1)
+        except SendTimeout as error:
+            return words in str(error)
+        raise AssertionError("it is stored")
+
+    eventually(is_told, f"it waits, because {words}")
+
+
+def is_renewed(mq: Connection, subject: str = "line", group: str = "g", partition: int = 0) -> None:
+    """The lease of a partition is held, and lives on: it ends later than it would have, with the same epoch."""
+
+    def found() -> GroupPartition:
+        return mq.describe_group(subject, group).partitions[partition]
+
+    before = found()
+    assert before.remaining_s is not None, "nobody holds the lease"
+    would_end_s = time.monotonic() + before.remaining_s  # at the latest
+
+    def ends_later() -> bool:
+        now_s, now = time.monotonic(), found()
+        return now.remaining_s is not None and now_s + now.remaining_s > would_end_s
+
+    eventually(ends_later, "the lease is renewed")
+    after = found()
+    assert (after.owner, after.epoch) == (before.owner, before.epoch), "it was lost meanwhile"
 
 
 class Witness:

@@ -50,10 +50,12 @@ def test_the_next_one_runs_and_the_failed_one_comes_back_after_its_delay(line: C
     seen = Seen(fails)
     with line.consumer("line", "g", seen, settings=loose()):
         seen.wait_for(6)
-    assert seen.bodies == [b"0", b"1", b"2", b"3", b"4", b"1"]
-    assert seen.attempts == [1, 1, 1, 1, 1, 2]
+    called = list(zip(seen.messages, seen.attempts, strict=True))
+    in_line = [(message.body, attempt) for message, attempt in called if message.subject == "line"]
+    assert in_line == [(b"0", 1), (b"1", 1), (b"2", 1), (b"3", 1), (b"4", 1)]
     assert fails.at_s[1] - fails.at_s[0] >= 0.14
-    again = seen.messages[-1]
+    ((again, attempt),) = [one for one in called if one[0].subject != "line"]
+    assert (again.body, attempt) == (b"1", 2)
     assert again.key == b"k"
     assert again.properties == {
         "mine": "yes", "%attempts": "1", "%subject": "line", "%partition": "0", "%offset": "1",
@@ -88,7 +90,7 @@ def test_nonsense_is_moved_but_a_suspend_is_repeated_in_place(line: Connection) 
     moved = Seen(FailsAt(b"1", 1, "nonsense"))
     with line.consumer("line", "a", moved, settings=loose()):
         moved.wait_for(6)
-    assert moved.bodies[-1] == b"1"
+    assert [message.body for message in moved.messages if message.subject != "line"] == [b"1"]
     suspended = Seen(FailsAt(b"1", 1, suspend(0.01)))
     with line.consumer("line", "b", suspended, settings=loose()):
         suspended.wait_for(6)
@@ -105,7 +107,8 @@ def test_a_batch_that_fails_is_moved_as_a_whole(line: Connection) -> None:
 
     with line.consumer("line", "g", handle, settings=loose(batch=3)):
         eventually(lambda: len(calls) == 3, "the retry")
-    assert calls == [[b"0", b"1", b"2"], [b"3", b"4"], [b"0", b"1", b"2"]]
+    assert calls[0] == [b"0", b"1", b"2"]
+    assert sorted(calls[1:]) == [[b"0", b"1", b"2"], [b"3", b"4"]]
 
 
 def test_retries_of_one_group_are_no_business_of_another(line: Connection) -> None:

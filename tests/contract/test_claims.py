@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from inturn import Connection, Consumer, Context, Message
+from inturn import Connection, Consumer, Context, LeaseSettings, Message
 from inturn.consumer.claiming import ClaimedPart, ClaimingNode
 from inturn.consumer.duty import Duty
 from inturn.model.clock import SystemClock
 from inturn.model.errors import GroupConflict
 from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, SlotSet, slot_of
-from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, Witness, eventually, quick, send_all
+from tests.contract.bed import SHORT_LEASE, STEADY_LEASE, WAIT_S, Bed, Seen, Witness, eventually, quick, send_all
 
 GROUP = "g"
 KEYS = 16
@@ -28,7 +28,11 @@ def witness() -> Witness:
 
 @pytest.fixture
 def mq(bed: Bed, witness: Witness) -> Connection:
-    connection = bed.open(flush="os", lease=SHORT_LEASE, observer=witness.recorder)
+    return opened(bed, witness, STEADY_LEASE)
+
+
+def opened(bed: Bed, witness: Witness, lease: LeaseSettings) -> Connection:
+    connection = bed.open(flush="os", lease=lease, observer=witness.recorder)
     connection.create_subject("orders", partitions=2)
     return connection
 
@@ -60,7 +64,7 @@ def claimant(
         seen,  # type: ignore[arg-type]
         order="key",
         settings=quick(),
-        lease=SHORT_LEASE,
+        lease=mq.node.lease,
         name=name,
         duty=Duty(until=until),
     )
@@ -86,7 +90,7 @@ def test_two_claimants_share_the_partitions_of_a_keeper(mq: Connection, witness:
         tasks = [claimant(mq, keeper, witness.watch(seen[index]), HALVES[index], until) for index in (0, 1)]
         for task in tasks:
             task.start()
-        assert all(task.wait_until_through(5.0, 20.0) for task in tasks)
+        assert all(task.wait_until_through(WAIT_S, 2 * WAIT_S) for task in tasks)
         assert len(mq.describe_group("orders", GROUP).claims) == 4
         assert all(task.stop() for task in tasks)
         assert mq.describe_group("orders", GROUP).claims == ()
@@ -110,7 +114,7 @@ def test_claimants_share_what_the_node_could_not_cut(
         tasks = [claimant(mq, keeper, witness.watch(seen[index]), HALVES[index], until) for index in (0, 1)]
         for task in tasks:
             task.start()
-        assert all(task.wait_until_through(5.0, 20.0) for task in tasks)
+        assert all(task.wait_until_through(WAIT_S, 2 * WAIT_S) for task in tasks)
         assert all(task.stop() for task in tasks)
         assert lag(mq) == 0
     for index in (0, 1):
@@ -130,7 +134,7 @@ def test_a_running_consumer_is_taken_over_and_goes_on_afterwards(mq: Connection,
             assert mq.describe_group("orders", GROUP).taken_over_by == keeper.name
             send_all(mq, "orders", 60, KEYS, witness)
             with claimant(mq, keeper, witness.watch(drained), ALL_SLOTS, ends(mq)) as task:
-                assert task.wait_until_through(5.0, 20.0)
+                assert task.wait_until_through(WAIT_S, 2 * WAIT_S)
             assert len(online.messages) == 40
         eventually(lambda: consumer.statistics().partitions == before, "the running one has everything again")
         assert mq.describe_group("orders", GROUP).taken_over_by is None
@@ -151,8 +155,9 @@ def test_a_second_take_over_is_refused(mq: Connection) -> None:
             second.wait(WAIT_S)
 
 
-def test_a_claimant_that_was_killed_is_followed_by_another(mq: Connection, witness: Witness) -> None:
+def test_a_claimant_that_was_killed_is_followed_by_another(bed: Bed, witness: Witness) -> None:
     """The other waits until the claim of the first is over, and repeats only what was not committed."""
+    mq = opened(bed, witness, SHORT_LEASE)
     send_all(mq, "orders", 120, KEYS, witness)
     begun = threading.Event()
     released = threading.Event()
@@ -171,7 +176,7 @@ def test_a_claimant_that_was_killed_is_followed_by_another(mq: Connection, witne
         witness.kill(doomed)
         released.set()
         with claimant(mq, keeper, witness.watch(second), ALL_SLOTS, until, "successor") as successor:
-            assert successor.wait_until_through(5.0, 20.0)
+            assert successor.wait_until_through(WAIT_S, 2 * WAIT_S)
         assert lag(mq) == 0
     verdict = witness.judge(order="key")
     assert verdict.sent == 120
@@ -194,7 +199,7 @@ def test_claimants_are_called_back_when_the_keeper_stops(mq: Connection, witness
     assert mq.describe_group("orders", GROUP).claims == ()
     task.stop()
     with mq.consumer("orders", GROUP, witness.watch(rest), order="key", settings=quick()):
-        eventually(lambda: lag(mq) == 0, "all is done", 10.0)
+        eventually(lambda: lag(mq) == 0, "all is done")
     verdict = witness.judge(order="key")
     assert len(slow.messages) + len(rest.messages) == verdict.finished == 100
     assert verdict.duplicates == 0
@@ -210,7 +215,7 @@ def test_a_keeper_may_be_one_member_among_others(mq: Connection, witness: Witnes
             send_all(mq, "orders", 60, KEYS, witness)
             until = {partition: ends(mq)[partition]}
             with claimant(mq, keeper, witness.watch(drained), ALL_SLOTS, until) as task:
-                assert task.wait_until_through(5.0, 20.0)
+                assert task.wait_until_through(WAIT_S, 2 * WAIT_S)
             eventually(lambda: lag(mq) == 0, "all is done")
         assert {message.partition for message in drained.messages} == {partition}
     assert witness.judge(order="key").duplicates == 0
@@ -222,7 +227,7 @@ def test_a_bound_is_kept(mq: Connection, witness: Witness) -> None:
     with keeping(mq) as keeper:
         until = {index: end // 2 for index, end in ends(mq).items()}
         with claimant(mq, keeper, witness.watch(seen), ALL_SLOTS, until) as task:
-            assert task.wait_until_through(5.0, 20.0)
+            assert task.wait_until_through(WAIT_S, 2 * WAIT_S)
         committed = {one.partition: one.committed for one in mq.describe_group("orders", GROUP).partitions}
         assert committed == until
     assert len(seen.messages) == sum(until.values())

@@ -101,7 +101,7 @@ def test_a_kill_before_the_dead_letter_is_stored_loses_nothing(bed: Bed, monkeyp
     second = Fails()
     with mq.consumer("line", "g", second, order="key", settings=giving_up()):
         eventually(lambda: committed(mq) == 2, "all of them")
-    assert second.attempts == [2], "the attempt before the last was stored"
+    assert set(second.attempts) == {2}, "the attempt before the last was stored"
     assert bodies(mq.dead_letters("line", "g").list()) == [b"0"]
 
 
@@ -282,8 +282,11 @@ def test_a_failure_between_the_append_and_the_commit_repeats_and_loses_nothing(
     assert seen.bodies == [b"0", b"0"]
 
 
-def test_two_who_drive_at_the_same_time_drive_each_letter_once(line: Connection) -> None:
+def test_two_who_drive_at_the_same_time_drive_each_letter_once(
+    line: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B6."""
+    monkeypatch.setattr("inturn.dead_letters.LEASE_WAIT_S", WAIT_S)
     send(line, "line", *(f"bad:{number}" for number in range(200)))
     with line.consumer("line", "g", Fails(), order="key", settings=giving_up(max_attempts=1)):
         eventually(lambda: committed(line) == 200, "all of them")

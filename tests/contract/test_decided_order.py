@@ -68,12 +68,18 @@ def test_members_change_over_while_they_run_and_nothing_is_lost_or_out_of_order(
 def test_after_the_change_one_at_a_time_runs_and_before_it_several_do(line: Connection) -> None:
     send_all(line, "line", 200)
     before, after = Most(), Most()
-    changed = threading.Event()
-    seen = Seen(lambda message, context: (after if changed.is_set() else before)(message, context))
+    changed, epochs = threading.Event(), set[int]()
+
+    def handle(message: Message, context: Context) -> object:
+        if context.epoch in epochs:
+            return suspend(0.01)  # so that something is left when it has changed
+        return (after if changed.is_set() else before)(message, context)
+
+    seen = Seen(handle)
     with line.consumer("line", "g", seen, order="key", settings=quick(concurrency=8)):
         seen.wait_for(50)
+        epochs.update(seen.epochs)
         line.set_order("line", "g", "partition")
-        epochs = set(seen.epochs)
         eventually(lambda: seen.epochs[-1] not in epochs, "it has the lease anew")
         changed.set()
         eventually(lambda: committed(line) == 200, "all of them")

@@ -11,7 +11,19 @@ import pytest
 
 from inturn import Connection, Consumer, Context, InturnError, KeyDescription, Message, suspend
 from inturn.errors import GroupConflict, InvalidInput, NotFound
-from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, Witness, committed, eventually, of_key, quick, send
+from tests.contract.bed import (
+    SHORT_LEASE,
+    STEADY_LEASE,
+    WAIT_S,
+    Bed,
+    Seen,
+    Witness,
+    committed,
+    eventually,
+    of_key,
+    quick,
+    send,
+)
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -65,14 +77,13 @@ def test_a_failing_key_does_not_hold_back_the_others(line: Connection) -> None:
 
 
 def test_the_time_between_attempts_grows(line: Connection) -> None:
-    """C10."""
+    """C10: from the shortest on; with the longest from the start it would not come to six attempts."""
     fails = Fails()
     send(line, "line", "bad:0")
-    with line.consumer("line", "g", fails, order="key", settings=quick(backoff_min_s=0.02, backoff_max_s=0.2)):
-        eventually(lambda: len(fails.at_s) == 6, "six attempts")
-    waits = [later - earlier for earlier, later in pairwise(fails.at_s)]
-    assert all(wait >= least for wait, least in zip(waits, (0.02, 0.04, 0.08, 0.16, 0.2), strict=True)), waits
-    assert waits[0] < 0.15, waits
+    with line.consumer("line", "g", fails, order="key", settings=quick(backoff_min_s=0.02, backoff_max_s=WAIT_S)):
+        eventually(lambda: len(fails.at_s) >= 6, "six attempts")
+    waits = [later - earlier for earlier, later in pairwise(fails.at_s[:6])]
+    assert all(wait >= least for wait, least in zip(waits, (0.02, 0.04, 0.08, 0.16, 0.32), strict=True)), waits
 
 
 def test_the_handler_may_say_how_long_to_wait(line: Connection) -> None:
@@ -86,12 +97,13 @@ def test_the_handler_may_say_how_long_to_wait(line: Connection) -> None:
     send(line, "line", "k:0")
     with line.consumer("line", "g", handle, order="key", settings=quick()):
         eventually(lambda: committed(line) == 1, "it is done")
-    assert 0.3 <= at_s[1] - at_s[0] < 1
+    assert 0.3 <= at_s[1] - at_s[0] < WAIT_S / 2
 
 
 def test_a_failing_key_is_listed_with_its_error_and_what_waits_behind_it(line: Connection) -> None:
     """C10."""
     fails = Fails()
+    began_s = time.time()
     send(line, "line", "good:0", "bad:1", "bad:2", "bad:3")
     with line.consumer("line", "g", fails, order="key", settings=quick()):
         eventually(lambda: (found := one_key(line)) is not None and found.attempts >= 3, "it is listed")
@@ -100,7 +112,7 @@ def test_a_failing_key_is_listed_with_its_error_and_what_waits_behind_it(line: C
         assert (found.key, found.partition, found.state, found.offset) == (b"bad", 0, "failing", 1)
         assert found.error == "RuntimeError: no connection"
         assert found.waiting == 2
-        assert abs(found.since_ms / 1000 - time.time()) < 5
+        assert began_s - 1 < found.since_ms / 1000 < time.time() + 1
         head = line.key_head("line", "g", "bad")
         assert head is not None
         assert (head.offset, head.body, head.key) == (1, b"1", b"bad")
@@ -113,7 +125,8 @@ def test_a_failing_key_is_listed_with_its_error_and_what_waits_behind_it(line: C
 @pytest.mark.parametrize("how", ["kill", "stop", "reopen"])
 def test_attempts_survive_whoever_counts_them(bed: Bed, how: str) -> None:
     """C10."""
-    mq = bed.open(flush="os", lease=SHORT_LEASE)
+    lease = SHORT_LEASE if how == "kill" else STEADY_LEASE
+    mq = bed.open(flush="os", lease=lease)
     mq.create_subject("line", 1)
     send(mq, "line", "bad:0", "k:1")
     first, second = Fails(), Fails()
@@ -125,11 +138,11 @@ def test_attempts_survive_whoever_counts_them(bed: Bed, how: str) -> None:
     else:
         consumer.stop()
     if how == "reopen":
-        mq = bed.reopen(flush="os", lease=SHORT_LEASE)
-    tried = len(first.attempts)
+        mq = bed.reopen(flush="os", lease=lease)
+    tried = first.attempts[-1]
     with mq.consumer("line", "g", second, order="key", settings=quick()):
         eventually(lambda: second.attempts, "the next holder tries it")
-    assert first.attempts == list(range(1, tried + 1))
+    assert list(dict.fromkeys(first.attempts)) == list(range(1, tried + 1))
     # One that ran when it was killed was not stored as failed.
     assert second.attempts[0] in ((tried, tried + 1) if how == "kill" else (tried + 1,))
 
@@ -194,7 +207,7 @@ def test_a_blocked_key_stays_blocked_whoever_holds_it(bed: Bed, how: str) -> Non
         fails.is_mended = True
         assert mq.resume_key("line", "g", "bad").done_at_ms is not None
         eventually(lambda: committed(mq) == 4, "all of them")
-    assert of_key(seen.messages, "bad") == ["0", "3"]
+    assert list(dict.fromkeys(of_key(seen.messages, "bad"))) == ["0", "3"]
 
 
 def test_skipping_a_blocked_key_lets_the_next_one_run(bed: Bed) -> None:
@@ -345,7 +358,7 @@ def test_many_keys_fail_and_recover_and_all_of_them_keep_their_order(bed: Bed) -
     witness.kill(first)
     with consumer():
         eventually(lambda: committed(mq, subject="orders") == 600, "all of them")
-        assert mq.keys("orders", "g") == []
+        eventually(lambda: mq.keys("orders", "g") == [], "nothing is the matter any more")
     witness.judge(order="key")
 
 

@@ -11,7 +11,7 @@ from inturn import Connection, Context, LogSettings, Message
 from inturn.errors import InvalidInput, NotFound
 from inturn.model.commands import GroupDescription
 from inturn.model.slot import slot_of
-from tests.contract.bed import Bed, Seen, eventually, quick
+from tests.contract.bed import WAIT_S, Bed, Seen, eventually, quick
 
 KEYS = [f"key-{number}".encode() for number in range(40)]
 
@@ -112,7 +112,7 @@ def test_the_handle_of_a_message_says_where_it_went(book: Connection) -> None:
         route = book.grow_subject("order.book", 8).route
         handles = [producer.send("order.book", b"1", key=key) for key in KEYS]
         for key, handle in zip(KEYS, handles, strict=True):
-            assert handle.result(10).partition == route.by_slot[slot_of(key)]
+            assert handle.result(WAIT_S).partition == route.by_slot[slot_of(key)]
 
 
 def test_one_blocked_key_holds_back_only_the_child_that_it_moved_to(book: Connection) -> None:

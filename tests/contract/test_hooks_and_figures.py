@@ -9,7 +9,7 @@ import pytest
 
 import inturn
 from inturn import Connection, ProducerStatistics, SendHook, Sending, Stored, aio
-from tests.contract.bed import Seen, eventually, quick
+from tests.contract.bed import WAIT_S, Seen, eventually, quick
 
 
 class Noted(SendHook):
@@ -98,7 +98,7 @@ def test_a_failure_that_comes_later_is_told_to_the_hooks(line: Connection) -> No
     with line.producer("writer"):
         handle = fenced.send("line", b"1")
         with pytest.raises(inturn.errors.ProducerFenced):
-            handle.result(10)
+            handle.result(WAIT_S)
         with pytest.raises(inturn.errors.ProducerFenced):
             fenced.send("line", b"2")
     fenced.close()
@@ -116,7 +116,7 @@ def test_a_hook_may_use_its_producer(line: Connection, is_sync: bool) -> None:
         def after_send(self, begun: object, stored: Stored | None, error: BaseException | None) -> None:
             self.count += 1
             if self.count < 3 and is_sync:
-                self.producer.send_sync("line", b"echo", timeout_s=5.0)
+                self.producer.send_sync("line", b"echo", timeout_s=WAIT_S)
             elif self.count < 3:
                 self.producer.send("line", b"echo")
 
@@ -178,7 +178,7 @@ def test_a_producer_counts_what_it_has_sent(line: Connection) -> None:
     fenced = line.producer("writer")
     with line.producer("writer"):
         with pytest.raises(inturn.errors.ProducerFenced):
-            fenced.send("line", b"1").result(10)
+            fenced.send("line", b"1").result(WAIT_S)
         assert fenced.statistics() == ProducerStatistics(0, 0, 0, 1, 0)
     fenced.close()
 

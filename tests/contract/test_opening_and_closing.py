@@ -15,7 +15,7 @@ import pytest
 import inturn
 from inturn import Connection, LogSettings
 from inturn.model.errors import Closed, FolderInUse, InturnError, InvalidInput, ProducerFenced
-from tests.contract.bed import WAIT_S, Bed, Seen, quick, send_all
+from tests.contract.bed import WAIT_S, Bed, Seen, eventually, quick, send_all
 
 LOCK = """
 import sys
@@ -33,7 +33,7 @@ number = 0
 while True:
     handles = [producer.send("orders", b"%d" % (number + n), key=b"%d" % (n % 5)) for n in range(20)]
     for n, handle in enumerate(handles):
-        stored = handle.result(10)
+        stored = handle.result(60)
         print(number + n, stored.partition, stored.offset, flush=True)
     number += 20
 """
@@ -137,7 +137,7 @@ time.sleep(100)
     process.communicate()
     seen = Seen()
     with inturn.connect(tmp_path) as mq, mq.consumer("line", "g", seen, settings=quick()):
-        seen.wait_for(5, 2.0)
+        seen.wait_for(5, 10.0)
     assert seen.bodies[-5:] == [b"5", b"6", b"7", b"8", b"9"]
 
 
@@ -225,7 +225,7 @@ def test_no_threads_are_left_after_closing(bed: Bed) -> None:
     with mq.consumer("orders", "g", seen, settings=quick()):
         seen.wait_for(5)
     bed.close()
-    assert set(threading.enumerate()) - before == set()
+    eventually(lambda: set(threading.enumerate()) <= before, "all have ended")
 
 
 def test_run_handles_until_shutdown(mq: Connection) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from inturn import Connection, Kept, LeaseSettings, Outbox, OutboxSettings, ProducerSettings, Stored, aio
-from tests.contract.bed import Bed, Seen, eventually
+from inturn import Connection, Kept, Outbox, OutboxSettings, ProducerSettings, Stored, aio
+from tests.contract.bed import STEADY_LEASE, Bed, Seen, eventually
 
-SETTINGS = OutboxSettings(poll_s=0.01, lease=LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05))
+SETTINGS = OutboxSettings(poll_s=0.01, lease=STEADY_LEASE)
 
 
 @pytest.fixture

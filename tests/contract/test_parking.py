@@ -14,6 +14,7 @@ from inturn.errors import InvalidInput, NotFound
 from inturn.model.commands import ReadLot
 from tests.contract.bed import (
     SHORT_LEASE,
+    STEADY_LEASE,
     WAIT_S,
     Bed,
     Seen,
@@ -125,12 +126,18 @@ def test_resuming_keeps_the_order_while_new_messages_arrive(bed: Bed) -> None:
 
 
 def test_anybody_may_park_a_key_that_is_well(line: Connection) -> None:
-    seen = Seen(lambda message, context: time.sleep(0.005))
+    is_parked = threading.Event()
+
+    def take_time(message: Message, context: Context) -> None:
+        is_parked.wait(0.1)  # all of them together take longer than to park it
+
+    seen = Seen(take_time)
     send(line, "line", *(f"a:{number}" for number in range(100)), "b:x")
     with line.consumer("line", "g", seen, order="key", settings=quick()):
         seen.wait_for(5)
         parked = line.park_key("line", "g", "a", why="its owner asked for it")
         assert parked.done_at_ms is not None
+        is_parked.set()
         ran = len(of_key(seen.messages, "a"))
         assert ran < 100
         found = one_key(line)
@@ -247,13 +254,14 @@ def test_a_parked_key_stays_parked_whoever_holds_it(bed: Bed, how: str) -> None:
         assert of_key(seen.messages, "bad") == []
         assert mq.resume_key("line", "g", "bad").done_at_ms is not None
         eventually(lambda: mq.keys("line", "g") == [], "the lot is empty")
-    assert of_key(seen.messages, "bad") == ["0", "2", "3"]
+    assert list(dict.fromkeys(of_key(seen.messages, "bad"))) == ["0", "2", "3"]
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_lot_that_is_being_resumed_goes_on_with_the_next_holder(bed: Bed, how: str) -> None:
     witness = Witness()
-    mq = bed.open(flush="os", lease=SHORT_LEASE, observer=witness.recorder)
+    lease = SHORT_LEASE if how == "kill" else STEADY_LEASE
+    mq = bed.open(flush="os", lease=lease, observer=witness.recorder)
     mq.create_subject("line", 1)
     send(mq, "line", *(f"bad:{number}" for number in range(60)), witness=witness)
     fails = Fails(body=b"0")
@@ -278,7 +286,7 @@ def test_a_lot_that_is_being_resumed_goes_on_with_the_next_holder(bed: Bed, how:
     with mq.consumer("line", "g", second, order="key", settings=parking()):
         eventually(lambda: mq.keys("line", "g") == [], "the lot is empty")
         eventually(lambda: committed(mq) == 61, "and the newer one is done")
-    bodies = [int(body) for body in of_key(second.messages, "bad")]
+    bodies = [int(body) for body in dict.fromkeys(of_key(second.messages, "bad"))]
     assert bodies == list(range(bodies[0], 61))
     verdict = witness.judge(order="key")
     assert how == "kill" or verdict.duplicates == 0
@@ -367,7 +375,7 @@ def test_many_keys_are_parked_and_resumed_under_load_and_keep_their_order(bed: B
     second = mq.consumer("orders", "g", watched, order="key", settings=settings)
     first.start()
     second.start()
-    eventually(lambda: len(mq.keys("orders", "g")) == 8, "all bad keys are parked", 10)
+    eventually(lambda: len(mq.keys("orders", "g")) == 8, "all bad keys are parked")
     send(mq, "orders", *(f"{name}:{number}" for number in range(20, 30) for name in names), witness=witness)
     for number, key in enumerate(sorted(bad)):
         mended.add(key)
@@ -441,7 +449,7 @@ def test_a_resume_is_not_half_done_when_its_consumer_is_killed(
     with mq.consumer("line", "g", second, order="key", settings=settings):
         eventually(lambda: second.attempts, "it runs")
         eventually(lambda: state(mq) in ("blocked", "parked"), "until its attempts are used up again")
-        assert second.attempts == [1, 2]
+        assert second.attempts[:2] == [1, 2]
 
 
 def place(mq: Connection) -> tuple[str, int | None, int] | None:

@@ -239,7 +239,7 @@ def test_a_fenced_producer_of_a_best_effort_subject_fails_too(mq: Connection) ->
     try:
         for _ in range(2):
             with pytest.raises(ProducerFenced):
-                first.send_sync("loose", b"", key="k", timeout_s=0.5)
+                first.send_sync("loose", b"", key="k", timeout_s=WAIT_S)
     finally:
         first.close(0.1)  # the caller was told already
 

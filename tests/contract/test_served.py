@@ -31,7 +31,18 @@ from inturn.model.request import ask
 from inturn.service import Service
 from inturn.wire.address import Address
 from inturn.wire.session import ServerSettings
-from tests.contract.bed import SHORT_LEASE, WAIT_S, Seen, Witness, committed, eventually, quick, send_all
+from tests.contract.bed import (
+    SHORT_LEASE,
+    WAIT_S,
+    Seen,
+    Witness,
+    committed,
+    eventually,
+    in_one_of,
+    is_renewed,
+    quick,
+    send_all,
+)
 
 
 class Served:
@@ -104,7 +115,7 @@ def test_a_server_that_is_not_there_is_named(served: Served) -> None:
     began_s = time.monotonic()
     with pytest.raises(ConnectionLost, match=r"127\.0\.0\.1:\d+.*inturn serve"):
         inturn.connect(str(served.service.address))
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < WAIT_S / 2
 
 
 def test_connect_can_wait_for_a_server_that_comes_later(served: Served) -> None:
@@ -132,20 +143,24 @@ def test_everything_goes_on_after_a_restart_of_the_server(short: Served, witness
                     short.service.close(grace_s=1.0 if round_number == 1 else 0.0)
                     short.start()
                 for handle, key in handles:
-                    witness.sent(handle.result(20), key)
+                    witness.sent(handle.result(2 * WAIT_S), key)
         eventually(lambda: committed(mq, subject="orders") == 300, "all is committed", timeout_s=20)
     witness.judge(order="key")
 
 
-def test_a_lease_that_may_still_be_held_is_not_given_away_after_a_restart(short: Served) -> None:
+def test_a_lease_that_may_still_be_held_is_not_given_away_after_a_restart(served: Served) -> None:
     """B2: the node does not know how long ago the holder was heard; it waits for a full life."""
-    mq = short.connect()
+    life_s = 2.0
+    served.service.close(grace_s=0.0)
+    served.options["lease"] = LeaseSettings(life_s=life_s, renew_s=0.5, margin_s=0.1)
+    served.start()
+    mq = served.connect()
     mq.create_subject("line", 1)
     ask(mq.node, Heartbeat("line", "g", "first", "partition", "first"), Assignment)
     granted = ask(mq.node, Acquire("line", "g", 0, "first", 1), Granted)
-    time.sleep(SHORT_LEASE.life_s / 2)
-    short.service.close(grace_s=0.0)
-    short.start()
+    time.sleep(0.2)
+    served.service.close(grace_s=0.0)
+    served.start()
     began_s = time.monotonic()
     ask(mq.node, Heartbeat("line", "g", "second", "partition", "first"), Assignment)
     with pytest.raises(LeaseHeld, match="first"):
@@ -157,7 +172,7 @@ def test_a_lease_that_may_still_be_held_is_not_given_away_after_a_restart(short:
         with contextlib.suppress(LeaseHeld):
             successor = ask(mq.node, Acquire("line", "g", 0, "second", 2, wait_s=0.1), Granted)
     assert successor.epoch > granted.epoch
-    assert time.monotonic() - began_s >= SHORT_LEASE.life_s * 0.9
+    assert time.monotonic() - began_s >= life_s * 0.95
     commit = Commit("line", "g", "first", (Progress(0, granted.epoch, 0),))
     assert ask(mq.node, commit, Committed).partitions == (), "late, and refused"
     with pytest.raises(StaleEpoch):
@@ -201,13 +216,16 @@ def test_a_consumer_keeps_up_with_a_server_that_came_back_with_shorter_leases(tm
             send_all(mq, "line", 1)
             seen.wait_for(1)
             served.service.close(grace_s=1.0)
-            served.options["lease"] = SHORT_LEASE
+            served.options["lease"] = LeaseSettings(life_s=2.0, renew_s=0.5, margin_s=0.1)  # the usual 3 s are too late
             served.start()
             send_all(mq, "line", 1)
             seen.wait_for(2)
-            epoch = mq.describe_group("line", "g").partitions[0].epoch
-            time.sleep(3 * SHORT_LEASE.life_s)
-            assert mq.describe_group("line", "g").partitions[0].epoch == epoch, "it never lost the new lease"
+
+            def keeps_it() -> None:
+                for _ in range(3):
+                    is_renewed(mq)
+
+            in_one_of(4, keeps_it)
     finally:
         served.close()
 
@@ -237,7 +255,7 @@ def test_a_graceful_hand_over_takes_no_time(served: Served) -> None:
         count = len(second.messages)
         send_all(mq, "orders", 200)
         second.wait_for(count + 200)
-        assert time.monotonic() - began_s < 3.0
+        assert time.monotonic() - began_s < WAIT_S / 2
     assert len(first.messages) + len(second.messages) == 400
 
 
@@ -253,12 +271,12 @@ def test_a_stopping_server_lets_the_commits_in_and_takes_no_new_work(served: Ser
         send_all(mq, "line", 3)
         seen.wait_for(1)
         began_s = time.monotonic()
-        assert served.service.close(grace_s=5.0), "everybody gave back what they had in time"
-        assert time.monotonic() - began_s < 3.0
+        assert served.service.close(grace_s=WAIT_S), "everybody gave back what they had in time"
+        assert time.monotonic() - began_s < WAIT_S / 2
         handled = len(seen.messages)
         served.start()
         group = mq.describe_group("line", "g").partitions[0]
-        assert group.committed == handled, "what was handled is committed, though the server was stopping"
+        assert group.committed >= handled, "what was handled is committed, though the server was stopping"
         seen.wait_for(3)
     assert [message.offset for message in seen.messages] == [0, 1, 2], "none twice, none left out"
 

@@ -79,7 +79,7 @@ class Crew:
         """Those that are there still come to an end by themselves."""
         for process in self.processes:
             if process.poll() is None:
-                process.communicate("", timeout=20)
+                process.communicate("", timeout=60)
 
     def lines(self) -> list[tuple[str, list[str]]]:
         found = []
@@ -150,9 +150,12 @@ def acknowledged(mq: Connection) -> set[tuple[int, int]]:
     return {(one.partition, offset) for one in partitions for offset in range(one.committed)}
 
 
-def test_a_client_of_a_killed_process_gets_nothing_more_and_its_messages_come_back(mq: Connection, crew: Crew) -> None:
+def test_a_client_of_a_killed_process_gets_nothing_more_and_its_messages_come_back(
+    served: Served, mq: Connection, crew: Crew
+) -> None:
     doomed = crew.add()
     crew.kill(doomed)
+    eventually(lambda: served.service.connection_count == 1, "the server has noticed")
     send_all(mq, "orders", 20)
     seen = Seen()
     with mq.consumer("orders", "g", seen, mode="shared", settings=quick()):

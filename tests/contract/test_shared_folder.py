@@ -34,7 +34,7 @@ for line in sys.stdin:
     word, *rest = line.split()
     if word == "send":
         producer = producer or mq.producer()
-        stored = producer.send_sync("line", rest[0].encode(), key="k", timeout_s=10)
+        stored = producer.send_sync("line", rest[0].encode(), key="k", timeout_s=60)
         say("stored", stored.offset)
     elif word == "consume":
         def handle(message, context):
@@ -80,7 +80,7 @@ class Other:
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
-            self.process.communicate(timeout=20)
+            self.process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_the_end_of_the_first_process_hands_the_folder_on(folder: Path, other: O
         else:
             other.close()
         handles += [producer.send("line", b"%d" % number, key="k") for number in range(500, 700)]
-        assert [handle.result(20).offset for handle in handles] == list(range(2, 700))
+        assert [handle.result(2 * WAIT_S).offset for handle in handles] == list(range(2, 700))
         eventually(lambda: mq.node.is_opened_here, "it has the folder now")  # type: ignore[attr-defined]
         assert bodies(mq) == [b"%d" % number for number in range(700)], "nothing lost, nothing twice, in order"
         third = Other(folder)
@@ -163,7 +163,7 @@ def test_the_consumers_of_a_killed_process_are_succeeded_at_once(folder: Path, o
             with mq.producer() as producer:
                 producer.send_sync("line", b"1", key="k", timeout_s=WAIT_S)
             seen.wait_for(1)
-            assert time.monotonic() - began_s < WAIT_S
+            assert time.monotonic() - began_s < WAIT_S / 2
         assert seen.bodies == [b"1"]
         assert seen.epochs[0] > 1
 
@@ -251,7 +251,7 @@ def test_a_failure_while_the_folder_is_opened_leaves_nothing_behind(
         patch.setattr("inturn.shared_folder.listen_in", fail)
         with pytest.raises(RuntimeError):
             inturn.connect(folder)
-    assert set(threading.enumerate()) <= before
+    eventually(lambda: set(threading.enumerate()) <= before, "no thread is left")
     Folder(folder).close()
 
 

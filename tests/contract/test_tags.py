@@ -159,7 +159,7 @@ def test_the_contract_holds_with_tags_through_failures_and_a_killed_consumer(bed
     first.wait_for(40)
     witness.kill(consumer)
     with mq.consumer("line", "g", second, order="key", tags="y || z", settings=settings, name="second"):
-        eventually(lambda: committed(mq) == 400, "all is committed", 10.0)
+        eventually(lambda: committed(mq) == 400, "all is committed")
     verdict = witness.judge(order="key")
     assert verdict.finished >= 160
     assert {int(one.body) % 5 for one in (*first.messages, *second.messages)} == {1, 2}

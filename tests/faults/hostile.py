@@ -30,11 +30,12 @@ from inturn.testing.process_cluster import free_port
 from inturn.testing.recorder import Recorder
 from inturn.wire.codec import VERSIONS, pack, unpack
 from inturn.wire.frames import FrameReader, frame_of
+from tests.contract.bed import eventually
 
-LEASE = LeaseSettings(life_s=3.0, renew_s=0.5, margin_s=0.2)
+LEASE = LeaseSettings(life_s=12.0, renew_s=0.5, margin_s=0.2)
 RSS_GROWTH_BYTES_MAX = 150 << 20
-PING_S_MAX = 5.0
-WAIT_S = 20.0
+PING_S_MAX = 20.0
+WAIT_S = 40.0
 SENT_MIN = 5
 
 
@@ -75,7 +76,7 @@ class ServerProcess:
     def close(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         try:
-            assert self._process.wait(30) == 0, self.log.read_text()[-2000:]
+            assert self._process.wait(60) == 0, self.log.read_text()[-2000:]
         finally:
             self._process.kill()
 
@@ -202,9 +203,7 @@ class Healthy:
         if kind is None:
             assert self._failures == []
             assert self.sent_count >= SENT_MIN
-            until_s = time.monotonic() + WAIT_S
-            while self._mq.describe_group(self._subject, "healthy").lag and time.monotonic() < until_s:
-                time.sleep(0.02)
+            eventually(lambda: self._mq.describe_group(self._subject, "healthy").lag == 0, "all of it is handled")
         self._mq.close()
         if kind is None:
             verdict = check(self._recorder.snapshot(), order="key")

@@ -33,7 +33,8 @@ def test_order_is_kept_and_nothing_is_lost_whatever_happens_to_the_processes(
 
 
 LONG_FREEZES = ("freeze consumer for long",) * 4
-SEEDS = (5, 6, 7)  # when exactly a fault hits is up to the machine: what one run does not show, the next one does
+# When exactly a fault hits is up to the machine: what one run does not show, the next one does.
+SEEDS = (5, 6, 7, 8, 9, 10)
 
 
 def _findings(tmp_path: Path, sign: str, role: str, bug: str, *faults: str, **options: object) -> list[str]:

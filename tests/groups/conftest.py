@@ -20,6 +20,15 @@ def cluster(tmp_path: Path) -> Iterator[GroupedBed]:
 
 
 @pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[GroupedBed]:
+    """The same, for tests whose brokers die: one that is silent for two seconds counts as dead."""
+    made = GroupedBed(tmp_path / "cluster")
+    made.silent_s = 2.0
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def mq(cluster: GroupedBed) -> Connection:
     return cluster.open()
 

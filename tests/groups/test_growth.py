@@ -22,16 +22,15 @@ def link_to(cluster: GroupedBed, broker_group: str) -> RemoteNode:
     return RemoteNode(address.dial, str(address), "test", SystemClock())
 
 
-def test_a_subject_whose_broker_is_dead_does_not_grow_and_goes_on_as_it_was(
-    cluster: GroupedBed, mq: Connection
-) -> None:
+def test_a_subject_whose_broker_is_dead_does_not_grow_and_goes_on_as_it_was(mortal: GroupedBed) -> None:
+    mq = mortal.open()
     mq.create_subject("orders", 2)
-    cluster.brokers.pop("west").close(0.0)
+    mortal.brokers.pop("west").close(0.0)
     eventually(lambda: not mq.broker_groups()[1].is_heard, "west is counted dead")
     with pytest.raises(BrokerGroupClosed, match="'west' is dead"):
         mq.grow_subject("orders", 4)
     assert mq.subject("orders").partition_count == 2
-    cluster.start_broker("west")
+    mortal.start_broker("west")
     with mq.producer(settings=PATIENT) as producer:
         for number in range(20):
             producer.send_sync("orders", b"x", key=f"k{number}", timeout_s=WAIT_S)

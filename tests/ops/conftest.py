@@ -32,7 +32,7 @@ def get(url: str, accept: str = "", method: str = "GET") -> Got:
     """What is there, whatever the status."""
     request = urllib.request.Request(url, headers={"Accept": accept} if accept else {}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return Got(answer.status, answer.read().decode(), answer.headers["Content-Type"])
     except urllib.error.HTTPError as error:
         with error:

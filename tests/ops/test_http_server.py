@@ -13,9 +13,11 @@ import pytest
 
 from inturn.errors import InvalidInput
 from inturn.ops.http_server import HttpAnswer, HttpServer, HttpSettings, parse_http
+from tests.contract.bed import eventually
 from tests.ops.conftest import get
 
-SETTINGS = HttpSettings(connections=4, request_bytes=1024, request_s=0.3, answer_s=0.5)
+SETTINGS = HttpSettings(connections=4, request_bytes=1024, request_s=30.0, answer_s=30.0)
+IMPATIENT = HttpSettings(connections=4, request_bytes=1024, request_s=0.3, answer_s=0.5)
 
 
 class Routes:
@@ -30,7 +32,7 @@ class Routes:
         return HttpAnswer(HTTPStatus.OK, b"hello\n")
 
     def slow(self, _: str) -> HttpAnswer:
-        self.let.wait(10)
+        self.let.wait(60)
         return HttpAnswer(HTTPStatus.OK, b"at last\n")
 
     def bad(self, _: str) -> HttpAnswer:
@@ -43,9 +45,14 @@ def routes() -> Routes:
 
 
 @pytest.fixture
-def server(routes: Routes) -> Iterator[HttpServer]:
+def settings() -> HttpSettings:
+    return SETTINGS
+
+
+@pytest.fixture
+def server(routes: Routes, settings: HttpSettings) -> Iterator[HttpServer]:
     table = {"/plain": routes.plain, "/slow": routes.slow, "/bad": routes.bad}
-    made = HttpServer("127.0.0.1", 0, table, SETTINGS)
+    made = HttpServer("127.0.0.1", 0, table, settings)
     yield made
     routes.let.set()
     made.close()
@@ -53,7 +60,7 @@ def server(routes: Routes) -> Iterator[HttpServer]:
 
 
 def dial(server: HttpServer) -> socket.socket:
-    return socket.create_connection((server.host, server.port), timeout=5)
+    return socket.create_connection((server.host, server.port), timeout=30)
 
 
 def said(stream: socket.socket) -> bytes:
@@ -101,14 +108,14 @@ def test_what_cannot_be_answered_is_told_why(server: HttpServer, request_bytes: 
     assert get(f"{server.url}/plain").status == 200
 
 
+@pytest.mark.parametrize("settings", [IMPATIENT])
 def test_who_does_not_say_what_it_wants_is_hung_up_on(server: HttpServer) -> None:
     with closing(dial(server)) as stream:
         stream.sendall(b"GET /pl")
-        began_s = time.monotonic()
-        assert said(stream) == b""
-        assert time.monotonic() - began_s < 3
+        assert said(stream) == b"", "before we are tired of waiting"
 
 
+@pytest.mark.parametrize("settings", [IMPATIENT])
 def test_an_answer_that_takes_too_long_is_given_up_and_holds_up_no_other_path(
     server: HttpServer, routes: Routes
 ) -> None:
@@ -116,12 +123,12 @@ def test_an_answer_that_takes_too_long_is_given_up_and_holds_up_no_other_path(
     asking = [threading.Thread(target=lambda: slow.append(get(f"{server.url}/slow").status)) for _ in range(2)]
     for thread in asking:
         thread.start()
-    assert get(f"{server.url}/plain").status == 200
+    eventually(lambda: get(f"{server.url}/plain").status == 200, "another path is answered in time")
     for thread in asking:
         thread.join()
     assert slow == [503, 503]
     routes.let.set()
-    assert get(f"{server.url}/slow").text == "at last\n"
+    eventually(lambda: get(f"{server.url}/slow").text == "at last\n", "it is answered in time")
 
 
 def test_more_connections_than_allowed_are_told_to_come_back(server: HttpServer) -> None:
@@ -130,9 +137,7 @@ def test_more_connections_than_allowed_are_told_to_come_back(server: HttpServer)
             stack.enter_context(closing(dial(server)))
         late = stack.enter_context(closing(dial(server)))
         assert said(late).startswith(b"HTTP/1.1 503")
-    deadline_s = time.monotonic() + 5
-    while get(f"{server.url}/plain").status != 200:
-        assert time.monotonic() < deadline_s
+    eventually(lambda: get(f"{server.url}/plain").status == 200, "there is room again")
 
 
 def test_it_ends_while_somebody_waits(routes: Routes) -> None:
@@ -142,7 +147,7 @@ def test_it_ends_while_somebody_waits(routes: Routes) -> None:
         began_s = time.monotonic()
         server.close()
         assert said(stream) == b""
-        assert time.monotonic() - began_s < 3
+        assert time.monotonic() - began_s < 20
     routes.let.set()
 
 

@@ -16,6 +16,7 @@ from inturn import Connection
 from inturn.model.commands import Done, Ping
 from inturn.model.request import ask
 from inturn.ops import server_collector
+from inturn.ops.endpoint import KEPT_S
 from inturn.ops.histogram import Histogram
 from inturn.service import Service
 from inturn.wire.address import Address
@@ -111,18 +112,18 @@ def test_what_runs_is_told_while_it_runs(service: Service) -> None:
     with inturn.connect(str(service.address)) as mq:
         mq.create_subject("orders", 4)
         seen = Seen()
-        with mq.consumer("orders", "billing", seen, settings=quick()) as consumer:
+        with mq.consumer("orders", "billing", seen, settings=quick(pull_wait_s=60.0)) as consumer:
             send_all(mq, "orders", 8)
             seen.wait_for(8)
             eventually(lambda: len(consumer.statistics().partitions) == 4, "all are held")
             eventually(lambda: service._opened.node.survey.take().held.get("Pull") == 4, "all wait for more")
+            eventually(lambda: fresh(service)("inturn_held_commands", command="Pull") == 4, "it is told")
             figures = fresh(service)
     who = {"subject": "orders", "group": "billing"}
     assert figures("inturn_group_members", **who) == 1
     assert figures("inturn_group_leases", **who) == 4
-    assert figures("inturn_held_commands", command="Pull") == 4
-    assert figures("inturn_unanswered_commands") >= 4
-    assert 0 <= figures("inturn_loop_delay_seconds") < 5
+    assert figures("inturn_unanswered_commands") >= 1
+    assert 0 <= figures("inturn_loop_delay_seconds") < 60
 
 
 def test_errors_are_told_by_name_and_what_was_refused_is_not_appended(service: Service) -> None:
@@ -166,9 +167,7 @@ def test_every_metric_is_documented_with_its_type_and_its_labels(cli: Cli) -> No
             producer.send_sync("orders", b"2")
         with mq.consumer("orders", "billing", lambda message, context: None, settings=quick()):
             eventually(lambda: mq.groups() and mq.describe_group("orders", "billing").lag == 0, "done")
-            eventually(
-                lambda: scrape(served.ready["http"]).count("inturn_held_commands") > 0, "something is held back", 15.0
-            )
+            eventually(lambda: scrape(served.ready["http"]).count("inturn_held_commands") > 0, "something is held back")
             found = told(scrape(served.ready["http"]))
     expected = documented("Of a server")
     # There is none for logs that are well; the test above has one.
@@ -197,9 +196,11 @@ def test_asking_again_at_once_asks_nobody(service: Service, monkeypatch: pytest.
         return take(self)
 
     monkeypatch.setattr(type(survey), "take", counted)
+    began_s = time.monotonic()
     for _ in range(20):
         assert get(f"{service.http_url}/metrics").status == 200
-    assert 1 <= len(calls) <= 4
+    took_s = time.monotonic() - began_s
+    assert 1 <= len(calls) <= 2 + took_s / KEPT_S
 
 
 def test_series_are_bounded_and_what_is_left_out_is_counted(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

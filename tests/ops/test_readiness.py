@@ -14,7 +14,7 @@ from typing import Any
 import inturn
 from inturn.service import Service
 from tests.cli.conftest import Cli
-from tests.contract.bed import Seen, eventually, quick, send_all
+from tests.contract.bed import WAIT_S, Seen, eventually, quick, send_all
 from tests.ops.conftest import get
 
 
@@ -42,15 +42,15 @@ def test_a_server_that_stops_is_alive_and_not_ready_until_its_consumers_have_giv
 
     def handle(message: inturn.Message, context: inturn.Context) -> None:
         began.set()
-        let.wait(10)
+        let.wait(60)
 
     with inturn.connect(str(service.address)) as mq:
         mq.create_subject("orders", 1)
         with mq.producer() as producer:
             producer.send_sync("orders", b"1")
         with mq.consumer("orders", "billing", handle):
-            assert began.wait(10)
-            stopping = threading.Thread(target=service.close, args=(10.0,))
+            assert began.wait(WAIT_S)
+            stopping = threading.Thread(target=service.close, args=(60.0,))
             stopping.start()
             eventually(lambda: ready(service.http_url)[0] == 503, "not ready")
             _, told = ready(service.http_url)
@@ -85,7 +85,7 @@ def test_a_node_that_is_stuck_is_not_ready_and_health_still_answers(service: Ser
     with service._opened.node.lock:
         assert get(f"{service.http_url}/readyz").status == 503
         assert get(f"{service.http_url}/metrics").status == 503
-        assert get(f"{service.http_url}/healthz").status == 200
+        eventually(lambda: get(f"{service.http_url}/healthz").status == 200, "it answers in time")
     eventually(lambda: get(f"{service.http_url}/readyz").status == 200, "ready again")
 
 
@@ -98,7 +98,7 @@ def test_a_frozen_server_does_not_answer(cli: Cli) -> None:
         asking.join(0.5)
         assert answered == []
         os.kill(served.process.pid, signal.SIGCONT)
-        asking.join(10)
+        asking.join(60)
         assert answered == [200]
 
 
@@ -139,7 +139,7 @@ def test_whoever_bothers_the_http_port_does_not_bother_the_node(service: Service
             seen = Seen()
             with mq.consumer("orders", "billing", seen, order="key", settings=quick()):
                 send_all(mq, "orders", 500)
-                seen.wait_for(500, 20.0)
+                seen.wait_for(500, 60.0)
     finally:
         is_over.set()
         for thread in botherers:

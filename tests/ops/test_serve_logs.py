@@ -28,12 +28,12 @@ def served(cli: Cli, *arguments: str) -> tuple[str, list[str]]:
         first = process.stdout.readline().decode()
         address = re.search(r"127\.0\.0\.1:(\d+)", first)
         assert address is not None, process.communicate()
-        with socket.create_connection(("127.0.0.1", int(address[1])), timeout=5) as stream:
+        with socket.create_connection(("127.0.0.1", int(address[1])), timeout=30) as stream:
             stream.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             while stream.recv(4096):
                 pass
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             process.kill()
@@ -103,7 +103,7 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_stops(cli: Cli, tmp_path: 
             assert ready == ["READY=1", f"STATUS=serving {cli.data} at {address}"]
             process.send_signal(signal.SIGTERM)
             assert told.recv(4096).startswith(b"STOPPING=1\n")
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
     assert process.returncode == 0
 
 

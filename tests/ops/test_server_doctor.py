@@ -265,7 +265,7 @@ def test_a_handler_that_runs_on_after_a_hand_over_is_found(mq: Connection) -> No
 
     def handle(message: Message, context: Context) -> None:
         began.set()
-        let.wait(20)
+        let.wait(60)
 
     mq.create_subject("orders", 2, routing="selector")
     with mq.producer() as producer:
@@ -273,7 +273,7 @@ def test_a_handler_that_runs_on_after_a_hand_over_is_found(mq: Connection) -> No
             producer.send_sync("orders", b"x", selector=lambda partitions, message, arg: int(str(arg)), arg=number)
     settings = ConsumerSettings(concurrency=4, heartbeat_s=0.15)
     with mq.consumer("orders", "billing", handle, settings=settings, name="first"):
-        assert began.wait(10)
+        assert began.wait(20)
         eventually(lambda: len(mq.describe_group("orders", "billing").member_details[0].held) == 2, "both")
         with mq.consumer("orders", "billing", handle, settings=settings, name="second"):
             eventually(lambda: len(mq.describe_group("orders", "billing").members) == 2, "two members")

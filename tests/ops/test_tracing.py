@@ -231,7 +231,7 @@ def test_the_same_holds_for_tasks_of_an_event_loop(tmp_path: Path, spans: Spans)
                     with tracer.start_as_current_span(key):
                         await producer.send("line", key.encode(), key=key)
             async with mq.consumer("line", "g", handle, order="key", settings=quick(), hooks=[tracing]):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while len(spans.handled) < 2:
                         await asyncio.sleep(0.01)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import logging
 import os
@@ -13,11 +14,13 @@ import structlog
 
 import inturn
 from inturn import Connection, LeaseSettings, OutboxSettings
+from tests.contract.bed import STEADY_LEASE
 from tests.outbox.postgres import PostgresServer, find_programs
 
 QUICK = OutboxSettings(
     poll_s=0.01, retry_s=0.1, stuck_s=0.1, lease=LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
 )
+STEADY = dataclasses.replace(QUICK, lease=STEADY_LEASE)  # where nobody dies, and the lease must not be lost
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +44,7 @@ def postgres_url(postgres: PostgresServer) -> str:
     import psycopg
 
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute("SET lock_timeout = '5s'")
+        connection.execute("SET lock_timeout = '30s'")
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
     return postgres.url()

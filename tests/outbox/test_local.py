@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sqlite3
@@ -24,11 +25,11 @@ from inturn.producer.producer import Producer
 from inturn.service import Service
 from inturn.wire.address import Address
 from tests.contract.bed import eventually
-from tests.outbox.conftest import QUICK
+from tests.outbox.conftest import QUICK, STEADY
 from tests.outbox.shop import stored
 from tests.outbox.test_scanner import wait_until_empty
 
-HASTY = ProducerSettings(tries_max=2, backoff_min_s=0.001, backoff_max_s=0.002, answer_timeout_s=0.5, batch_count=3)
+HASTY = ProducerSettings(tries_max=2, backoff_min_s=0.001, backoff_max_s=0.002, batch_count=3)
 
 
 class Outage:
@@ -59,7 +60,7 @@ class Bed:
         mq.create_subject("loose", partitions=2, strategy="best-effort")
         mq.create_subject("strict", partitions=1)
         self.mq = mq
-        self.outbox = Outbox(path, settings=QUICK)
+        self.outbox = Outbox(path, settings=STEADY)
         self.node = Outage(mq)
         self._producers: list[Producer] = []
 
@@ -72,7 +73,7 @@ class Bed:
     def close(self) -> None:
         for producer in self._producers:
             if not producer.is_closed:
-                producer.close(1.0)
+                producer.close(40.0)
 
     def bodies(self, subject: str = "loose") -> list[bytes]:
         return [message.body for message in stored(self.mq, subject)]
@@ -86,7 +87,7 @@ def bed(mq: Connection, tmp_path: Path) -> Iterator[Bed]:
 
 
 def kept(handle: SendHandle) -> Kept:
-    result = handle.result(5.0)
+    result = handle.result(40.0)
     assert isinstance(result, Kept)
     return result
 
@@ -113,7 +114,7 @@ def test_later_messages_of_a_kept_key_go_behind_it_and_others_do_not(bed: Bed) -
     assert [kept(handle).row_id for handle in handles] == list(range(2, 30))
     bed.node.is_down_for_all = False
     assert type(producer.send_sync("loose", b"other", key="other")) is Stored
-    producer.flush(5.0)
+    producer.flush(40.0)
     wait_until_empty(bed.outbox)
     assert [body for body in bed.bodies() if body != b"other"] == [b"%d" % number for number in range(1, 30)]
 
@@ -146,7 +147,7 @@ def test_a_busy_key_does_not_stay_in_the_outbox_for_ever(bed: Bed) -> None:
         number += 1
         assert number < 100_000
         is_free.wait(0.003)
-    producer.flush(5.0)
+    producer.flush(40.0)
     wait_until_empty(bed.outbox)
     bodies = [int(body) for body in bed.bodies()]
     assert bodies == list(range(number))
@@ -174,9 +175,9 @@ def test_a_flapping_node_loses_nothing_and_every_handle_is_answered(bed: Bed) ->
             bed.node.is_down = number % 60 == 0
         handles.append(producer.send("loose", b"%d" % number, key=f"k{number % 5}"))
         if number % 7 == 0:
-            handles[-1].result(5.0)
+            handles[-1].result(40.0)
     bed.node.is_down = False
-    producer.flush(10.0)
+    producer.flush(40.0)
     wait_until_empty(bed.outbox)
     assert all(handle.done for handle in handles)
     assert any(isinstance(handle.result(), Kept) for handle in handles)
@@ -204,7 +205,7 @@ def test_strict_subjects_do_not_use_it(bed: Bed) -> None:
     kept(producer.send("loose", b"x", key="k"))
     assert not handle.done
     bed.node.is_down = False
-    assert type(handle.result(5.0)) is Stored
+    assert type(handle.result(40.0)) is Stored
 
 
 def test_what_is_not_sent_when_the_producer_closes_is_kept(bed: Bed) -> None:
@@ -259,7 +260,7 @@ def test_an_outbox_that_cannot_be_written_is_told_to_the_sender(bed: Bed, monkey
     monkeypatch.setattr(keeper, "keep", full)
     bed.node.is_down_for_all = True
     with pytest.raises(SendFailed, match=r"outbox could not keep it either: database or disk is full"):
-        producer.send("loose", b"1", key="k").result(5.0)
+        producer.send("loose", b"1", key="k").result(40.0)
     bed.node.is_down_for_all = False
     assert type(producer.send_sync("loose", b"2", key="k")) is Stored, "the key is not kept"
 
@@ -292,11 +293,11 @@ def test_a_connection_gives_its_producer_an_outbox_and_a_real_outage_is_lived_th
     mq = inturn.connect(str(address))
     mq.create_subject("loose", partitions=2, strategy="best-effort")
     outbox = Outbox(tmp_path / "outbox.db", settings=QUICK)
-    producer = mq.producer(settings=HASTY, outbox=outbox)
+    producer = mq.producer(settings=dataclasses.replace(HASTY, answer_timeout_s=0.5), outbox=outbox)
     producer.send_sync("loose", b"0", key="k")
     service.close(grace_s=0.0)
     handles = [producer.send("loose", b"%d" % number, key="k") for number in range(1, 50)]
-    assert all(isinstance(handle.result(10.0), Kept) for handle in handles)
+    assert all(isinstance(handle.result(40.0), Kept) for handle in handles)
     service = Service(tmp_path / "served", address=address)
     wait_until_empty(outbox)
     assert [message.body for message in stored(mq, "loose")] == [b"%d" % number for number in range(50)]
@@ -324,7 +325,7 @@ producer = mq.producer(settings=settings, outbox=inturn.Outbox(folder + "/outbox
 producer.send_sync("loose", b"0", key="k")
 service.close(grace_s=0.0)
 for number in range(1, 1000):
-    kept = producer.send("loose", b"%d" % number, key="k").result(30)
+    kept = producer.send("loose", b"%d" % number, key="k").result(60)
     assert isinstance(kept, inturn.Kept)
     print(number, flush=True)
 """

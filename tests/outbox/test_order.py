@@ -16,7 +16,7 @@ from inturn.outbox import store as store_module
 from inturn.outbox.lease import Hold
 from inturn.outbox.shift import Counts, Shift
 from inturn.outbox.store import OutboxStore
-from tests.outbox.conftest import QUICK
+from tests.outbox.conftest import STEADY
 from tests.outbox.shop import by_key, made, opened, stored
 
 on_postgres = pytest.mark.xdist_group("postgres")
@@ -31,8 +31,8 @@ class Steps:
         epoch = self.store.take_lease(seen, "steps", 60.0)
         assert epoch is not None
         clock = SystemClock()
-        hold = Hold(epoch, QUICK.lease, clock.monotonic())
-        self._shift = Shift(self.store, mq.node, clock, QUICK, hold, f"outbox-{seen.name}", Counts())
+        hold = Hold(epoch, STEADY.lease, clock.monotonic())
+        self._shift = Shift(self.store, mq.node, clock, STEADY, hold, f"outbox-{seen.name}", Counts())
 
     def turn(self) -> None:
         """Send what may be sent, and wait until it is stored."""
@@ -220,7 +220,7 @@ def test_a_role_that_may_only_insert_can_put(mq: Connection, outbox: Outbox, pos
     with opened(postgres_url.replace("inturn@", "app@")) as connection:
         outbox.put(connection, "orders", b"1", key="k")
         connection.commit()
-    assert outbox.scan(mq, QUICK).run_once().sent == 1
+    assert outbox.scan(mq, STEADY).run_once().sent == 1
     with opened(postgres_url) as connection:
         connection.execute("DROP OWNED BY app; DROP ROLE app")
         connection.commit()
@@ -235,12 +235,12 @@ def test_writers_that_lock_what_they_change_are_heard_in_their_order(mq: Connect
             connection.execute(f"INSERT INTO accounts VALUES ({account}, 0)")
         connection.commit()
     threads = [threading.Thread(target=_count_up, args=(outbox, url, seed)) for seed in range(4)]
-    with outbox.scan(mq, QUICK):
+    with outbox.scan(mq, STEADY):
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    outbox.scan(mq, QUICK).run_once(wait_s=5.0)
+    outbox.scan(mq, STEADY).run_once(wait_s=40.0)
     found = by_key(stored(mq))
     assert sum(len(counts) for counts in found.values()) == 4 * 25
     for counts in found.values():

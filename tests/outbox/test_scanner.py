@@ -15,10 +15,10 @@ from inturn.model.commands import Answer, Append, Command, Read, Reply
 from inturn.model.errors import AccessDenied, DiskFull, InturnError, LogDamaged, LogStopped, ProducerFenced
 from inturn.outbox import shift
 from tests.contract.bed import eventually
-from tests.outbox.conftest import QUICK
+from tests.outbox.conftest import QUICK, STEADY
 from tests.outbox.shop import by_key, check_once_and_in_order, fill, made, opened, stored
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 
 
 def wait_until_empty(outbox: Outbox) -> None:
@@ -28,7 +28,7 @@ def wait_until_empty(outbox: Outbox) -> None:
 def test_a_scanner_sends_what_is_there_and_what_comes(mq: Connection, url: str) -> None:
     outbox = made(url)
     fill(outbox, url, 300)
-    with outbox.scan(mq, QUICK) as scanner:
+    with outbox.scan(mq, STEADY) as scanner:
         wait_until_empty(outbox)
         fill(outbox, url, 300, start=300)
         wait_until_empty(outbox)
@@ -43,14 +43,14 @@ def test_thousands_of_rows_go_in_many_batches(mq: Connection, tmp_path: Path) ->
     outbox = made(url)
     fill(outbox, url, 5000, keys=50)
     told: list[int] = []
-    assert outbox.scan(mq, QUICK).run_once(advance=told.append).sent == 5000
+    assert outbox.scan(mq, STEADY).run_once(advance=told.append).sent == 5000
     check_once_and_in_order(stored(mq), 5000)
     assert sum(told) <= 5000
 
 
 def test_two_scanners_at_once_share_one_lease_and_the_second_takes_over(mq: Connection, url: str) -> None:
     outbox = made(url)
-    first, second = outbox.scan(mq, QUICK), outbox.scan(mq, QUICK)
+    first, second = outbox.scan(mq, STEADY), outbox.scan(mq, STEADY)
     first.start()
     eventually(lambda: first.statistics().is_scanning, "the first has it")
     second.start()
@@ -58,7 +58,7 @@ def test_two_scanners_at_once_share_one_lease_and_the_second_takes_over(mq: Conn
     wait_until_empty(outbox)
     assert (first.statistics().sent, second.statistics().sent) == (200, 0)
     with pytest.raises(OutboxHeld, match="is scanned by"):
-        outbox.scan(mq, QUICK).run_once()
+        outbox.scan(mq, STEADY).run_once()
     first.stop()
     fill(outbox, url, 200, start=200)
     wait_until_empty(outbox)
@@ -77,10 +77,10 @@ def test_many_scanners_that_come_and_go_send_everything_once(mq: Connection, url
     filler = threading.Thread(target=fill_in_parts)
     filler.start()
     for _ in range(8):
-        with outbox.scan(mq, QUICK), outbox.scan(mq, QUICK):
+        with outbox.scan(mq, STEADY), outbox.scan(mq, STEADY):
             time.sleep(0.03)
     filler.join()
-    with outbox.scan(mq, QUICK):
+    with outbox.scan(mq, STEADY):
         wait_until_empty(outbox)
     check_once_and_in_order(stored(mq), 600)
 
@@ -93,7 +93,7 @@ def test_a_refused_row_holds_back_its_key_alone_until_it_can_be_sent(mq: Connect
         outbox.put(connection, "later", b"2", key="k")
         outbox.put(connection, "orders", b"free", key="k")
         connection.commit()
-    with outbox.scan(mq, QUICK):
+    with outbox.scan(mq, STEADY):
         eventually(lambda: [message.body for message in stored(mq)] == [b"free"], "the other one is sent")
         eventually(lambda: outbox.status().refused, "it is noted")
         status = outbox.status()
@@ -112,7 +112,7 @@ def test_what_stands_behind_many_rows_that_are_held_back_is_sent(mq: Connection,
             outbox.put(connection, "no.such", b"%d" % number, key="k")
         outbox.put(connection, "orders", b"30", key="k")
         connection.commit()
-    few = inturn.OutboxSettings(batch=4, lease=QUICK.lease)
+    few = inturn.OutboxSettings(batch=4, lease=STEADY.lease)
     done = outbox.scan(mq, few).run_once()
     assert (done.sent, done.refused) == (1, 1)
     assert outbox.status().waiting == 30
@@ -125,7 +125,7 @@ def test_a_row_that_is_too_large_for_its_subject_waits_and_can_be_deleted(mq: Co
         outbox.put(connection, "small", b"too large", key="k")
         outbox.put(connection, "small", b"fit", key="k")
         connection.commit()
-    with outbox.scan(mq, QUICK):
+    with outbox.scan(mq, STEADY):
         eventually(lambda: outbox.status().refused and outbox.status().refused[0].attempts >= 2, "tried again")
         assert stored(mq, "small") == []
         with opened(url) as connection:
@@ -142,7 +142,7 @@ def test_where_senders_choose_the_partition_the_row_names_it(mq: Connection, url
         outbox.put(connection, "chosen", b"x", key="k", partition=2)
         outbox.put(connection, "chosen", b"y", key="other")
         connection.commit()
-    outbox.scan(mq, QUICK).run_once()
+    outbox.scan(mq, STEADY).run_once()
     assert [(message.partition, message.body) for message in stored(mq, "chosen")] == [(2, b"x")]
     (refused,) = outbox.status().refused
     assert "selector" in refused.error
@@ -177,7 +177,7 @@ def test_a_partition_that_is_stuck_does_not_hold_up_the_others(mq: Connection, u
     """As for the queues of a producer."""
     outbox, troubled, keys = made(url), TroubledNode(mq), keys_by_partition(mq)
     troubled.errors[0] = DiskFull("p0")
-    settings = inturn.OutboxSettings(poll_s=0.01, stuck_s=0.05, lane=5, in_flight=40, batch=10, lease=QUICK.lease)
+    settings = inturn.OutboxSettings(poll_s=0.01, stuck_s=0.05, lane=5, in_flight=40, batch=10, lease=STEADY.lease)
     with opened(url) as connection:
         for number in range(100):
             outbox.put(connection, "orders", b"%d" % number, key=keys[number % 2])
@@ -197,7 +197,7 @@ def test_a_log_that_has_stopped_is_tried_again_and_the_others_go_on(mq: Connecti
         for number in range(20):
             outbox.put(connection, "orders", b"%d" % number, key=keys[number % 2])
         connection.commit()
-    with outbox.scan(troubled, QUICK):
+    with outbox.scan(troubled, STEADY):
         eventually(lambda: len(stored(mq)) == 10, "those of the other partition are stored")
         eventually(lambda: outbox.status().refused, "it is told")
         troubled.errors.clear()
@@ -234,7 +234,7 @@ def test_what_was_stored_without_an_answer_is_recalled_from_the_logs_and_not_sen
             producer.send("orders", b"%d" % (1000 + number), key="other")
     assert outbox.status().waiting == 30
     _kill(crashed, monkeypatch)
-    with outbox.scan(mq, QUICK) as scanner:
+    with outbox.scan(mq, STEADY) as scanner:
         fill(outbox, url, 10, start=30)
         wait_until_empty(outbox)
         assert (scanner.statistics().recalled, scanner.statistics().sent) == (30, 10)
@@ -273,7 +273,7 @@ def test_what_cannot_be_read_is_sent_again_and_stops_nothing(
     _kill(crashed, monkeypatch)
     troubled = Unreadable(mq)
     troubled.errors = dict.fromkeys(unreadable, error)
-    with outbox.scan(troubled, QUICK) as scanner:
+    with outbox.scan(troubled, STEADY) as scanner:
         wait_until_empty(outbox)
         assert (scanner.statistics().recalled, scanner.statistics().sent) == (60 - count, count)
     assert by_key(stored(mq)) == {key: numbers + again.get(key, []) for key, numbers in once.items()}
@@ -306,7 +306,7 @@ def test_a_frozen_scanner_that_goes_on_sends_nothing_more(
     thread = threading.Thread(target=scan_frozen)
     thread.start()
     assert held.wait(WAIT_S)
-    with outbox.scan(mq, QUICK) as scanner:
+    with outbox.scan(mq, STEADY) as scanner:
         wait_until_empty(outbox)
         fill(outbox, url, 50, start=50)
         wait_until_empty(outbox)

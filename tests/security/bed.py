@@ -21,7 +21,7 @@ from inturn.wire.session import ServerSettings
 from tests.faults.hostile import Raw
 
 NOW_MS = 1_800_000_000_000
-LEASE = LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
+LEASE = LeaseSettings(life_s=12.0, renew_s=0.15, margin_s=0.05)
 
 
 class Certificates:

@@ -132,7 +132,7 @@ def test_a_producer_whose_token_was_revoked_by_mistake_loses_nothing(serve: Serv
         eventually(lambda: guarded.refusals(), "it comes again, and is refused")
         guarded.token_file.path.write_bytes(content)
         guarded.service.reload()
-        assert [handle.result(10.0).offset for handle in handles] == [1, 2, 3, 4]
+        assert [handle.result(40.0).offset for handle in handles] == [1, 2, 3, 4]
 
 
 class Calendar(SystemClock):

@@ -52,7 +52,7 @@ def test_large_messages_and_many_at_once_go_through_tls(
         handles = [producer.send("orders", body, key=f"k{number}") for number, body in enumerate(bodies)]
         mq.subjects()
         for handle in handles:
-            handle.result(20.0)
+            handle.result(40.0)
     assert sorted(message.body for message in mq.reader("orders")) == bodies
 
 
@@ -161,7 +161,7 @@ def test_without_a_client_certificate_nobody_is_let_in(
     for tls in (trusting, replace(stranger, ca_file=trusting.ca_file)):
         with pytest.raises(ConnectionLost):
             _connect(kind, guarded.address, None, tls)
-    assert guarded.service.connection_count == 0
+    eventually(lambda: guarded.service.connection_count == 0, "all are hung up on")
 
 
 def test_whoever_has_no_right_certificate_is_in_the_audit_log(
@@ -169,7 +169,7 @@ def test_whoever_has_no_right_certificate_is_in_the_audit_log(
 ) -> None:
     """Not whoever talks no TLS at all, or does not trust the server: these were not refused."""
     guarded = serve(tls=mutual)
-    with socket.create_connection(("127.0.0.1", guarded.port), 5.0) as nonsense:
+    with socket.create_connection(("127.0.0.1", guarded.port), 30.0) as nonsense:
         nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert _is_hung_up_on(nonsense)
     with pytest.raises(ConnectionLost, match="not trusted"):
@@ -285,23 +285,23 @@ def test_another_ca_of_clients_is_used_without_a_restart(
 
 
 def _certificate_of(port: int) -> str:
-    return ssl.get_server_certificate(("127.0.0.1", port), timeout=5)
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=30)
 
 
 def test_a_client_that_never_ends_its_handshake_is_hung_up_on(serve: Serve, server_tls: ServerTlsSettings) -> None:
     """And does not keep others out meanwhile."""
-    settings = ServerSettings(greeting_s=1.0, ungreeted=4)
+    settings = ServerSettings(greeting_s=2.0, ungreeted=4)
     guarded = serve("shop", tls=server_tls, settings=settings)
     began_s = time.monotonic()
-    silent = [socket.create_connection(("127.0.0.1", guarded.port), 5.0) for _ in range(8)]
+    silent = [socket.create_connection(("127.0.0.1", guarded.port), 30.0) for _ in range(8)]
     for one in silent[:4]:  # there is room for four
         assert _is_hung_up_on(one)
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < 2.0, "before they were waited for as long as that"
     for one in silent[4:]:
         assert _is_hung_up_on(one)
     for one in silent:
         one.close()
-    with socket.create_connection(("127.0.0.1", guarded.port), 5.0) as nonsense:
+    with socket.create_connection(("127.0.0.1", guarded.port), 30.0) as nonsense:
         nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert _is_hung_up_on(nonsense)
 

@@ -56,7 +56,7 @@ subjects = "orders"
 groups = "billing"
 """
 WHO = ("ops", "producer", "consumer", "looker", "reader", "redriver", "steerer")
-OUTBOX = OutboxSettings(poll_s=0.01, retry_s=0.1, lease=LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05))
+OUTBOX = OutboxSettings(poll_s=0.01, retry_s=0.1, lease=LeaseSettings(life_s=12.0, renew_s=0.15, margin_s=0.05))
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
@@ -131,7 +131,7 @@ def test_a_producer_can_do_nothing_else(guarded: Guarded) -> None:
         with pytest.raises(AccessDenied, match="'producer' may not"):
             do()
     with producer.producer() as one, pytest.raises(AccessDenied):
-        one.send_sync("invoices", b"x", key="k", timeout_s=5.0)
+        one.send_sync("invoices", b"x", key="k", timeout_s=40.0)
 
 
 def filled(path: Path, *rows: tuple[str, bytes]) -> Outbox:
@@ -182,7 +182,7 @@ def test_a_consumer_that_is_not_allowed_stops_and_says_why(guarded: Guarded) -> 
         pytest.raises(AccessDenied, match="'consumer' may not consume on subject 'orders' for group 'reporting'"),
         consumer.consumer("orders", "reporting", Seen(), settings=quick()) as one,
     ):
-        one.wait(5.0)
+        one.wait(40.0)
     assert 1 <= len(guarded.refusals()) < 5
 
 
@@ -195,7 +195,7 @@ def test_a_consumer_whose_right_is_taken_away_stops(guarded: Guarded, mode: str)
         seen.wait_for(1)
         guarded.rewrite_access(RULES.replace('principals = "consumer"', 'principals = "nobody"'))
         with pytest.raises(AccessDenied):
-            one.wait(5.0)
+            one.wait(40.0)
 
 
 def dead_letter(guarded: Guarded) -> Connection:

@@ -15,6 +15,7 @@ from inturn.consumer.context import Context
 from inturn.model.message import Message
 from inturn.testing.history import HandlerEnd, HandlerStart, History
 from inturn.testing.process_history import FileRecorder, merge
+from tests.contract.bed import eventually
 
 EVENTS = ".events"
 _recorders: dict[tuple[str, int], FileRecorder] = {}
@@ -133,10 +134,8 @@ class Noted:
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    until_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.05)
+    """As `eventually` of the contract suite; Spark is slower, and to look costs more."""
+    eventually(condition, what, timeout_s, 0.05)
 
 
 def is_alive(pid: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,12 @@ from inturn.errors import GroupConflict, InvalidInput
 from inturn.model.commands import GroupDescription
 from inturn.model.settings import Order
 from inturn.spark.admission import describe_existing, order_of, tags_of
+from tests.contract.bed import eventually
 
 
 def wait_until_done(consumer: inturn.Consumer) -> None:
     """One message was handled."""
-    for _ in range(1000):
-        if consumer.statistics().ok_count:
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("nothing was handled")
+    eventually(lambda: consumer.statistics().ok_count, "something was handled")
 
 
 def test_a_group_whose_partitions_belong_to_nobody_is_not_taken_over(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_what_somebody_asks_of_a_key_is_done_while_another_partition_is_worked_o
     idle = next(key for key in map(str, range(99)) if by_slot[slot_of(key.encode())] != by_slot[slot_of(b"busy")])
     running = Running(make(spark, judged, Noting(judged.folder, handling_s=0.05), round_s=1.0))
     wait_until(lambda: judged.noted.starts, "it is at work")
-    judged.mq.park_key(SUBJECT, GROUP, idle, wait_s=15.0)
+    judged.mq.park_key(SUBJECT, GROUP, idle, wait_s=18.0)
     assert by_hand(judged) < 400
     running.drain.interrupt()
     report = running.over()
@@ -484,7 +484,7 @@ def test_handing_back_is_not_waited_for_when_it_is_interrupted_again(
             lambda: [look.phase for look in running.looks[-3:]] == ["handing back"] * 3, "it waits for the claim"
         )
         drain.interrupt()
-        report = running.over(20.0)
+        report = running.over(40.0)
         disconnect(judged.address)
         assert (report.ended, report.is_handed_back) == ("interrupted", False)
         assert judged.mq.describe_group(SUBJECT, GROUP).partitions[0].owner is not None

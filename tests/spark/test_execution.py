@@ -41,7 +41,7 @@ def judged(tmp_path: Path) -> Iterator[Judged]:
 def holding(judged: Judged) -> Iterator[Holding]:
     settings = ConsumerSettings(heartbeat_s=0.2)
     with Holding(judged.mq, SUBJECT, GROUP, takes_over=True, settings=settings) as held:
-        held.wait_for({0}, 20.0)
+        held.wait_for({0}, 40.0)
         yield held
 
 
@@ -51,7 +51,7 @@ def planned(judged: Judged, holding: Holding, slots: SlotSet = ALL_SLOTS, **opti
         until = judged.mq.describe_subject(SUBJECT).partitions[0].end_offset
     order = options.pop("order", Order.KEY)
     own = {name: options.pop(name) for name in ("flow", "pull_bytes") if name in options}
-    chosen = {"patience_s": 0.5, "round_s": 20.0, **options}
+    chosen = {"patience_s": 0.5, "round_s": 40.0, **options}
     settings = ConsumerSettings(concurrency=4, commit_interval_s=0.05, backoff_max_s=0.05, **own)
     where = (judged.address, SUBJECT, GROUP, holding.owner)
     return TaskPlan(*where, holding.epochs(), (Slice(0, slots, until),), order, settings, **chosen)
@@ -96,12 +96,12 @@ def test_a_key_that_fails_ends_the_task_when_nothing_else_is_left(judged: Judged
     outcome = run_task(planned(judged, holding), Noting(judged.folder, handling_s=0.02, failures={b"k1": -1}))
     assert (outcome.handled, outcome.is_through, outcome.is_held_up) == (45, False, True)
     assert outcome.waiting == 5
-    assert outcome.seconds < 15
+    assert outcome.seconds < 30
 
 
 def test_a_round_that_is_over_ends_a_task_between_two_messages(judged: Judged, holding: Holding) -> None:
     judged.send(400)
-    outcome = run_task(planned(judged, holding, round_s=1.0), Noting(judged.folder, handling_s=0.05))
+    outcome = run_task(planned(judged, holding, round_s=2.0), Noting(judged.folder, handling_s=0.05))
     assert not outcome.is_through
     assert not outcome.is_held_up
     assert 0 < outcome.handled < 400
@@ -127,7 +127,7 @@ def test_a_lease_that_is_over_is_not_waited_for(judged: Judged, holding: Holding
     holding.stop()
     began_s = time.monotonic()
     outcome = run_task(plan, Noting(judged.folder))
-    assert time.monotonic() - began_s < 20
+    assert time.monotonic() - began_s < 40
     assert (outcome.handled, outcome.is_through, outcome.is_held_up) == (0, False, False)
     assert judged.lag == 50
 
@@ -139,8 +139,8 @@ def test_a_task_is_called_back_when_the_lease_is_wanted(judged: Judged, holding:
     task = threading.Thread(target=lambda: found.append(run_task(plan, Noting(judged.folder, handling_s=0.05))))
     task.start()
     wait_until(lambda: len(judged.noted.handled()) > 10, "it is at work")
-    assert holding.stop(20.0)
-    task.join(20.0)
+    assert holding.stop(40.0)
+    task.join(40.0)
     (outcome,) = found
     assert 10 < outcome.handled < 600
     assert outcome.handled == 600 - judged.lag == len(judged.noted.handled())
@@ -213,7 +213,7 @@ def test_in_order_by_partition_all_of_it_waits_behind_one_message(tmp_path: Path
             judged.send(100, first=first)
         settings = ConsumerSettings(heartbeat_s=0.2)
         with Holding(judged.mq, SUBJECT, GROUP, order=Order.PARTITION, takes_over=True, settings=settings) as holding:
-            holding.wait_for({0}, 20.0)
+            holding.wait_for({0}, 40.0)
             flow = FlowControl(buffered_bytes=100)
             plan = planned(judged, holding, order=Order.PARTITION, flow=flow, pull_bytes=1024)
             outcome = run_task(plan, fail_at_first)
@@ -239,7 +239,7 @@ def test_a_lot_is_resumed_though_no_message_waits(judged: Judged, holding: Holdi
     judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
     settings = ConsumerSettings(heartbeat_s=0.2)
     with Holding(judged.mq, SUBJECT, GROUP, takes_over=True, settings=settings) as again:
-        again.wait_for({0}, 20.0)
+        again.wait_for({0}, 40.0)
         outcome = run_task(planned(judged, again), Noting(judged.folder))
     assert (outcome.handled, outcome.is_through) == (4, True)
     assert judged.mq.keys(SUBJECT, GROUP) == []
@@ -252,7 +252,7 @@ def test_a_lot_whose_message_fails_again_is_not_through_but_held_up(judged: Judg
     judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
     settings = ConsumerSettings(heartbeat_s=0.2)
     with Holding(judged.mq, SUBJECT, GROUP, takes_over=True, settings=settings) as again:
-        again.wait_for({0}, 20.0)
+        again.wait_for({0}, 40.0)
         outcome = run_task(planned(judged, again), Noting(judged.folder, failures={b"k3": -1}))
     assert (outcome.handled, outcome.is_through, outcome.is_held_up) == (0, False, True)
     (key,) = judged.mq.keys(SUBJECT, GROUP)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from inturn.spark import connections
 from inturn.spark.for_each import for_each_stream
 from inturn.spark.options import parse_options
 from inturn.spark.ordered import OrderedBatchReader, OrderedStreamReader, TaskFailed
+from tests.contract.bed import eventually
 from tests.spark.served import Served, serving
 
 KEYS = 20
@@ -63,11 +63,8 @@ def in_order(calls: list[tuple[str, int, str]]) -> bool:
     return all(offsets == sorted(set(offsets)) for offsets in by_key.values())
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    until_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < until_s, "it did not come about"
-        time.sleep(0.05)
+def wait_until(condition: Callable[[], bool]) -> None:
+    eventually(condition, "it comes about", 60.0, 0.05)
 
 
 def lag(served: Served, subject: str, group: str) -> int:
@@ -227,7 +224,7 @@ def test_one_batch_query_comes_after_the_other(
     assert in_order(noted())
     online = brief.connection.consumer("orders", "notify", lambda message, _: None, order="key")
     with online:
-        wait_until(lambda: len(online.leases()) == 2, 10.0)
+        wait_until(lambda: len(online.leases()) == 2)
 
 
 def batch_reader(served: Served) -> OrderedBatchReader:
@@ -251,7 +248,7 @@ def test_tasks_of_a_batch_that_come_too_late_fail(
     reader = batch_reader(brief)
     (part,) = reader.partitions()
     gate = threading.Event()
-    online = brief.connection.consumer("orders", "notify", lambda message, _: gate.wait(30) and None, order="key")
+    online = brief.connection.consumer("orders", "notify", lambda message, _: gate.wait(100) and None, order="key")
     with online:
         wait_until(lambda: len(online.leases()) == 1)
         with pytest.raises(TaskFailed, match=r"task 0 of 'orders' for group 'notify'.*run the query again"):
@@ -265,7 +262,7 @@ def test_available_now_names_what_it_leaves_to_others(brief: Served, tmp_path: P
     brief.connection.create_subject("orders", 2)
     send(brief, "orders", 40, tmp_path)
     gate = threading.Event()
-    online = brief.connection.consumer("orders", "notify", lambda message, _: gate.wait(30) and None, order="key")
+    online = brief.connection.consumer("orders", "notify", lambda message, _: gate.wait(100) and None, order="key")
     with online:
         wait_until(lambda: len(online.leases()) == 2)
         given = {"server": brief.address, "subject": "orders", "group": "notify", "handler": HANDLER}

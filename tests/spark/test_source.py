@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pickle
 import socket
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ from inturn.errors import ConnectionLost, InvalidInput, NotFound
 from inturn.spark import connections
 from inturn.spark.rows import OffsetRange
 from inturn.spark.source import BatchReader, InturnDataSource
+from tests.contract.bed import eventually
 from tests.spark.served import Served, serving
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -135,8 +135,7 @@ def test_a_group_says_where_to_begin(served: Served) -> None:
     send(served.connection)
     seen = []
     with served.connection.consumer("order.book", "billing", lambda message, context: seen.append(message.offset)):
-        while len(seen) < COUNT:
-            time.sleep(0.01)
+        eventually(lambda: len(seen) == COUNT, "all are handled")
     send(served.connection, COUNT, 5)
     assert sum(one.until - one.start for one in reader_of(served.address, group="billing").partitions()) == 5
     assert sum(one.until - one.start for one in reader_of(served.address, group="new").partitions()) == COUNT + 5

@@ -145,7 +145,7 @@ def test_what_comes_ends_the_wait(served: Served, monkeypatch: pytest.MonkeyPatc
         threading.Timer(0.2, send, (served.connection, first, 1)).start()
         began_s = time.monotonic()
         later = reader.latestOffset(end, ALL)
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 20
         assert sum(later["order.book"].values()) == sum(end["order.book"].values()) + 1
         end = later
 
@@ -341,7 +341,7 @@ def test_a_planned_range_that_somebody_else_holds_is_never_passed_by(brief: Serv
     etl._hand_back()
     gate = threading.Event()
     online = brief.connection.consumer(
-        "order.book", "etl", lambda message, _: gate.wait(30) and None, order="key", settings=QUICK, name="online"
+        "order.book", "etl", lambda message, _: gate.wait(100) and None, order="key", settings=QUICK, name="online"
     )
     online.start()
     wait_until(lambda: online.leases(), "it holds the partition")
@@ -494,7 +494,7 @@ def test_available_now_names_what_it_leaves_to_others(brief: Served) -> None:
     gate = threading.Event()
     send(brief.connection, 0, 40)
     online = brief.connection.consumer(
-        "order.book", "etl", lambda message, _: gate.wait(30) and None, order="key", settings=QUICK, name="online"
+        "order.book", "etl", lambda message, _: gate.wait(100) and None, order="key", settings=QUICK, name="online"
     )
     online.start()
     wait_until(lambda: len(online.leases()) == 2, "it holds both")

@@ -13,7 +13,7 @@ import pytest
 
 from inturn.testing.process_proxy import Behaviour, FrameCutter, Proxies, Proxy
 
-WAIT_S = 5.0
+WAIT_S = 40.0
 
 
 def _frame(body: bytes) -> bytes:

@@ -56,7 +56,7 @@ def test_the_module_is_a_command() -> None:
         [sys.executable, "-m", "inturn.testing.soak", "--seed", "1", "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -96,4 +96,4 @@ def test_the_published_names_are_there() -> None:
 
 def test_the_checker_does_not_load_the_simulation() -> None:
     code = "import sys; from inturn.testing import check; sys.exit('inturn.testing.simulation' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=100, check=False).returncode == 0

@@ -6,11 +6,10 @@ to see only such as could exist. Whether one does, and has the right characters,
 
 from __future__ import annotations
 
-import msgspec
-
 from inturn.model.commands import Command
 from inturn.model.errors import InvalidInput
 from inturn.model.names import NAME_LENGTH_MAX, RESERVED_LENGTH_MAX
+from inturn.model.subject import Subject
 
 MEMBER_LENGTH_MAX = 1000
 _LIMITS = {
@@ -24,11 +23,7 @@ _LIMITS = {
 }
 # By kind, so that nobody asks each command for what it does not have.
 _OF_KIND = {
-    kind: tuple(
-        (field.name, _LIMITS[field.name])
-        for field in msgspec.structs.fields(kind)
-        if field.name in _LIMITS and field.type in (str, str | None)
-    )
+    kind: tuple((field, _LIMITS[field]) for field in kind.__struct_fields__ if field in _LIMITS)
     for kind in Command.__subclasses__()
 }
 
@@ -36,6 +31,7 @@ _OF_KIND = {
 def check_names(command: object) -> None:
     """Raises InvalidInput for a name that nothing can have."""
     for field, limit in _OF_KIND.get(type(command), ()):  # type: ignore[arg-type]
-        name = getattr(command, field)
+        named = getattr(command, field)
+        name = named.name if isinstance(named, Subject) else named
         if name is not None and len(name) > limit:
             raise InvalidInput(f"{field}: a name of {len(name)} characters; the limit is {limit}, use a shorter one")

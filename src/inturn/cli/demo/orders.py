@@ -69,7 +69,7 @@ FULL = Scale(
 )
 QUICK = Scale(
     *(600, 0.002, 1.0, 0.05),
-    *(LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05), 0.1, 0.05),
+    *(LeaseSettings(life_s=1.2, renew_s=0.15, margin_s=0.05), 0.1, 0.05),
     ServedScale(120, 0.002, 1.0, 1.0),
 )
 
