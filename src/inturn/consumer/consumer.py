@@ -1,7 +1,8 @@
 """The consumer: threads and a lock around `ConsumerCore`.
 
 One thread talks to the node; workers run handlers: `concurrency` threads, or as many tasks of one event loop. Whoever
-changes the core holds the lock; nobody holds it while talking to the node or running a handler.
+changes the core holds the lock; nobody holds it while talking to the node or running a handler. Longer than a usual
+file: one lock, and all that is done under it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ away: the node has given this member up, and others wait for what it holds, thou
 A partition is pulled only in ACTIVE. Everything pulled is thrown away with the lease: the next holder, even if it
 is this consumer again, starts from the committed offset with a higher epoch. A partition in which a handler still
 runs is never asked for again.
+
+Longer than a usual file: it is one state machine, and each step is read together with the others.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 What stands still stands still alone: a message that fails suspends its lane, one that is moved holds its lane until it
 is safe, a parked key leaves the partition altogether. Everything else goes on.
+
+Longer than a usual file: all that can become of a message is decided here, so that nobody has to look elsewhere.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ The driver joins the group and asks for all of it. Online consumers give their p
 handlers end, they commit, they release. Then rounds: what waits is planned into tasks, Spark runs them, they commit as
 they go. In the end the driver leaves, and the online consumers have what they had. The group's state is the only
 record: whatever dies in between, what was committed is done, and the rest is still there.
+
+Longer than a usual file: taking over, rounds and handing back share what the driver holds. Plans are made in `slices`,
+`rounds` says what waits, tasks are in `execution`.
 """
 
 from __future__ import annotations
