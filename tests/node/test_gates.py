@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 
 import pytest
+from pyroaring import BitMap64
 
+from inturn.broker import gates
 from inturn.model.batch import encode
 from inturn.model.commands import (
     Acquire,
@@ -16,10 +18,14 @@ from inturn.model.commands import (
     Granted,
     GroupDescription,
     GrowSubject,
+    Leave,
     Progress,
+    Release,
+    ResetGroup,
 )
-from inturn.model.errors import GateClosed
+from inturn.model.errors import GateClosed, LeaseHeld
 from inturn.model.message import Outgoing
+from inturn.model.slot import SLOT_COUNT
 from tests.node.machine import Machine
 
 
@@ -40,3 +46,34 @@ def test_a_message_whose_slot_is_none_holds_children_back_until_it_is_finished_a
     done = machine.ask(Commit("orders", "billing", "a", (Progress(0, parent, 1, 1),)))
     assert done == Committed((0,))
     assert isinstance(machine.submit(children[0]).answer, Granted)
+
+
+def test_a_gate_that_takes_long_to_look_at_is_looked_at_on_also_where_an_old_lease_is_waited_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M5: a child whose lease changed hands lately waits for its parents, not for the end of a lease that is over."""
+    monkeypatch.setattr(gates, "WALK_BYTES", 1)
+    monkeypatch.setattr(gates, "READ_BYTES", 1)
+    moves = SLOT_COUNT // 4  # to partition 2, with the growth; the others stay
+    for slot in (0, *[moves] * 5):
+        machine.ask(Append("orders", 0, encode([Outgoing(b"x", b"k")], array("H", [slot]))))
+    machine.ask(GrowSubject("orders", 4))
+    machine.join()
+    parent = machine.acquire()
+    machine.ask(Release("orders", "billing", "a", Progress(0, parent.epoch, 6, 1)))
+    child = machine.acquire(partition=2)
+    other = machine.submit(Acquire("orders", "billing", 2, "b", 1, 1.0))
+    machine.wait(1.0)
+    assert isinstance(other.answer, LeaseHeld), "it was held back, to be looked at when the lease ends"
+    machine.ask(Release("orders", "billing", "a", Progress(2, child.epoch, 0, 1)))
+    machine.ask(Leave("orders", "billing", "a"))
+    machine.ask(ResetGroup("orders", "billing", "first"))
+    machine.join("c")
+    parent = machine.acquire("c")
+    waits = machine.submit(Acquire("orders", "billing", 2, "c", 1, 5.0))
+    finished = BitMap64(range(1, 6)).serialize()
+    machine.ask(Commit("orders", "billing", "c", (Progress(0, parent.epoch, 0, 1, finished),)))
+    assert waits.answer is None, "the parent's log is long"
+    for _ in range(10):
+        machine.wait(0.01)
+    assert isinstance(waits.answer, Granted)

@@ -124,7 +124,7 @@ class ConsumingCommands:
         if closed is None:
             return
         lease = of_lease(subject.name, group.name, partition)
-        if closed.is_cut and not self._held.has_time(lease):
+        if closed.is_cut:
             self._held.wake_at(lease, self._clock.monotonic() + LOOK_ON_S)
         raise GateClosed(group.name, str(partition), closed.parent, closed.offset)
 

@@ -85,10 +85,6 @@ class LongPolls:
             timer.cancel()
         self._times[key] = self._timers.at(at_s, partial(self._time_came, key))
 
-    def has_time(self, key: Hashable) -> bool:
-        """Whether this is woken at some time anyway."""
-        return key in self._times
-
     def keys(self, kinds: type[Command] | UnionType) -> list[Hashable]:
         """What commands of these kinds wait for."""
         return [key for key, waiting in self._held.items() if any(isinstance(one.command, kinds) for one in waiting)]
