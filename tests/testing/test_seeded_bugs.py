@@ -76,7 +76,7 @@ FOUND_AT = {
     "claimants_offset_is_believed": 1,
     "slots_are_not_chosen": 1,
     "grandparent_is_forgotten": 40,
-    "lots_come_back_to_the_parent": 580,
+    "lots_come_back_to_the_parent": 3029,
     "route_is_checked_before_duplicates": 28,
     "foreign_offsets_are_taken_for_own": 19,
     "lots_move_while_somebody_works_on_them": 205,
