@@ -104,6 +104,26 @@ def test_a_message_that_overtakes_what_is_parked_of_its_key_is_found() -> None:
     assert "waited in the parking lot" in str(verdict)
 
 
+def test_what_runs_on_under_a_lost_lease_of_the_child_is_no_overlap_of_what_was_parked() -> None:
+    """The epochs are those of the partition that it runs under, not of the one that it is stored in."""
+    newer = LeaseGranted("s", "g", 2, "other", 2)
+    gone = LeaseEnded("s", "g", 2, "c2", 1, "expired")
+    again = structs.replace(starts(0, 0, 2), consumer="other", epoch=2)
+    verdict = judge(*LEASES, parked((0, 0), (0, 1)), starts(0, 0, 2), gone, newer, again)
+    verdict.raise_if_bad()
+    assert verdict.overlaps_after_lease_loss == 1
+    both = judge(*LEASES, parked((0, 0), (0, 1)), starts(0, 0, 2), starts(0, 1, 2))
+    assert ViolationKind.OVERLAP in both.kinds(), "under one lease they overlap"
+
+
+def test_what_runs_on_under_the_parents_lost_lease_is_no_overlap_of_what_was_parked_since() -> None:
+    gone = LeaseEnded("s", "g", 0, "c0", 1, "expired")
+    verdict = judge(*LEASES, starts(0, 0), gone, parked((0, 0), (0, 1)), starts(0, 0, 2))
+    assert ViolationKind.OVERLAP not in verdict.kinds()
+    held = judge(*LEASES, starts(0, 0), parked((0, 0), (0, 1)), starts(0, 0, 2))
+    assert ViolationKind.OVERLAP in held.kinds(), "its lease is not over"
+
+
 def test_a_parked_message_that_runs_under_a_lease_that_is_over_is_found() -> None:
     newer = LeaseGranted("s", "g", 2, "other", 2)
     gone = LeaseEnded("s", "g", 2, "c2", 1, "expired")

@@ -54,7 +54,7 @@ class HandlerJudge:
         if (offset < track.committed or offset in track.claimed) and is_newest and track.is_done(offset):
             self._repeated(track, run)
         if self._case.has_lanes:
-            self._lanes.judge(track, lane_key, run)
+            self._lanes.judge(track, holder, lane_key, run)
             if key is not None and event.subject in self._case.descents:
                 self._lanes.judge_elders(track, holder, key, run)
         track.open.setdefault(event.consumer, {})[offset, epoch] = run

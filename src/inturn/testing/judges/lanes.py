@@ -20,10 +20,11 @@ class LaneJudge:
         self._case = case
         self.leftover_overlaps = 0
 
-    def judge(self, track: Track, lane_key: LaneKey, run: Run) -> None:
+    def judge(self, track: Track, holder: Track, lane_key: LaneKey, run: Run) -> None:
+        """`holder` is the partition whose lease it runs under: its own, but for what was parked before it moved on."""
         lane, key = run.lane, run.key
         if lane.open is not None:
-            self._judge_overlap(track, lane.open, run)
+            self._judge_overlap(track, holder, lane.open, run)
         lane.open = run
         self.leftover_overlaps += lane.leftovers
         term = run.term
@@ -45,10 +46,13 @@ class LaneJudge:
         if run.attempt is not None and (run.under is not None or run.epoch >= track.epoch_max):
             self._judge_attempt(track, run, run.attempt)
 
-    def _judge_overlap(self, track: Track, earlier: Run, run: Run) -> None:
+    def _judge_overlap(self, track: Track, holder: Track, earlier: Run, run: Run) -> None:
         """`earlier` is still open. It is judged once; after that only its being left over is remembered."""
-        granted = track.grants.get(run.epoch)
-        is_of_lost_lease = earlier.epoch < run.epoch and granted is not None and earlier.index < granted
+        if earlier.under == run.under:
+            granted = holder.grants.get(run.epoch)
+            is_of_lost_lease = earlier.epoch < run.epoch and granted is not None and earlier.index < granted
+        else:
+            is_of_lost_lease = self._is_left_over(track, holder, earlier, run)
         if is_of_lost_lease or _is_of_lost_claim(earlier, run):
             earlier.leftover = True
             earlier.lane.leftovers += 1
@@ -165,7 +169,7 @@ class LaneJudge:
             lane = elder.lanes.get(key if self._case.by_key else None)
             earlier = None if lane is None else lane.open
             if earlier is not None and earlier.key == key and not self._is_left_over(elder, holder, earlier, run):
-                self._judge_overlap(track, earlier, run)
+                self._judge_overlap(track, holder, earlier, run)
 
     def _is_left_over(self, elder: Track, holder: Track, earlier: Run, run: Run) -> bool:
         """Was it started under a lease that has been lost since?"""
