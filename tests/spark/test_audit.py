@@ -50,7 +50,7 @@ CONDEMNED_AT = {
     "commit_is_not_fenced_anywhere": 6,
     "commits_what_was_pulled": 29,
     "deadline_counts_from_the_answer": 7,
-    "deadline_is_not_checked_before_a_start": 46,
+    "deadline_is_not_checked_before_a_start": 69,
     "dropped_partition_goes_on": 2,
     "epoch_is_not_checked": 53,
     "epoch_is_not_raised": 1,
