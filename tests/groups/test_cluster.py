@@ -19,7 +19,7 @@ from inturn.errors import InvalidInput, ProducerFenced
 from inturn.model.settings import Role
 from inturn.service import Service
 from inturn.wire.address import Address
-from tests.contract.bed import WAIT_S, GroupedBed, eventually, has_joined, quick
+from tests.contract.bed import WAIT_S, GroupedBed, eventually, has_joined, quick, waits_because
 
 PATIENT = ProducerSettings(backoff_min_s=0.01, backoff_max_s=0.1)
 COMMAND = [sys.executable, "-c", "from inturn.cli.main import app; app()", "serve"]
@@ -173,15 +173,72 @@ def test_one_does_not_connect_to_a_broker_nor_open_the_folder_of_one(cluster: Gr
         inturn.connect(path)
 
 
-def test_a_broker_group_is_one_folder(cluster: GroupedBed, mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
-    first = cluster.brokers.pop("east")
-    try:
-        cluster.path = cluster.path / "elsewhere"
-        cluster.start_broker("east")
+def test_a_broker_group_is_one_folder(cluster: GroupedBed, mq: Connection) -> None:
+    """Where a disk is not mounted, an empty folder would take messages that nobody finds again."""
+    mq.create_subject("orders", 2)
+    with mq.producer(settings=PATIENT) as producer:
+        sent = [producer.send_sync("orders", b"0", key=f"k{number}", timeout_s=WAIT_S) for number in range(20)]
+        port = cluster.brokers["east"].address.port
+        cluster.brokers.pop("east").close(0.0)
+        place, cluster.path = cluster.path, cluster.path / "elsewhere"
+        with pytest.raises(InvalidInput, match="is that of another folder"):
+            cluster.start_broker("east", port)
+        cluster.path = place
+        cluster.start_broker("east", port)
+        ends = {one.partition: one.offset + 1 for one in sent}
+        again = [producer.send_sync("orders", b"1", key=f"k{number}", timeout_s=WAIT_S) for number in range(20)]
+        first = {one.partition: one.offset for one in reversed(again)}
+        assert first == ends, "it goes on where it was"
+
+
+def test_a_folder_that_meta_has_not_seen_waits_for_meta(
+    cluster: GroupedBed, mq: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be the wrong one: nothing is stored there before meta has said that it is not."""
+    mq.create_subject("orders", 2)
+    with mq.producer(settings=PATIENT) as producer:
+        stored = [producer.send_sync("orders", b"0", key=f"k{number}", timeout_s=WAIT_S) for number in range(20)]
+        in_east = next(f"k{number}" for number, one in enumerate(stored) if _home(mq, one.partition) == "east")
+        assert cluster.meta is not None
+        ports = cluster.meta.address.port, cluster.brokers["east"].address.port
+        cluster.meta.close(0.0)
+        cluster.brokers.pop("east").close(0.0)
+        place, cluster.path = cluster.path, cluster.path / "elsewhere"
+        cluster.start_broker("east", ports[1])
+        handle = producer.send("orders", b"1", key=in_east)
+        waits_because(handle, "unavailable")
+        cluster.path = place
+        cluster.start_meta(ports[0])
         eventually(lambda: "is that of another folder" in caplog.text, "it is refused, and told")
-        assert mq.broker_groups()[0].address == str(first.address)
-    finally:
-        first.close(0.0)
+        waits_because(handle, "unavailable")
+        cluster.brokers.pop("east").close(0.0)
+        cluster.start_broker("east", ports[1])
+        assert handle.result(WAIT_S).offset > 0, "behind what was there"
+
+
+def test_a_group_that_begins_at_the_end_begins_there_at_all_brokers(cluster: GroupedBed, mq: Connection) -> None:
+    """What is sent after it was joined is not passed by, also where a broker was away meanwhile."""
+    mq.create_subject("orders", 2)
+    seen: list[bytes] = []
+
+    def note(message: Message, context: Context) -> None:
+        seen.append(message.body)
+
+    port = cluster.brokers["east"].address.port
+    cluster.brokers.pop("east").close(0.0)
+    with mq.consumer("orders", "late", note, start="last", settings=quick()):
+        with pytest.raises(AssertionError):
+            eventually(lambda: has_joined(mq, "orders", "late"), "it does not know where to begin in east", 0.5)
+        cluster.start_broker("east", port)
+        eventually(lambda: has_joined(mq, "orders", "late"), "it is joined")
+        with mq.producer(settings=PATIENT) as producer:
+            for number in range(20):
+                producer.send_sync("orders", b"%d" % number, key=f"k{number}", timeout_s=WAIT_S)
+        eventually(lambda: len(seen) == 20, f"all of them: {seen}")
+
+
+def _home(mq: Connection, partition: int) -> str:
+    return mq.subject("orders").route.partitions[partition].broker_group
 
 
 def test_a_broker_whose_meta_is_something_else_does_not_start(tmp_path: Path) -> None:

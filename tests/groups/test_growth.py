@@ -101,3 +101,28 @@ def test_order_holds_while_a_subject_grows_twice_and_brokers_and_meta_are_restar
         eventually(lambda: len(set(seen)) == count, "all is handled", 20)
         eventually(lambda: mq.describe_group("orders", "g").lag == 0, "all is committed", 20)
     witness.judge(order="key")
+
+
+def test_a_seal_of_a_growth_that_came_to_nothing_is_broken_while_named_producers_come_and_go(
+    cluster: GroupedBed, mq: Connection
+) -> None:
+    """M5: each of them changes the catalogue, which a broker reads before it breaks a seal."""
+    mq.create_subject("orders", 1, broker_groups=["east"])
+    is_over = threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            mq.producer("writer").close()
+
+    others = threading.Thread(target=come_and_go)
+    with mq.producer(settings=PATIENT) as producer:
+        producer.send_sync("orders", b"0", key="k", timeout_s=WAIT_S)
+        others.start()
+        try:
+            link = link_to(cluster, "east")
+            ask(link, SealSubject("orders", 2, "a growth that nobody knows"), Sealed)
+            link.close()
+            assert producer.send_sync("orders", b"1", key="k", timeout_s=WAIT_S).offset == 1
+        finally:
+            is_over.set()
+            others.join()

@@ -46,7 +46,7 @@ from inturn.model.commands import (
     RequestList,
     ResolvePosition,
 )
-from inturn.model.errors import Closed, ConnectionLost, InturnError, InvalidInput, ServerStopping
+from inturn.model.errors import BrokerGroupClosed, Closed, ConnectionLost, InturnError, InvalidInput, ServerStopping
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
 from inturn.model.request import ask
@@ -96,6 +96,7 @@ class BrokerNode(InProcessNode):
         self._address = ""
         self._catalogue_version = ""
         self._is_counting = False
+        self._void: tuple[str, ...] = ()  # growths whose seals are broken once the catalogue is read
         self._links = BrokerLinks(self._locate, clock, credentials)
         self._seals = Seals(SealRows(database))
         super().__init__(
@@ -111,6 +112,8 @@ class BrokerNode(InProcessNode):
             neighbours=Neighbours(forward=self._forward, sealed_for=self._seals.sealed_for),
         )
         self.broker.producer_ids.gives_out = False
+        # Whether meta knows this folder as that of the group. It tells nobody else of subjects.
+        self._is_accepted = bool(self.known.subjects)
         self._learning = LearningCommands(
             self.known, self.subjects, self.growth, self.groups, self.broker, self._seals, clock
         )
@@ -136,6 +139,9 @@ class BrokerNode(InProcessNode):
     ) -> None:
         """What is about a subject, partition or group that is not known here waits until meta has told of it; it is not
         asked the same twice."""
+        if not self._is_accepted:
+            reply(BrokerGroupClosed(self.broker.broker_group, "unavailable", "see the log of its broker"))
+            return
         question = self._question(command)
         if question is None or question == asked:
             then(command, reply)
@@ -209,15 +215,25 @@ class BrokerNode(InProcessNode):
 
     def catch_up(self) -> None:
         """Before anybody is served: hear what was decided while it was away. If meta is away, too, what it knew has to
-        do. Raises what will not pass by itself: InvalidInput if that is no meta server, AuthenticationFailed…"""
+        do. Raises what will not pass by itself: InvalidInput if that is no meta server, or knows another folder as that
+        of the group; AuthenticationFailed…"""
         try:
-            catalogue = ask(self._meta, ReadCatalogue(), Catalogue, patience_s=CATCH_UP_S)
+            catalogue = ask(self._meta, ReadCatalogue(self.broker.broker_group), Catalogue, patience_s=CATCH_UP_S)
         except (ConnectionLost, ServerStopping) as error:
             _log.warning("broker.without_meta", broker_group=self.broker.broker_group, error=str(error))
             return
         except InvalidInput as error:  # it does not know the command
             raise InvalidInput(f"{self._meta!r} is no meta server of this version; look at --meta") from error
+        if catalogue.identity not in ("", self._folder_id):
+            raise InvalidInput(
+                f"broker group {self.broker.broker_group!r} is that of another folder; serve that one, or give this "
+                "broker another --broker-group. Is the disk mounted?"
+            )
         self._take_over(catalogue)
+        self._is_accepted = True
+        if catalogue.state:
+            with self.lock:
+                self._be(catalogue.state)
 
     def report(self, address: str) -> None:
         """Tell meta from now on that it is here, and reached at this address."""
@@ -237,6 +253,7 @@ class BrokerNode(InProcessNode):
             if isinstance(answer, BrokerOrders):
                 self._obey(answer)
             elif not isinstance(answer, InturnError) or not answer.retriable:
+                self._is_accepted = False
                 _log.error("broker.refused", broker_group=self.broker.broker_group, error=str(answer))
         except InturnError as error:
             _log.error("broker.not_updated", broker_group=self.broker.broker_group, error=str(error))
@@ -251,20 +268,28 @@ class BrokerNode(InProcessNode):
             if not self._is_counting:
                 count_requests_from(self._database, orders.number)
                 self._is_counting = True
-            state = one_of(BrokerGroupState, "state", orders.state)
-            if state is not self.broker.state:
-                self.broker_groups.set(self.broker.broker_group, state)
+            self._is_accepted = True
+            self._be(orders.state)
             is_current = orders.version == self._catalogue_version
             if is_current:
                 self._learning.break_seals(orders.void)
+            else:
+                self._void = orders.void
         if not is_current:
-            self._meta.submit(ReadCatalogue(), self._read_catalogue)
+            self._meta.submit(ReadCatalogue(self.broker.broker_group), self._read_catalogue)
+
+    def _be(self, state: str) -> None:
+        wanted = one_of(BrokerGroupState, "state", state)
+        if wanted is not self.broker.state:
+            self.broker_groups.set(self.broker.broker_group, wanted)
 
     def _read_catalogue(self, answer: Answer | InturnError) -> None:
         if not isinstance(answer, Catalogue):
             return  # the next report tells again that it is needed
         try:
             self._take_over(answer)
+            with self.lock:  # it is newer than the orders: what came of a growth that they called void is in it
+                self._learning.break_seals(self._void)
         except InturnError as error:
             _log.error("broker.not_updated", broker_group=self.broker.broker_group, error=str(error))
 

@@ -23,7 +23,7 @@ from inturn.model.commands import (
 )
 from inturn.model.errors import GroupConflict, InturnError
 from inturn.model.names import check_name
-from inturn.model.position import parse_position
+from inturn.model.position import LAST, parse_position
 from inturn.model.settings import GroupMode, one_of
 from inturn.node.known import Known
 from inturn.state.groups import GroupRecord
@@ -87,8 +87,13 @@ class Hearing:
             check_name("group", command.group)
             parse_position(start)
             homes = self._brokers.homes(command.subject)
-            told = self._brokers.tell(homes, OpenGroup(*name, start, mode.value))
-            opened = {home: one for home, one in told.items() if isinstance(one, GroupOpened)}
+            open_group = OpenGroup(*name, start, mode.value)
+            if known is None and parse_position(start) == LAST:
+                # One that is told later would begin at what is last by then, and pass by what was sent since.
+                opened = self._brokers.ask_all(homes, open_group, GroupOpened)
+            else:
+                told = self._brokers.tell(homes, open_group)
+                opened = {home: one for home, one in told.items() if isinstance(one, GroupOpened)}
             for one in opened.values():
                 if one.mode != mode.value:
                     raise GroupConflict(command.group, f"it was made with mode={one.mode!r}; use the same, or another")

@@ -9,9 +9,12 @@ from collections.abc import Callable
 
 from inturn.dialling import dialled
 from inturn.model.clock import Clock
+from inturn.model.errors import InvalidInput
 from inturn.security.credentials import Credentials
 from inturn.version import SOFTWARE
 from inturn.wire.client import RemoteNode
+
+REFUSED_S = 1.0  # after which a broker that did not let us in is asked again
 
 
 class BrokerLinks:
@@ -25,19 +28,22 @@ class BrokerLinks:
         self._lock = threading.Lock()
         self._links: dict[str, RemoteNode] = {}
         self._tls: dict[str, tuple[ssl.SSLContext, str] | None] = {}
+        self._again_at_s: dict[str, float] = {}
         self._is_closed = False
 
     def to(self, broker_group: str) -> RemoteNode:
         link = self._links.get(broker_group)
-        if link is not None:
+        if link is not None and not link.is_refused:
             return link
         with self._lock:
             link = self._links.get(broker_group)
-            if link is None:
+            if link is None or (link.is_refused and self._clock.monotonic() >= self._again_at_s[broker_group]):
+                # Once its broker has learnt of our token, or speaks our version, it lets us in.
                 link = self._made(broker_group)
                 if self._is_closed:
                     link.close()
                 self._links[broker_group] = link
+                self._again_at_s[broker_group] = self._clock.monotonic() + REFUSED_S
             return link
 
     def close(self) -> None:
@@ -67,5 +73,8 @@ class BrokerLinks:
         found = None if self._is_closed else self._locate(broker_group)
         if not found:
             raise OSError("nobody knows where its broker is")
-        address, self._tls[broker_group] = dialled(found, self._credentials)
+        try:
+            address, self._tls[broker_group] = dialled(found, self._credentials)
+        except InvalidInput as error:  # files that are being replaced, perhaps
+            raise OSError(str(error)) from None
         return address.dial(timeout_s)

@@ -127,9 +127,13 @@ class MetaNode(InProcessNode):
         versions = sum(subject.route.version for subject in self.known.subjects.values())
         return f"{len(self.known.subjects)}-{versions}-{self._producer_changes}"
 
-    def _read_catalogue(self, _: ReadCatalogue, __: Try) -> Answer:
+    def _read_catalogue(self, command: ReadCatalogue, _: Try) -> Answer:
         subjects, producers = tuple(self.known.subjects.values()), tuple(self._producers.named())
-        return Catalogue(self._catalogue_version, subjects, producers)
+        identity = state = ""
+        if command.broker_group in self.registry.names:
+            row = self.registry.get(command.broker_group)
+            identity, state = row.folder_id, row.state.value
+        return Catalogue(self._catalogue_version, subjects, producers, identity, state)
 
     def _find_group(self, command: FindGroup, _: Try) -> Answer:
         group = self.known.group(command.subject, command.group)

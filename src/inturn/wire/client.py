@@ -75,6 +75,11 @@ class RemoteNode:
         """What the server is, as it told."""
         return self._link.role
 
+    @property
+    def is_refused(self) -> bool:
+        """The server did not let us in; this is over."""
+        return self._link.refusal is not None
+
     def wait_until_up(self, timeout_s: float) -> None:
         """Return when the server has answered. Raises what is in the way: after the first try, or `timeout_s` later."""
         until_s = self._clock.monotonic() + timeout_s

@@ -31,6 +31,8 @@ class BrokerOrders(msgspec.Struct, frozen=True, gc=False):
 class ReadCatalogue(Command, frozen=True, gc=False):
     """All subjects, and the epochs of producers that have a name. Answered with the Catalogue."""
 
+    broker_group: str = ""  # of the broker that asks
+
 
 class NamedProducer(msgspec.Struct, frozen=True, gc=False):
     name: str
@@ -42,6 +44,8 @@ class Catalogue(msgspec.Struct, frozen=True, gc=False):
     version: str
     subjects: tuple[Subject, ...]
     producers: tuple[NamedProducer, ...]
+    identity: str = ""  # of the folder that the broker group is; nothing if nobody has reported as it yet
+    state: str = ""  # one of BrokerGroupState, if somebody has
 
 
 class LearnSubject(Command, frozen=True, gc=False):
