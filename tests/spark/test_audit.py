@@ -24,7 +24,7 @@ from inturn.model.slot import ALL_SLOTS
 from inturn.spark.audit import audit
 from inturn.spark.traces import EVENT_SCHEMA, RUN_SCHEMA, Traces, read_traces
 from inturn.spark.verdict import AuditVerdict, OrderBroken
-from inturn.testing import simulation
+from inturn.testing import sim_aftermath, simulation
 from inturn.testing.checker import check
 from inturn.testing.history import Event, HandlerStart, History, SendAcknowledged
 from inturn.testing.seeded_bugs import BUGS
@@ -118,7 +118,7 @@ def _simulated(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Case:
         told.update(options)
         return check(history, **options)
 
-    monkeypatch.setattr(simulation, "check", watched)
+    monkeypatch.setattr(sim_aftermath, "check", watched)
     if name in BUGS:
         with BUGS[name].injected():
             report = simulation.simulate(seed)

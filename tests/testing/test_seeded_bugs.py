@@ -51,7 +51,7 @@ FOUND_AT = {
     "what_is_over_of_a_lot_is_read_again": 14,
     "claims_are_granted_at_once_after_a_restart": 81,
     "claim_does_not_renew_the_lease": 73,
-    "claims_outlive_their_lease": 326,
+    "claims_outlive_their_lease": 359,
     "lease_is_released_under_claims": 171,
     "release_of_a_kept_lease_goes_back": 22,
     "parked_keys_are_not_told_to_claimants": 73,
