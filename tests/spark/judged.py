@@ -16,7 +16,8 @@ from inturn.testing.checker import check
 from inturn.testing.process_history import Death, FileRecorder, merge
 from inturn.testing.verdict import Verdict
 from inturn.wire.address import Address
-from tests.spark.noting import Noted, Noting, wait_until
+from tests.spark.noting import Noted, Noting
+from tests.spark.waiting import wait_until
 
 SUBJECT, GROUP = "orders", "billing"
 LOG = LogSettings(flush=Flush.OS)

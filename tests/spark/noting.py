@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from inturn.consumer.context import Context
 from inturn.model.message import Message
 from inturn.testing.history import HandlerEnd, HandlerStart, History
 from inturn.testing.process_history import FileRecorder, merge
-from tests.contract.bed import eventually
 
 EVENTS = ".events"
 _recorders: dict[tuple[str, int], FileRecorder] = {}
@@ -131,11 +130,6 @@ class Noted:
         for one in self.starts:
             found.setdefault(one.key, set()).add(one.consumer)
         return found
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    """As `eventually` of the contract suite; Spark is slower, and to look costs more."""
-    eventually(condition, what, timeout_s, 0.05)
 
 
 def is_alive(pid: int) -> bool:

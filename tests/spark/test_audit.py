@@ -30,7 +30,7 @@ from inturn.testing.history import Event, HandlerStart, History, SendAcknowledge
 from inturn.testing.seeded_bugs import BUGS
 from inturn.testing.trace_of import TraceRows, trace_of, unwanted_of
 from inturn.testing.verdict import Verdict, ViolationKind
-from tests.spark.noting import wait_until
+from tests.spark.waiting import wait_until
 
 CONDEMNED_MIN = 47  # of 49 that the checker condemned when they were chosen
 STORED_SCHEMA = "subject string, partition int, offset bigint, key binary, message_id string"

@@ -23,8 +23,9 @@ from inturn.wire.address import parse_address
 from tests.spark.cluster import HOST, QUICK_JAVA, Cluster, Executor, python_without_inturn, running
 from tests.spark.cluster_driver import Driver
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
-from tests.spark.noting import EVENTS, Noting, is_alive, wait_until
+from tests.spark.noting import EVENTS, Noting, is_alive
 from tests.spark.served import Served
+from tests.spark.waiting import wait_until
 
 # A group of its own: these run beside the tests that share a session.
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(240)]

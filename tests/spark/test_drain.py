@@ -25,7 +25,8 @@ from inturn.spark.drain import Drain, DrainFailed, DrainProgress, DrainReport, D
 from inturn.spark.execution import TaskOutcome, TaskPlan
 from inturn.testing.process_history import Death
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
-from tests.spark.noting import EVENTS, AsyncNoting, BatchNoting, Noting, is_alive, wait_until
+from tests.spark.noting import EVENTS, AsyncNoting, BatchNoting, Noting, is_alive
+from tests.spark.waiting import wait_until
 
 SHORT_LEASE = LeaseSettings(life_s=3.0, renew_s=0.5, margin_s=0.2)
 QUICK = {"commit_interval_s": 0.05, "backoff_max_s": 0.05, "suspend_s": 0.05}

@@ -22,7 +22,8 @@ from inturn.testing.process_child import ConsumerSpec
 from inturn.testing.process_history import Death
 from tests.spark.drain_driver import DriverSpec, Ended, Ready
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
-from tests.spark.noting import EVENTS, is_alive, wait_until
+from tests.spark.noting import EVENTS, is_alive
+from tests.spark.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]  # each has a Spark of its own
 

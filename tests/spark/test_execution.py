@@ -23,7 +23,8 @@ from inturn.spark.execution import LimitReached, TaskOutcome, TaskPlan, run_task
 from inturn.spark.holding import Holding
 from inturn.spark.slices import Slice
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
-from tests.spark.noting import Noting, wait_until
+from tests.spark.noting import Noting
+from tests.spark.waiting import wait_until
 
 LEASE = LeaseSettings(life_s=2.0, renew_s=0.3, margin_s=0.2)
 LOW, HIGH = SlotSet.of(range(512)), SlotSet.of(range(512, 1024))

@@ -29,7 +29,8 @@ from inturn.model.slot import ALL_SLOTS
 from inturn.spark.holding import Holding
 from tests.contract.bed import in_one_of
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
-from tests.spark.noting import Noting, wait_until
+from tests.spark.noting import Noting
+from tests.spark.waiting import wait_until
 
 LEASE = LeaseSettings(life_s=1.5, renew_s=0.2, margin_s=0.1)
 BOTH = {0, 1}

@@ -23,8 +23,8 @@ from inturn.model.commands import GroupName
 from inturn.spark import connections, stream_member
 from inturn.spark.offsets import ByPartition
 from inturn.spark.source import InturnDataSource, StreamReader
-from tests.spark.noting import wait_until
 from tests.spark.served import Served, serving
+from tests.spark.waiting import wait_until
 
 END_S = 60.0
 ALL = ReadAllAvailable()
