@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 20000
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 3
 LOCK_ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -19,7 +19,7 @@ venv: $(INSTALLED) ## make .venv with everything that is locked (PYTHON=python3.
 demo: $(INSTALLED) ## show what inturn does, in a minute; draws demo-report.html
 	$(VENV)/bin/inturn demo
 
-test: lint ## lint, all tests, and 500 simulated histories (PYTEST_ARGS="-n 2")
+test: lint ## lint, all tests, and 500 simulated histories (PYTEST_ARGS="-n 3")
 	$(PY) -m pytest $(PYTEST_ARGS)
 	$(PY) -m inturn.testing.soak --seeds 500
 

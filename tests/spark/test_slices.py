@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inturn.model.commands import GroupDescription, GroupPartition, KeyDescription, KeyRequest
@@ -56,6 +56,7 @@ def test_every_slot_of_what_waits_is_in_exactly_one_task(
     counts=st.lists(st.integers(200, 5000), min_size=1, max_size=6),
     task_count=st.integers(1, 12),
 )
+@settings(max_examples=30)  # each takes a third of a second
 def test_tasks_are_of_about_the_same_size(counts: list[int], task_count: int) -> None:
     one = subject(len(counts))
     tasks = plan(one, Order.KEY, [Waiting(index, count, count) for index, count in enumerate(counts)], task_count)

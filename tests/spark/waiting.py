@@ -1,4 +1,4 @@
-"""Waiting for what Spark does. Not beside the handlers: those are sent to executors, which have nothing else of ours."""
+"""Waiting for what Spark does. Not beside the handlers: those are sent to executors, without the rest of the tests."""
 
 from __future__ import annotations
 
