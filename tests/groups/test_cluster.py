@@ -15,7 +15,7 @@ import pytest
 import inturn
 from inturn import Connection, Context, Message, ProducerSettings
 from inturn.cluster.settings import ClusterSettings
-from inturn.errors import InvalidInput, ProducerFenced
+from inturn.errors import AlreadyExists, InvalidInput, ProducerFenced
 from inturn.model.settings import Role
 from inturn.service import Service
 from inturn.wire.address import Address
@@ -181,7 +181,7 @@ def test_a_broker_group_is_one_folder(cluster: GroupedBed, mq: Connection) -> No
         port = cluster.brokers["east"].address.port
         cluster.brokers.pop("east").close(0.0)
         place, cluster.path = cluster.path, cluster.path / "elsewhere"
-        with pytest.raises(InvalidInput, match="is that of another folder"):
+        with pytest.raises(AlreadyExists, match="another folder"):
             cluster.start_broker("east", port)
         cluster.path = place
         cluster.start_broker("east", port)
@@ -209,7 +209,7 @@ def test_a_folder_that_meta_has_not_seen_waits_for_meta(
         waits_because(handle, "unavailable")
         cluster.path = place
         cluster.start_meta(ports[0])
-        eventually(lambda: "is that of another folder" in caplog.text, "it is refused, and told")
+        eventually(lambda: "exists with another folder" in caplog.text, "it is refused, and told")
         waits_because(handle, "unavailable")
         cluster.brokers.pop("east").close(0.0)
         cluster.start_broker("east", ports[1])

@@ -46,7 +46,15 @@ from inturn.model.commands import (
     RequestList,
     ResolvePosition,
 )
-from inturn.model.errors import BrokerGroupClosed, Closed, ConnectionLost, InturnError, InvalidInput, ServerStopping
+from inturn.model.errors import (
+    AlreadyExists,
+    BrokerGroupClosed,
+    Closed,
+    ConnectionLost,
+    InturnError,
+    InvalidInput,
+    ServerStopping,
+)
 from inturn.model.logs import get_logger
 from inturn.model.observer import Observer
 from inturn.model.request import ask
@@ -215,8 +223,8 @@ class BrokerNode(InProcessNode):
 
     def catch_up(self) -> None:
         """Before anybody is served: hear what was decided while it was away. If meta is away, too, what it knew has to
-        do. Raises what will not pass by itself: InvalidInput if that is no meta server, or knows another folder as that
-        of the group; AuthenticationFailed…"""
+        do. Raises what will not pass by itself: InvalidInput if that is no meta server, AlreadyExists if the group is
+        that of another folder, AuthenticationFailed…"""
         try:
             catalogue = ask(self._meta, ReadCatalogue(self.broker.broker_group), Catalogue, patience_s=CATCH_UP_S)
         except (ConnectionLost, ServerStopping) as error:
@@ -225,10 +233,7 @@ class BrokerNode(InProcessNode):
         except InvalidInput as error:  # it does not know the command
             raise InvalidInput(f"{self._meta!r} is no meta server of this version; look at --meta") from error
         if catalogue.identity not in ("", self._folder_id):
-            raise InvalidInput(
-                f"broker group {self.broker.broker_group!r} is that of another folder; serve that one, or give this "
-                "broker another --broker-group. Is the disk mounted?"
-            )
+            raise AlreadyExists("broker group", self.broker.broker_group, "another folder (is its disk mounted?)")
         self._take_over(catalogue)
         self._is_accepted = True
         if catalogue.state:
@@ -253,7 +258,7 @@ class BrokerNode(InProcessNode):
             if isinstance(answer, BrokerOrders):
                 self._obey(answer)
             elif not isinstance(answer, InturnError) or not answer.retriable:
-                self._is_accepted = False
+                self._is_accepted &= not isinstance(answer, AlreadyExists)
                 _log.error("broker.refused", broker_group=self.broker.broker_group, error=str(answer))
         except InturnError as error:
             _log.error("broker.not_updated", broker_group=self.broker.broker_group, error=str(error))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from inturn.model.clock import Clock
 from inturn.model.commands import BrokerGroupDescription, ReportBroker
-from inturn.model.errors import BrokerGroupClosed, InvalidInput, NotFound
+from inturn.model.errors import AlreadyExists, BrokerGroupClosed, InvalidInput, NotFound
 from inturn.model.names import check_name
 from inturn.model.settings import BrokerGroupState
 from inturn.model.subject import Subject
@@ -34,14 +34,11 @@ class BrokerRegistry:
         self._heard_at_s = dict.fromkeys(self._groups, clock.monotonic())
 
     def report(self, command: ReportBroker) -> BrokerGroupRow:
-        """A broker is heard. InvalidInput if its group is that of another folder."""
+        """A broker is heard. AlreadyExists if its group is that of another folder."""
         check_name("broker group", command.broker_group)
         known = self._groups.get(command.broker_group)
         if known is not None and known.folder_id != command.identity:
-            raise InvalidInput(
-                f"broker group {command.broker_group!r} is that of another folder, at {known.address}; give this "
-                "broker another --broker-group, or serve the folder that the group was made with"
-            )
+            raise AlreadyExists("broker group", command.broker_group, f"another folder, at {known.address}")
         now_ms = self._clock.time_ms()
         if known is None:
             known = self._rows.add(command.broker_group, command.address, command.identity, now_ms)
