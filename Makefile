@@ -19,9 +19,9 @@ venv: $(INSTALLED) ## make .venv with everything that is locked (PYTHON=python3.
 demo: $(INSTALLED) ## show what inturn does, in a minute; draws demo-report.html
 	$(VENV)/bin/inturn demo
 
-test: lint ## lint, all tests, and 500 simulated histories (PYTEST_ARGS="-n 3")
+test: lint ## lint, all tests, and 300 simulated histories (PYTEST_ARGS="-n 3")
 	$(PY) -m pytest $(PYTEST_ARGS)
-	$(PY) -m inturn.testing.soak --seeds 500
+	$(PY) -m inturn.testing.soak --seeds 300
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(PY) -m ruff check .

@@ -131,7 +131,6 @@ def test_an_example_prints_what_it_promises(path: Path, has_folder: bool, tmp_pa
 
 
 @pytest.mark.timeout(2 * SPARK_TIME_S_MAX + 20)
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("path", WITH_SPARK, ids=lambda path: path.name)
 def test_an_example_with_spark_prints_what_it_promises(path: Path, tmp_path: Path) -> None:
     check_printed(path.name, run(path, folder=tmp_path, time_s_max=SPARK_TIME_S_MAX))
@@ -158,7 +157,6 @@ def test_the_how_to_on_modes_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(2 * SPARK_TIME_S_MAX + 20)
-@pytest.mark.xdist_group("spark")
 def test_the_readme_runs(tmp_path: Path) -> None:
     blocks = python_blocks(README.read_text(encoding="utf-8"))
     assert any(block.is_run for block in blocks), "README.md has no Python block that is run"

@@ -58,8 +58,7 @@ TIME_S_MAX = 180.0  # it takes about 30; the rest is for a machine with other wo
 DEMO = [sys.executable, "-c", "from inturn.cli.main import app; app()", "demo", "--quick"]
 
 
-# The whole demo is played for whichever test comes first, so all of them are one worker's.
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("demo")]
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def postgres_url(postgres: PostgresServer) -> str:
     return postgres.url()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.xdist_group("postgres"))])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database of each kind."""
     if request.param == "sqlite":

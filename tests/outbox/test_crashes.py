@@ -73,7 +73,6 @@ def test_scanners_that_are_killed_in_the_middle_lose_nothing_and_repeat_nothing(
     check_once_and_in_order(stored(served), total)
 
 
-@pytest.mark.xdist_group("postgres")
 def test_a_frozen_scanner_that_wakes_up_does_no_harm(served: Connection, postgres_url: str) -> None:
     """Wherever it is frozen, also inside a transaction. With SQLite nobody could take the file's lock from it."""
     url = postgres_url
@@ -96,7 +95,6 @@ def test_a_frozen_scanner_that_wakes_up_does_no_harm(served: Connection, postgre
     check_once_and_in_order(stored(served), ROWS + 400)
 
 
-@pytest.mark.xdist_group("postgres")
 def test_two_scanner_processes_at_once_send_everything_once(served: Connection, postgres_url: str) -> None:
     url = postgres_url
     outbox = made(url)

@@ -19,8 +19,6 @@ from inturn.outbox.store import OutboxStore
 from tests.outbox.conftest import STEADY
 from tests.outbox.shop import by_key, made, opened, stored
 
-on_postgres = pytest.mark.xdist_group("postgres")
-
 
 class Steps:
     """A scanner that does a turn when it is told to."""
@@ -57,7 +55,6 @@ def steps(mq: Connection, outbox: Outbox) -> Iterator[Steps]:
     made_steps.close()
 
 
-@on_postgres
 def test_a_row_waits_for_a_lower_id_whose_transaction_is_open(
     mq: Connection, outbox: Outbox, steps: Steps, postgres_url: str
 ) -> None:
@@ -72,7 +69,6 @@ def test_a_row_waits_for_a_lower_id_whose_transaction_is_open(
     assert by_key(stored(mq)) == {b"k": [1, 2]}
 
 
-@on_postgres
 def test_a_lower_id_that_is_rolled_back_is_waited_for_no_longer(
     mq: Connection, outbox: Outbox, steps: Steps, postgres_url: str
 ) -> None:
@@ -85,7 +81,6 @@ def test_a_lower_id_that_is_rolled_back_is_waited_for_no_longer(
     assert by_key(stored(mq)) == {b"k": [2]}
 
 
-@on_postgres
 def test_a_transaction_that_stays_open_holds_back_only_what_came_after_it_began_to_put(
     mq: Connection, outbox: Outbox, steps: Steps, postgres_url: str
 ) -> None:
@@ -104,7 +99,6 @@ def test_a_transaction_that_stays_open_holds_back_only_what_came_after_it_began_
         assert by_key(stored(mq)) == {b"a": [1, 3], b"b": [2]}, "whatever `other` is doing"
 
 
-@on_postgres
 def test_the_order_is_that_of_the_ids_also_where_transaction_numbers_say_otherwise(
     mq: Connection, outbox: Outbox, steps: Steps, postgres_url: str
 ) -> None:
@@ -178,7 +172,6 @@ def play(mq: Connection, outbox: Outbox, steps: Steps, url: str, seed: int) -> W
     return writers
 
 
-@on_postgres
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_whatever_the_order_of_commits_keys_are_stored_in_the_order_of_ids(
     mq: Connection, outbox: Outbox, steps: Steps, postgres_url: str, seed: int
@@ -190,7 +183,6 @@ def test_whatever_the_order_of_commits_keys_are_stored_in_the_order_of_ids(
         assert numbers == sorted(set(numbers))
 
 
-@on_postgres
 def test_a_scanner_that_does_not_look_at_open_transactions_would_be_found_out(
     mq: Connection, outbox: Outbox, steps: Steps, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +192,6 @@ def test_a_scanner_that_does_not_look_at_open_transactions_would_be_found_out(
     assert any(numbers != sorted(numbers) for numbers in by_key(stored(mq)).values()) or outbox.status().waiting
 
 
-@on_postgres
 def test_a_table_without_its_trigger_is_not_scanned(mq: Connection, outbox: Outbox, postgres_url: str) -> None:
     with opened(postgres_url) as connection:
         connection.execute("ALTER TABLE inturn_outbox DISABLE TRIGGER inturn_outbox_open")
@@ -209,7 +200,6 @@ def test_a_table_without_its_trigger_is_not_scanned(mq: Connection, outbox: Outb
         outbox.scan(mq).start()
 
 
-@on_postgres
 def test_a_role_that_may_only_insert_can_put(mq: Connection, outbox: Outbox, postgres_url: str) -> None:
     with opened(postgres_url) as connection:
         connection.execute("DROP ROLE IF EXISTS app")

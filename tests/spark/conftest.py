@@ -11,16 +11,8 @@ from pyspark.sql import SparkSession
 from inturn.spark.session import session
 from tests.spark.served import Served, serving
 
-HERE = Path(__file__).parent
 QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # for JVMs that live a minute
 JVM_END_S = 30.0
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process runs all tests of this folder, so that there is one session; clusters are apart from it."""
-    for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("cluster") is None:
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")
