@@ -222,3 +222,16 @@ def test_a_node_without_a_cluster_can_be_made_read_only(tmp_path: Path) -> None:
             node.set_broker_group("east", "read-only")
         with pytest.raises(InvalidInput, match="closed"):
             node.set_broker_group("local", "closed")
+
+
+def test_a_key_that_may_be_with_a_dead_broker_is_not_said_to_be_nowhere(mortal: GroupedBed) -> None:
+    """M2: where partitions are chosen by a selector, any broker may have the key."""
+    mq = mortal.open()
+    mq.create_subject("chosen", 2, routing="selector")
+    with mq.consumer("chosen", "g", lambda message, context: None, settings=quick()):
+        eventually(lambda: has_joined(mq, "chosen", "g"), "it is joined")
+    for name in ("west", "east"):
+        mortal.brokers.pop(name).close(0.0)
+        eventually(lambda: sum(one.is_heard for one in mq.broker_groups()) == len(mortal.brokers), "it counts as dead")
+        with pytest.raises(BrokerGroupClosed, match="is dead"):
+            mq.describe_key("chosen", "g", "k")

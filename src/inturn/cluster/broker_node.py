@@ -12,12 +12,12 @@ from typing import Any
 from inturn.cluster.learning import LearningCommands
 from inturn.cluster.links import BrokerLinks
 from inturn.cluster.seals import Seals
+from inturn.cluster.whereabouts import Whereabouts
 from inturn.log.engine import LogEngine
 from inturn.model.clock import Clock
 from inturn.model.commands import (
     Answer,
     Append,
-    BrokerGroupList,
     BrokerOrders,
     Catalogue,
     Command,
@@ -33,7 +33,6 @@ from inturn.model.commands import (
     Heartbeat,
     LearnSubject,
     Leave,
-    ListBrokerGroups,
     ListRequests,
     OpenDeadLetters,
     OpenGroup,
@@ -105,7 +104,7 @@ class BrokerNode(InProcessNode):
         self._catalogue_version = ""
         self._is_counting = False
         self._void: tuple[str, ...] = ()  # growths whose seals are broken once the catalogue is read
-        self._links = BrokerLinks(self._locate, clock, credentials)
+        self._links = BrokerLinks(Whereabouts(meta).locate, clock, credentials)
         self._seals = Seals(SealRows(database))
         super().__init__(
             database,
@@ -199,13 +198,6 @@ class BrokerNode(InProcessNode):
 
     def _forward(self, broker_group: str, command: Append, reply: Reply) -> None:
         self._links.to(broker_group).submit(command, reply)
-
-    def _locate(self, broker_group: str) -> str | None:
-        try:
-            listed = ask(self._meta, ListBrokerGroups(), BrokerGroupList, patience_s=0.0)
-        except InturnError:
-            return None
-        return next((one.address for one in listed.groups if one.name == broker_group), None)
 
     # For meta
 

@@ -20,7 +20,7 @@ from inturn.model.commands import (
     Trial,
     TryMessage,
 )
-from inturn.model.errors import InturnError, NotFound
+from inturn.model.errors import BrokerGroupClosed, InturnError, NotFound
 from inturn.model.settings import Routing
 from inturn.model.slot import slot_of
 from inturn.node.known import Known
@@ -87,10 +87,14 @@ class KeyErrands:
         if subject.routing is Routing.SLOTS:
             home = self._brokers.home(command.subject, subject.route.by_slot[slot_of(command.key)])
             return self._brokers.ask(home, command, KeyDetails)
-        told = self._brokers.tell(self._brokers.homes(command.subject), command)
+        homes = self._brokers.homes(command.subject)
+        told = self._brokers.tell(homes, command)
         found = [one for one in told.values() if isinstance(one, KeyDetails)]
         if found:
             return min(found, key=lambda one: one.description.since_ms)
+        silent = next((home for home in homes if home not in told), None)
+        if silent is not None:
+            raise BrokerGroupClosed(silent, "dead")  # it may be there
         raise next(one for one in told.values() if isinstance(one, InturnError))
 
     def _try(self, command: TryMessage) -> Answer:

@@ -13,6 +13,7 @@ from typing import Any
 from inturn.cluster.division import Divided, divided, joined, partitions_of
 from inturn.cluster.gathering import gather
 from inturn.cluster.links import BrokerLinks
+from inturn.cluster.whereabouts import Whereabouts
 from inturn.model.clock import Clock
 from inturn.model.commands import (
     Acknowledge,
@@ -20,8 +21,6 @@ from inturn.model.commands import (
     Answer,
     Append,
     Assignment,
-    BrokerGroupDescription,
-    BrokerGroupList,
     Claim,
     Command,
     Commit,
@@ -30,7 +29,6 @@ from inturn.model.commands import (
     FindSubject,
     GrowSubject,
     Heartbeat,
-    ListBrokerGroups,
     Move,
     OpenDeadLetters,
     OpenRetry,
@@ -42,7 +40,6 @@ from inturn.model.commands import (
     Reply,
 )
 from inturn.model.errors import BrokerGroupClosed, ConnectionLost, InturnError, InvalidInput
-from inturn.model.request import ask
 from inturn.model.settings import LeaseSettings, Role
 from inturn.model.subject import Subject
 from inturn.security.credentials import Credentials
@@ -65,10 +62,10 @@ class RoutedNode:
 
     def __init__(self, meta: RemoteNode, clock: Clock, credentials: Credentials) -> None:
         self._meta = meta
-        self._links = BrokerLinks(self._locate, clock, credentials)
+        self._whereabouts = Whereabouts(meta)
+        self._links = BrokerLinks(self._whereabouts.locate, clock, credentials)
         self._lock = threading.Lock()
         self._homes: dict[str, tuple[str, ...]] = {}  # by subject: the broker group of each partition
-        self._known: dict[str, BrokerGroupDescription] = {}
 
     @property
     def lease(self) -> LeaseSettings | None:
@@ -115,7 +112,7 @@ class RoutedNode:
 
     def _submit_home(self, home: str, command: Command, reply: Reply) -> None:
         if type(command) is Append:
-            reply = _AppendReply(self, home, reply)
+            reply = _AppendReply(self._whereabouts, home, reply)
         self._links.to(home).submit(command, reply)
 
     def _submit_divided(self, command: Divided, reply: Reply) -> None:
@@ -159,34 +156,18 @@ class RoutedNode:
                     self._homes[subject.name] = tuple(one.broker_group for one in subject.route.partitions)
         return answer
 
-    # Who is there
-
-    def is_dead(self, broker_group: str) -> bool:
-        """As meta told when the broker was last looked for."""
-        known = self._known.get(broker_group)
-        return known is not None and not known.is_heard
-
-    def _locate(self, broker_group: str) -> str | None:
-        try:
-            listed = ask(self._meta, ListBrokerGroups(), BrokerGroupList, patience_s=0.0)
-            self._known = {one.name: one for one in listed.groups}
-        except InturnError:
-            pass  # meta is away: its last word counts
-        known = self._known.get(broker_group)
-        return None if known is None else known.address
-
 
 class _AppendReply:
     """Whoever sends is told the difference between a stream that is lost and a broker that is not there any more."""
 
-    __slots__ = ("_home", "_node", "_reply")
+    __slots__ = ("_home", "_reply", "_whereabouts")
 
-    def __init__(self, node: RoutedNode, home: str, reply: Reply) -> None:
-        self._node = node
+    def __init__(self, whereabouts: Whereabouts, home: str, reply: Reply) -> None:
+        self._whereabouts = whereabouts
         self._home = home
         self._reply = reply
 
     def __call__(self, answer: Answer | InturnError) -> None:
-        if isinstance(answer, ConnectionLost) and self._node.is_dead(self._home):
+        if isinstance(answer, ConnectionLost) and self._whereabouts.is_dead(self._home):
             answer = BrokerGroupClosed(self._home, "dead")
         self._reply(answer)
