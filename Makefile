@@ -21,7 +21,7 @@ demo: $(INSTALLED) ## show what inturn does, in a minute; draws demo-report.html
 
 test: lint ## lint, all tests, and 300 simulated histories (PYTEST_ARGS="-n 3")
 	$(PY) -m pytest $(PYTEST_ARGS)
-	$(PY) -m inturn.testing.soak --seeds 300
+	$(PY) -m simulator.soak --seeds 300
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(PY) -m ruff check .
@@ -36,11 +36,11 @@ bench: $(INSTALLED) ## all benchmarks, full length
 
 soak: $(INSTALLED) ## the simulation, over SEEDS=20000 seeds; or HOURS=2, half of it with real processes and faults
 ifdef HOURS
-	$(PY) -m inturn.testing.soak --minutes $$(awk 'BEGIN { print $(HOURS) * 30 }')
-	$(PY) -m inturn.testing.process_soak --minutes $$(awk 'BEGIN { print $(HOURS) * 30 }')
+	$(PY) -m simulator.soak --minutes $$(awk 'BEGIN { print $(HOURS) * 30 }')
+	$(PY) -m simulator.processes.soak --minutes $$(awk 'BEGIN { print $(HOURS) * 30 }')
 else
 	$(PY) -m pytest $(PYTEST_ARGS) -m slow
-	$(PY) -m inturn.testing.soak --seeds $(SEEDS)
+	$(PY) -m simulator.soak --seeds $(SEEDS)
 endif
 
 lock: | $(PY) ## write requirements.lock again (LOCK_ARGS=--upgrade for newer versions)

@@ -10,7 +10,7 @@ import tempfile
 import time
 
 import inturn
-from inturn.model.clock import SystemClock
+from inturn.model.time import SystemClock
 from inturn.testing.checker import check
 from inturn.testing.recorder import Recorder
 

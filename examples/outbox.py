@@ -16,8 +16,8 @@ from pathlib import Path
 import structlog
 
 import inturn
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.server.server import Service
+from inturn.transport.address import Address
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the outage is wanted
 temporary = tempfile.TemporaryDirectory(prefix="inturn-")

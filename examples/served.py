@@ -11,8 +11,8 @@ import threading
 import time
 
 import inturn
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.server.server import Service
+from inturn.transport.address import Address
 
 STEPS = (b"created", b"paid", b"shipped")
 temporary = tempfile.TemporaryDirectory(prefix="inturn-")

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from inturn import ConsumerSettings, Context, Message, connect
-from inturn.spark.audit import audit
+from inturn.spark.audit.audit import audit
 from inturn.spark.session import session
 
 COUNT = 500

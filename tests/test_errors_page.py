@@ -13,9 +13,9 @@ import pytest
 import inturn.errors
 from inturn.model import errors as tree
 from inturn.model.errors import InturnError
-from inturn.spark.drain import DrainFailed
-from inturn.spark.ordered import TaskFailed
-from inturn.spark.verdict import OrderBroken
+from inturn.spark.audit.verdict import OrderBroken
+from inturn.spark.ordered.drain import DrainFailed
+from inturn.spark.source.ordered import TaskFailed
 from inturn.testing import OrderViolated
 from tests.markdown import DOCS, code, rows
 

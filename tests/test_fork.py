@@ -101,9 +101,9 @@ print(sent, *codes)
 MEANWHILE = """
 import os, sys, threading
 import inturn
-from inturn.folder import Folder
-from inturn.opened_folder import OpenedFolder
-from inturn.state.database import Database
+from inturn.server.folder import Folder
+from inturn.server.folder import OpenedFolder
+from inturn.store.database import Database
 
 reached, go_on = threading.Event(), threading.Event()
 
@@ -143,7 +143,7 @@ os.waitpid(child, 0)
 # A number that was the parent's lock file is somebody else's in the child; so says its exit code.
 FOREIGN = """
 import os, sys
-from inturn.folder import Folder
+from inturn.server.folder import Folder
 
 folder = Folder(sys.argv[1])
 number = folder._lock_file

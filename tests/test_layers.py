@@ -14,85 +14,29 @@ SOURCE = Path(__file__).parent.parent / "src" / "inturn"
 # Package or module directly under inturn → the others it may import. "inturn" is inturn/__init__.py: the public names.
 LAYERS: dict[str, set[str]] = {
     "model": set(),
-    "log": {"model"},
-    "state": {"model"},
-    "broker": {"log", "state", "model"},
-    "meta": {"state", "model"},
-    "node": {"broker", "meta", "log", "state", "version", "model"},
-    "producer": {"model"},
-    "consumer": {"model"},
-    "outbox": {"producer", "model"},
-    "folder": {"model"},
-    "timer_thread": {"model"},
     "version": set(),
-    "wire": {"model"},
-    "security": {"model"},
-    "dialling": {"wire", "security", "model"},
-    "cluster": {
-        "node",
-        "broker",
-        "meta",
-        "log",
-        "state",
-        "dialling",
-        "wire",
-        "security",
-        "version",
-        "model",
-    },
-    "opened_folder": {"folder", "timer_thread", "node", "log", "state", "model"},
-    "shared_folder": {"opened_folder", "folder", "wire", "version", "model"},
-    "ops": {"node", "wire", "version", "model"},
-    "service": {"cluster", "ops", "shared_folder", "opened_folder", "wire", "security", "version", "model"},
-    "reader": {"model"},
-    "dead_letters": {"reader", "consumer", "model"},
-    "connection": {
-        "cluster",
-        "dialling",
-        "shared_folder",
-        "dead_letters",
-        "reader",
-        "outbox",
-        "producer",
-        "consumer",
-        "wire",
-        "security",
-        "version",
-        "model",
-    },
-    "aio": {
-        "connection",
-        "dialling",
-        "reader",
-        "outbox",
-        "producer",
-        "consumer",
-        "wire",
-        "security",
-        "version",
-        "model",
-    },
+    "protocol": {"model"},
+    "security": {"protocol", "model"},
+    "transport": {"security", "protocol", "model"},
+    "log": {"protocol", "model"},
+    "store": {"protocol", "model"},
+    "broker": {"log", "store", "protocol", "model"},
+    "meta": {"store", "protocol", "model"},
+    "node": {"broker", "meta", "log", "store", "version", "protocol", "model"},
+    "producer": {"protocol", "model"},
+    "consumer": {"protocol", "model"},
+    "outbox": {"producer", "protocol", "model"},
     "errors": {"model"},
-    "inturn": {
-        "version",
-        "connection",
-        "dead_letters",
-        "reader",
-        "outbox",
-        "producer",
-        "consumer",
-        "security",
-        "errors",
-        "model",
-    },
-    "metrics": {"connection", "producer", "consumer", "model"},
-    "tracing": {"producer", "consumer", "model"},
-    "finding": set(),
-    "doctor": {"finding", "folder", "log", "state", "model"},
-    "server_doctor": {"finding", "version", "model"},
 }
+LAYERS["cluster"] = {"node", "broker", "meta", "log", "store", "transport", "security", "version", "protocol", "model"}
+LAYERS["server"] = {"cluster", "node", "log", "store", "transport", "security", "version", "protocol", "model"}
+LAYERS["client"] = {"server", "cluster", "outbox", "producer", "consumer", "transport", "security", "version"}
+LAYERS["client"] |= {"protocol", "model"}
+LAYERS["aio"] = {"client", "outbox", "producer", "consumer", "transport", "security", "version", "protocol", "model"}
+LAYERS["inturn"] = {"client", "outbox", "producer", "consumer", "security", "version", "errors", "protocol", "model"}
+LAYERS["metrics"] = {"client", "producer", "consumer", "protocol", "model"}
+LAYERS["tracing"] = {"producer", "consumer", "protocol", "model"}
 LAYERS["spark"] = set(LAYERS)
-LAYERS["bench"] = set(LAYERS)
 LAYERS["testing"] = set(LAYERS)
 LAYERS["cli"] = set(LAYERS)
 

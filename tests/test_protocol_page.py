@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from inturn.model.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from inturn.model.commands import Answer, Command
-from inturn.wire import frames
-from inturn.wire.codec import ERROR, KINDS, VERSIONS, ErrorBody
-from inturn.wire.session import HELLO_BYTES_MAX, ServerSettings
+from inturn.protocol import frames
+from inturn.protocol.codec import ERROR, KINDS, VERSIONS, ErrorBody
+from inturn.protocol.commands import Answer, Command
+from inturn.transport.server_session import HELLO_BYTES_MAX, ServerSettings
 from tests.markdown import DOCS, code, rows, sections
 
 TEXT = (DOCS / "reference" / "protocol.md").read_text(encoding="utf-8")

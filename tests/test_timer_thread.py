@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from inturn.model.clock import SystemClock
-from inturn.timer_thread import TimerThread
+from inturn.model.time import SystemClock, TimerThread
 
 
 class ClosesWhenCleared(threading.Event):

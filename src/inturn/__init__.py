@@ -1,17 +1,17 @@
 """inturn: ordered messaging. What belongs together is handled in the order it happened; the rest runs in parallel."""
 
 from inturn import errors
-from inturn.connection import Connection, connect
+from inturn.client import Connection, connect
+from inturn.client.dead_letters import DeadLetter, DeadLetters
+from inturn.client.reader import Reader
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.context import Context
-from inturn.consumer.figures import Blocking, ConsumerStatistics
-from inturn.consumer.hook import Hook
-from inturn.dead_letters import DeadLetter, DeadLetters
-from inturn.model.commands import KeyDescription, KeyDetails, KeyRequest, RequestState, Trial, TrialState
+from inturn.consumer.context import Context, Hook
+from inturn.consumer.statistics import Blocking, ConsumerStatistics
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
-from inturn.model.position import Position
+from inturn.model.offsets import Position
 from inturn.model.result import Result, ResultKind, suspend
+from inturn.model.routing import SLOT_COUNT, slot_of
 from inturn.model.settings import (
     AssignmentStrategy,
     ConsumerSettings,
@@ -29,17 +29,16 @@ from inturn.model.settings import (
     Routing,
     Strategy,
 )
-from inturn.model.slot import SLOT_COUNT, slot_of
 from inturn.model.subject import Subject
 from inturn.outbox.outbox import Outbox, OutboxStatus, RefusedRow
 from inturn.outbox.scanner import Scanner, ScannerStatistics
-from inturn.outbox.settings import OutboxSettings
-from inturn.producer.flight import Kept, SendHandle, Stored
-from inturn.producer.hook import SendHook, Sending
+from inturn.outbox.table import OutboxSettings
 from inturn.producer.producer import Producer, ProducerStatistics
-from inturn.reader import Reader
+from inturn.producer.send_batch import Kept, SendHandle, Stored
+from inturn.producer.send_hook import SendHook, Sending
+from inturn.protocol.commands import KeyDescription, KeyDetails, KeyRequest, RequestState, Trial, TrialState
 from inturn.security.credentials import token_from_environment
-from inturn.security.tls import TlsSettings
+from inturn.security.settings import TlsSettings
 from inturn.version import VERSION
 
 __version__ = VERSION

@@ -21,19 +21,17 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
-from inturn.connection import Connection
-from inturn.connection import connect as connect_blocking
-from inturn.connection.reaching import check_settings
+from inturn.client import Connection
+from inturn.client import connect as connect_blocking
+from inturn.client.open import check_settings
+from inturn.client.reader import Reader
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.figures import ConsumerStatistics
-from inturn.consumer.hook import Hook
+from inturn.consumer.context import Hook
+from inturn.consumer.statistics import ConsumerStatistics
 from inturn.consumer.worker import Handler
-from inturn.dialling import dialled
-from inturn.model.clock import SystemClock
 from inturn.model.errors import Closed, InturnError
 from inturn.model.message import Message
-from inturn.model.observer import Observer
-from inturn.model.position import Position
+from inturn.model.offsets import Position
 from inturn.model.settings import (
     ConsumerSettings,
     Flush,
@@ -44,17 +42,18 @@ from inturn.model.settings import (
     ProducerSettings,
     Role,
 )
+from inturn.model.time import SystemClock
 from inturn.outbox.outbox import Outbox
 from inturn.producer.core import Selector
-from inturn.producer.flight import SendHandle, Stored
-from inturn.producer.hook import SendHook
 from inturn.producer.producer import Producer
-from inturn.reader import Reader
+from inturn.producer.send_batch import SendHandle, Stored
+from inturn.producer.send_hook import SendHook
+from inturn.protocol.observer import Observer
 from inturn.security.credentials import Credentials
-from inturn.security.tls import TlsSettings
+from inturn.security.settings import TlsSettings
+from inturn.transport.address import dialled, is_address
+from inturn.transport.async_client import AsyncRemoteNode
 from inturn.version import SOFTWARE
-from inturn.wire.address import is_address
-from inturn.wire.async_client import AsyncRemoteNode
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from inturn.connection import Connection
+from inturn.client import Connection
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.figures import ConsumerStatistics
+from inturn.consumer.statistics import ConsumerStatistics
 from inturn.producer.producer import Producer, ProducerStatistics
 
 _CONSUMER = ["subject", "group"]

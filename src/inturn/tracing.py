@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
 
-from inturn.consumer.context import Context
-from inturn.consumer.hook import Hook
+from inturn.consumer.context import Context, Hook
 from inturn.model.errors import InvalidInput
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
-from inturn.producer.flight import Stored
-from inturn.producer.hook import SendHook, Sending
+from inturn.producer.send_batch import Stored
+from inturn.producer.send_hook import SendHook, Sending
 
 try:
     from opentelemetry import context as contexts

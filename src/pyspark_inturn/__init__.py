@@ -4,4 +4,4 @@ import contextlib
 
 # Spark imports this for whoever uses any Python data source: an extra that is not installed must not fail theirs.
 with contextlib.suppress(ImportError):
-    from inturn.spark.source import InturnDataSource as DefaultSource  # noqa: F401
+    from inturn.spark.source.source import InturnDataSource as DefaultSource  # noqa: F401

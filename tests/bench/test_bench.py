@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from inturn.bench import key_order, lane_overhead, trace_overhead
-from inturn.bench.key_order import Plan
-from inturn.bench.key_order_plot import PNG_BYTES_MAX
-from inturn.bench.replay import longest_lane_first, static_hash
-from inturn.cli.bench import BENCHES
-from inturn.cli.bench import bench as run_named
+from benchmarks import key_order, lane_overhead, trace_overhead
+from benchmarks.catalog import BENCHES
+from benchmarks.catalog import bench as run_named
+from benchmarks.key_order import Plan
+from benchmarks.key_order_plot import PNG_BYTES_MAX
+from benchmarks.replay import longest_lane_first, static_hash
 from inturn.model.errors import InvalidInput
 from tests.contract.bed import in_one_of
 
@@ -149,7 +149,7 @@ def test_all_runs_every_variant() -> None:
     from importlib import import_module
 
     for module, function in BENCHES.values():
-        assert callable(getattr(import_module(f"inturn.bench.{module}"), function))
+        assert callable(getattr(import_module(f"benchmarks.{module}"), function))
 
 
 @pytest.mark.parametrize(

@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from inturn.bench import end_to_end, hand_over, idle, metrics_overhead, produce, scale
-from inturn.bench.bare_client import FRAME, PipelinedClient, dial, round_trip
-from inturn.bench.child import Child
-from inturn.bench.hand_over import _worst_pause_ms
-from inturn.bench.noting_child import Call
-from inturn.bench.served_child import served
-from inturn.bench.window import BURST
-from inturn.connection import connect
-from inturn.model.commands import Done
+from benchmarks import end_to_end, hand_over, idle, metrics_overhead, produce, scale
+from benchmarks.bare_client import FRAME, PipelinedClient, dial, round_trip
+from benchmarks.child import Child
+from benchmarks.hand_over import _worst_pause_ms
+from benchmarks.noting_child import Call
+from benchmarks.served_child import served
+from benchmarks.window import BURST
+from inturn.client import connect
 from inturn.model.errors import InturnError
-from inturn.wire.client import RemoteNode
-from inturn.wire.codec import pack
+from inturn.protocol.codec import pack
+from inturn.protocol.commands import Done
+from inturn.transport.client import RemoteNode
 from tests.bench.test_bench import APP, check_shape, read
 
 MARK = "INTURN_BENCH_TEST"  # children inherit it, so they are found by it

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inturn.broker.key_list import blocking_keys, describe_keys
-from inturn.model.commands import Failure, KeyDescription, KeyRequest, RequestState
-from inturn.state.failures import FailureRow
-from inturn.state.lots import LotRow
+from inturn.broker.keys import blocking_keys, describe_keys
+from inturn.protocol.commands import Failure, KeyDescription, KeyRequest, RequestState
+from inturn.store.keys import FailureRow
+from inturn.store.parking_lots import LotRow
 
 
 def failed(

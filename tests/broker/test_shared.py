@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inturn.broker.shared import SharedPartition
-from inturn.model.commands import Failure, Receipt
+from inturn.broker.shared_partition import SharedPartition
+from inturn.protocol.commands import Failure, Receipt
 
 VISIBILITY_S = 10.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inturn.model.slot import slot_of
+from inturn.model.routing import slot_of
 from tests.cli.conftest import Cli
 
 
@@ -29,7 +29,7 @@ def test_people_get_one_line_per_message(orders: Cli) -> None:
 
 
 def test_a_key_is_looked_for_in_its_partition_only(orders: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inturn.reader import Reader
+    from inturn.client.reader import Reader
 
     asked: set[int] = set()
     read: Callable[..., object] = Reader.read

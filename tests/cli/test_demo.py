@@ -20,16 +20,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from inturn.cli.demo import act as demo_act
-from inturn.cli.demo.children import ChildFailed
-from inturn.cli.demo.consumer import Record
-from inturn.cli.demo.events import Events
-from inturn.cli.demo.incident_sale import ONLINE, QUICK_INCIDENT
-from inturn.cli.demo.incident_verdict import IncidentActResult
-from inturn.cli.demo.incident_view import incident_verdict_panel
-from inturn.cli.demo.key_board import KeyBoard
-from inturn.cli.demo.key_story import KeyStory
-from inturn.cli.demo.orders import (
+from demo import act as demo_act
+from demo.children import ChildFailed
+from demo.consumer import Record
+from demo.events import Events
+from demo.incident_sale import ONLINE, QUICK_INCIDENT
+from demo.incident_verdict import IncidentActResult
+from demo.incident_view import incident_verdict_panel
+from demo.key_board import KeyBoard
+from demo.key_story import KeyStory
+from demo.orders import (
     ATTEMPTS_MAX,
     CONCURRENCY,
     KEY_GROUP,
@@ -44,11 +44,11 @@ from inturn.cli.demo.orders import (
     key_of,
     life_cycles,
 )
-from inturn.cli.demo.report import REPORT, ReportData, page
-from inturn.cli.demo.served_board import ServedBoard
-from inturn.cli.demo.served_story import ServedStory
-from inturn.cli.demo.story import FIRST_CONSUMERS
-from inturn.consumer.lot import HeldLot
+from demo.report import REPORT, ReportData, page
+from demo.served_board import ServedBoard
+from demo.served_story import ServedStory
+from demo.story import FIRST_CONSUMERS
+from inturn.consumer.parking import HeldLot
 from inturn.testing.checker import ViolationKind, check
 from inturn.testing.history import HandlerEnd, HandlerStart
 from tests.cli.conftest import Cli
@@ -471,10 +471,10 @@ THIRD_ACT = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from inturn.cli.demo.events import Events
-from inturn.cli.demo.orders import QUICK
-from inturn.cli.demo.served_board import ServedBoard
-from inturn.cli.demo.served_story import ServedStory
+from demo.events import Events
+from demo.orders import QUICK
+from demo.served_board import ServedBoard
+from demo.served_story import ServedStory
 scale = replace(QUICK.served, sending_s=600.0)
 board = ServedBoard(scale, Events(time.monotonic()))
 story = ServedStory(scale, Path(sys.argv[1]), board)

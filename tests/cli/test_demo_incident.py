@@ -12,26 +12,19 @@ from typing import Any
 
 import pytest
 
+from demo.events import Events
+from demo.incident_board import IncidentBoard
+from demo.incident_sale import INCIDENT_GROUP, INCIDENT_SUBJECT, QUICK_INCIDENT, Inbox, notification_id, notifications
+from demo.incident_story import IncidentStory
+from demo.incident_trace import Handled, HandledCounts, history_of, read_handled, who_of
+from demo.incident_verdict import judge_incident
+from demo.report import overlaps
 from inturn import ConsumerSettings, Context, Message, connect
-from inturn.cli.demo.events import Events
-from inturn.cli.demo.incident_board import IncidentBoard
-from inturn.cli.demo.incident_sale import (
-    INCIDENT_GROUP,
-    INCIDENT_SUBJECT,
-    QUICK_INCIDENT,
-    Inbox,
-    notification_id,
-    notifications,
-)
-from inturn.cli.demo.incident_story import IncidentStory
-from inturn.cli.demo.incident_trace import Handled, HandledCounts, history_of, read_handled, who_of
-from inturn.cli.demo.incident_verdict import judge_incident
-from inturn.cli.demo.report import overlaps
 from inturn.model.message import Origin
 from inturn.model.violation import ViolationKind
-from inturn.producer.flight import Stored
-from inturn.spark.drain import DrainReport
-from inturn.spark.verdict import AuditVerdict, GroupAudit
+from inturn.producer.send_batch import Stored
+from inturn.spark.audit.verdict import AuditVerdict, GroupAudit
+from inturn.spark.ordered.drain import DrainReport
 from inturn.testing.checker import check
 
 ADA, TASK = "ada-1f", "drain-order.book-2e-r1-t0-3d"

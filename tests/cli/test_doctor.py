@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import inturn
-from inturn.doctor import Finding, Level, examine, log_bytes
 from inturn.model.settings import LogSettings
+from inturn.server.folder_doctor import Finding, Level, examine, log_bytes
 from tests.cli.conftest import Cli
 
 

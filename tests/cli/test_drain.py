@@ -21,10 +21,10 @@ import inturn
 from inturn.cli.drain_estimate import Backlog, LongLane
 from inturn.cli.drain_view import DrainView, frame, report_fields, report_lines, task_name, time_text
 from inturn.cli.screen import Screen
-from inturn.model.commands import ClaimDescription, KeyDescription
-from inturn.spark.drain import DrainProgress, DrainReport
-from inturn.spark.execution import LimitReached, TaskOutcome
-from inturn.spark.hot_keys import HotKey
+from inturn.protocol.commands import ClaimDescription, KeyDescription
+from inturn.spark.ordered.drain import DrainProgress, DrainReport
+from inturn.spark.ordered.plan import HotKey
+from inturn.spark.ordered.task import LimitReached, TaskOutcome
 from tests.cli.conftest import Cli
 from tests.contract.bed import eventually, has_joined
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import inturn
-from inturn.model.commands import GroupName
+from inturn.protocol.commands import GroupName
 
 README = Path(__file__).parent.parent.parent / "README.md"
 KILL = "kill -9 %1"

@@ -163,7 +163,7 @@ def test_a_server_that_is_restarted_finds_its_folder_free_though_others_use_it(
     cli: Cli, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`inturn top --data` and programs on the same machine: they wait for it, and do not take its place."""
-    monkeypatch.setattr("inturn.shared_folder.SERVER_BACK_S", 60.0)  # a process may take long to start
+    monkeypatch.setattr("inturn.server.folder.SERVER_BACK_S", 60.0)  # a process may take long to start
     with cli.serve() as served, inturn.connect(cli.data) as mq:
         mq.create_subject("orders")
         served.end(number)
@@ -173,7 +173,7 @@ def test_a_server_that_is_restarted_finds_its_folder_free_though_others_use_it(
 
 
 def test_a_server_that_does_not_come_back_is_succeeded(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inturn.shared_folder.SERVER_BACK_S", 0.2)
+    monkeypatch.setattr("inturn.server.folder.SERVER_BACK_S", 0.2)
     with cli.serve() as served, inturn.connect(cli.data) as mq:
         mq.create_subject("orders")
         served.end()

@@ -20,8 +20,8 @@ from rich.console import Console
 import inturn
 from inturn.cli.top_board import Board, GroupRow, sparkline
 from inturn.cli.top_view import frame
-from inturn.folder import socket_path
-from inturn.model.commands import GroupDescription, GroupPartition, KeyDescription
+from inturn.protocol.commands import GroupDescription, GroupPartition, KeyDescription
+from inturn.server.folder import socket_path
 from tests.cli import troubled
 from tests.cli.conftest import Cli
 from tests.contract.bed import eventually

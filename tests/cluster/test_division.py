@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inturn.cluster.division import Divided, divided, joined, partitions_of
-from inturn.cluster.gathering import Answers, gather
-from inturn.model.commands import (
+from inturn.cluster.broker_links import Answers, gather
+from inturn.cluster.client_router import Divided, divided, joined, partitions_of
+from inturn.model.errors import ConnectionLost, InturnError, InvalidInput
+from inturn.protocol.commands import (
     Acknowledge,
     Acknowledged,
     Answer,
@@ -20,7 +21,6 @@ from inturn.model.commands import (
     Renewed,
     Reply,
 )
-from inturn.model.errors import ConnectionLost, InturnError, InvalidInput
 
 HOMES = ("east", "west", "east", "north")
 LOST = ConnectionLost("broker group west", "it is away")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inturn.cluster import links
-from inturn.cluster.links import REFUSED_S, BrokerLinks
+from inturn.cluster import broker_links as links
+from inturn.cluster.broker_links import REFUSED_S, BrokerLinks
 from inturn.model.errors import InvalidInput
 from inturn.security.credentials import NONE
 from inturn.testing.clock import FakeClock

@@ -10,13 +10,17 @@ import msgspec
 
 from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.held import NEVER, HeldPartition
-from inturn.consumer.opening import opened
+from inturn.consumer.decoder import opened
 from inturn.consumer.outcome import Outcome
+from inturn.consumer.partition_state import NEVER, HeldPartition
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import CHUNK_MAX, CHUNK_S
 from inturn.model.batch import BatchHeader, StoredBatch, encode, parse_header, partition_seed, payload_checksum
-from inturn.model.commands import (
+from inturn.model.message import Message, Outgoing
+from inturn.model.routing import Partition, Route, even_ranges
+from inturn.model.settings import ConsumerSettings, KeyAction, Keyless, LeaseSettings, LotState, Order
+from inturn.model.subject import Subject
+from inturn.protocol.commands import (
     Acquire,
     Assignment,
     Command,
@@ -40,11 +44,6 @@ from inturn.model.commands import (
     Renew,
     Renewed,
 )
-from inturn.model.message import Message, Outgoing
-from inturn.model.route import Partition, Route
-from inturn.model.settings import ConsumerSettings, KeyAction, Keyless, LeaseSettings, LotState, Order
-from inturn.model.slot import even_ranges
-from inturn.model.subject import Subject
 
 LEASE = LeaseSettings(life_s=10.0, renew_s=2.0, margin_s=1.0)
 PARTITIONS = 3

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from inturn import Context, Message, suspend
-from inturn.model.clock import SystemClock
+from inturn.model.time import SystemClock
 
 NOTES = "INTURN_TEST_NOTES"
 WAIT_S = 60.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inturn.consumer.held import Stage
-from inturn.model.commands import Acquire, Assignment, Command, Heartbeat, Pull, Release
+from inturn.consumer.partition_state import Stage
+from inturn.protocol.commands import Acquire, Assignment, Command, Heartbeat, Pull, Release
 from tests.consumer.fake_node import LEASE, SUBJECT, Bench
 
 UNHEARD = Heartbeat  # the kind of command that is not answered

@@ -6,24 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inturn.consumer.held import Stage
 from inturn.consumer.outcome import DONE, Next, Outcome
+from inturn.consumer.partition_state import Stage
 from inturn.consumer.scheduler import CHUNK_S
-from inturn.model.commands import (
-    Acquire,
-    Command,
-    Commit,
-    Committed,
-    Done,
-    Granted,
-    Heartbeat,
-    Leave,
-    Pull,
-    Pulled,
-    Release,
-    Renew,
-    Renewed,
-)
 from inturn.model.errors import (
     AccessDenied,
     Closed,
@@ -38,6 +23,21 @@ from inturn.model.errors import (
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.model.settings import FlowControl
+from inturn.protocol.commands import (
+    Acquire,
+    Command,
+    Commit,
+    Committed,
+    Done,
+    Granted,
+    Heartbeat,
+    Leave,
+    Pull,
+    Pulled,
+    Release,
+    Renew,
+    Renewed,
+)
 from tests.consumer.fake_node import Bench, Job, batch_of, damaged, undecodable
 
 STALE = StaleEpoch("billing", "0", 1, 2)

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from inturn.consumer.outcome import KEEP
-from inturn.consumer.threads import WorkerThreads
-from inturn.model.commands import Move
+from inturn.consumer.worker_threads import WorkerThreads
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import FlowControl, KeyAction, OnExhausted, Order, Strategy
+from inturn.protocol.commands import Move
 from tests.consumer.fake_node import Bench, failing
 from tests.consumer.test_forgetting import end_runs, partitions_in_memory
 from tests.consumer.test_handling import MOVED, RAISED, SUSPENDED, keyed

@@ -9,12 +9,16 @@ import msgspec
 import pytest
 from pyroaring import BitMap64
 
-from inturn.consumer.claiming import ClaimedPart, ClaimingNode
+from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.core import CLAIM_RENEW_S, ConsumerCore
-from inturn.consumer.duty import EVERYTHING, Duty
-from inturn.consumer.held import Stage
+from inturn.consumer.partition_state import Stage
+from inturn.consumer.scope import EVERYTHING, Duty
 from inturn.model.batch import StoredBatch, chosen, decode
-from inturn.model.commands import (
+from inturn.model.errors import ConnectionLost, InturnError, LeaseHeld, LogDamaged, StaleEpoch
+from inturn.model.message import Origin, Outgoing
+from inturn.model.routing import ALL_SLOTS, SlotSet, slot_of
+from inturn.model.settings import Order
+from inturn.protocol.commands import (
     Acquire,
     Answer,
     Assignment,
@@ -37,10 +41,6 @@ from inturn.model.commands import (
     Renewed,
     Reply,
 )
-from inturn.model.errors import ConnectionLost, InturnError, LeaseHeld, LogDamaged, StaleEpoch
-from inturn.model.message import Origin, Outgoing
-from inturn.model.settings import Order
-from inturn.model.slot import ALL_SLOTS, SlotSet, slot_of
 from tests.consumer.fake_node import LEASE, SUBJECT, Bench, batch_of, damaged
 
 
@@ -403,7 +403,7 @@ class Claimed:
 
 
 def committed(command: Command) -> object:
-    from inturn.model.commands import Committed
+    from inturn.protocol.commands import Committed
 
     assert isinstance(command, Commit)
     return Committed(tuple(one.partition for one in command.progress))

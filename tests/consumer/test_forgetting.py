@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from inturn.consumer.held import HeldPartition
-from inturn.model.commands import Commit
+from inturn.consumer.partition_state import HeldPartition
 from inturn.model.settings import KeyAction
+from inturn.protocol.commands import Commit
 from tests.consumer.fake_node import Bench, failing
 from tests.consumer.test_handling import SUSPENDED, keyed
 

@@ -6,11 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from inturn.consumer.held import Stage
 from inturn.consumer.outcome import DONE, KEEP, Next, Outcome
+from inturn.consumer.partition_state import Stage
 from inturn.consumer.scheduler import OVERDUE_S
 from inturn.model.batch import StoredBatch, decode, parse_header
-from inturn.model.commands import (
+from inturn.model.errors import DiskFull, GroupConflict, StaleEpoch
+from inturn.model.message import Origin, Outgoing
+from inturn.model.offsets import CommitTracker
+from inturn.model.result import ResultKind
+from inturn.model.settings import FlowControl, KeyAction, Keyless, Order, Strategy
+from inturn.model.subject import retry_subject
+from inturn.protocol.commands import (
     Acquire,
     Commit,
     Committed,
@@ -24,12 +30,6 @@ from inturn.model.commands import (
     Pull,
     Release,
 )
-from inturn.model.errors import DiskFull, GroupConflict, StaleEpoch
-from inturn.model.message import Origin, Outgoing
-from inturn.model.names import retry_subject
-from inturn.model.result import ResultKind
-from inturn.model.settings import FlowControl, KeyAction, Keyless, Order, Strategy
-from inturn.model.tracker import CommitTracker
 from tests.consumer.fake_node import Bench, Job, failing, stored_batch
 
 RAISED = Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, ValueError("no"))

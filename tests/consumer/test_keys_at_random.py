@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from inturn.consumer.outcome import DONE, KEEP, Next, Outcome
 from inturn.model.batch import decode
-from inturn.model.commands import Command, Commit, Move, Pull, ReadLot, Renew
 from inturn.model.errors import DiskFull
 from inturn.model.message import Message, Origin
+from inturn.model.offsets import CommitTracker
 from inturn.model.result import ResultKind
 from inturn.model.settings import KeyAction, LotState, Order
-from inturn.model.tracker import CommitTracker
+from inturn.protocol.commands import Command, Commit, Move, Pull, ReadLot, Renew
 from tests.consumer.fake_node import Bench, Job
 from tests.consumer.test_handling import moved_offsets
 

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 from inturn.consumer.core import ConsumerCore
-from inturn.model.commands import Acquire, Assignment, Command, Granted, Heartbeat, Renew, Renewed
-from inturn.model.route import Partition, Route
+from inturn.model.routing import Partition, Route, even_ranges
 from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
-from inturn.model.slot import even_ranges
 from inturn.model.subject import Subject
+from inturn.protocol.commands import Acquire, Assignment, Command, Granted, Heartbeat, Renew, Renewed
 
 SUBJECT = Subject("s", Route("s", 1, (Partition("local", "p1"),), even_ranges(1)))
 

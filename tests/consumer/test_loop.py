@@ -11,9 +11,9 @@ import pytest
 
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context
-from inturn.model.clock import SystemClock
 from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings, Order, Strategy
+from inturn.model.time import SystemClock
 from tests.consumer.test_threads import LocalNode
 
 END_S = 30.0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.held import HeldPartition, Stage
-from inturn.consumer.opening import opened
-from inturn.model.commands import (
+from inturn.consumer.decoder import opened
+from inturn.consumer.partition_state import HeldPartition, Stage
+from inturn.model.routing import Partition, Route, even_ranges
+from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
+from inturn.model.subject import Subject
+from inturn.protocol.commands import (
     Acquire,
     Assignment,
     Command,
@@ -20,10 +23,6 @@ from inturn.model.commands import (
     Renew,
     Renewed,
 )
-from inturn.model.route import Partition, Route
-from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
-from inturn.model.slot import even_ranges
-from inturn.model.subject import Subject
 from tests.consumer.fake_node import batch_of
 
 COUNT = 100

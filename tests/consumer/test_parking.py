@@ -8,12 +8,12 @@ import pytest
 
 from inturn.consumer.handling import Handling
 from inturn.consumer.outcome import KEEP, Next, Outcome
-from inturn.model.commands import Assignment, Commit, Heartbeat, KeyRequest, Move, ReadLot
 from inturn.model.errors import DiskFull
-from inturn.model.mark import mark_of
 from inturn.model.message import Message, Origin
+from inturn.model.offsets import mark_of
 from inturn.model.result import ResultKind
 from inturn.model.settings import KeyAction, LotState, Order, Strategy
+from inturn.protocol.commands import Assignment, Commit, Heartbeat, KeyRequest, Move, ReadLot
 from tests.consumer.fake_node import LEASE, SUBJECT, Bench, StoredLot, failing
 from tests.consumer.test_handling import MOVED, RAISED, SUSPENDED, keyed, last_progress, more, used_up, work_out
 

@@ -22,15 +22,15 @@ import pytest
 
 import inturn
 from inturn import Connection, ConsumerSettings, Context, Hook, Message, ResultKind
-from inturn.consumer import processes
-from inturn.consumer.chunk import take_chunk
-from inturn.consumer.held import HeldPartition
+from inturn.consumer import worker_processes as processes
+from inturn.consumer.partition_state import HeldPartition
 from inturn.consumer.process_child import _Calls
 from inturn.consumer.process_frames import BEGUN, DONE, UNTOUCHED, GivenLane, Work
 from inturn.consumer.worker_process import WorkerProcess
-from inturn.model.clock import SystemClock
+from inturn.consumer.worker_processes import take_chunk
 from inturn.model.errors import InvalidInput
 from inturn.model.message import Origin
+from inturn.model.time import SystemClock
 from inturn.testing.checker import Verdict, check
 from inturn.testing.history import Event, HandlerEnd, HandlerStart, History
 from inturn.testing.recorder import Recorder

@@ -8,10 +8,10 @@ import pytest
 
 from inturn.consumer.outcome import Next, Outcome
 from inturn.consumer.scheduler import OVERDUE_S
-from inturn.model.commands import Commit, Release
 from inturn.model.errors import DiskFull, StorageError
 from inturn.model.result import ResultKind
 from inturn.model.settings import Order
+from inturn.protocol.commands import Commit, Release
 from tests.consumer.fake_node import Bench, failing
 
 

@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inturn.consumer.held import HeldPartition
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import Next, Outcome
+from inturn.consumer.partition_state import HeldPartition
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import AGEING, CHUNK_MAX, CHUNK_S, OVERDUE_S, Scheduler
 from inturn.model.message import Message

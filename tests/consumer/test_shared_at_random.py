@@ -10,11 +10,14 @@ from collections.abc import Callable
 
 import pytest
 
-from inturn.consumer.opening import opened_fetch
+from inturn.consumer.decoder import opened_fetch
 from inturn.consumer.outcome import Next, Outcome
 from inturn.consumer.run import Run
-from inturn.consumer.shared import SharedCore
-from inturn.model.commands import (
+from inturn.consumer.shared_core import SharedCore
+from inturn.model.errors import InturnError
+from inturn.model.result import ResultKind
+from inturn.model.settings import ConsumerSettings, RetryDelays, Strategy
+from inturn.protocol.commands import (
     Acknowledge,
     Acknowledged,
     Answer,
@@ -26,9 +29,6 @@ from inturn.model.commands import (
     OpenDeadLetters,
     OpenRetry,
 )
-from inturn.model.errors import InturnError
-from inturn.model.result import ResultKind
-from inturn.model.settings import ConsumerSettings, RetryDelays, Strategy
 from tests.node.machine import LEASE, Machine
 
 SETTINGS = {"concurrency": 3, "visibility_s": 6.0, "answer_timeout_s": 2.0, "pull_wait_s": 3.0, "heartbeat_s": 2.0}

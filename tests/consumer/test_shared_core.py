@@ -8,10 +8,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from inturn.consumer.opening import opened_fetch
+from inturn.consumer.decoder import opened_fetch
 from inturn.consumer.outcome import Next, Outcome
-from inturn.consumer.shared import DAMAGE_RETRY_S, SharedCore
-from inturn.model.commands import (
+from inturn.consumer.shared_core import DAMAGE_RETRY_S, SharedCore
+from inturn.model.errors import AccessDenied, ConnectionLost, GroupConflict, InturnError, ReceiptExpired
+from inturn.model.message import Message
+from inturn.model.result import ResultKind
+from inturn.model.settings import ConsumerSettings, RetryDelays, Strategy
+from inturn.protocol.commands import (
     Acknowledge,
     Acknowledged,
     Assignment,
@@ -27,10 +31,6 @@ from inturn.model.commands import (
     Pulled,
     Receipt,
 )
-from inturn.model.errors import AccessDenied, ConnectionLost, GroupConflict, InturnError, ReceiptExpired
-from inturn.model.message import Message
-from inturn.model.result import ResultKind
-from inturn.model.settings import ConsumerSettings, RetryDelays, Strategy
 from tests.consumer.fake_node import LEASE, SUBJECT, batch_of, damaged
 
 _Wanted = TypeVar("_Wanted", bound=Command)

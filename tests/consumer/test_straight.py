@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inturn.consumer.held import Stage
 from inturn.consumer.lane import STRAIGHT, Lane
 from inturn.consumer.outcome import Next, Outcome
+from inturn.consumer.partition_state import Stage
 from inturn.consumer.scheduler import CHUNK_S, OVERDUE_S
 from inturn.model.result import ResultKind
 from inturn.model.settings import KeyAction, Order

@@ -15,11 +15,11 @@ import pytest
 
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context
-from inturn.model.clock import SystemClock
-from inturn.model.commands import Command, Reply
 from inturn.model.message import Message, Outgoing
 from inturn.model.result import Suspend, suspend
 from inturn.model.settings import ConsumerSettings, FlowControl, Order
+from inturn.model.time import SystemClock
+from inturn.protocol.commands import Command, Reply
 from tests.consumer.fake_node import Bench, stored_batch
 
 END_S = 60.0  # for a machine that is busy; usually it is done in one or two

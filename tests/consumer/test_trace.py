@@ -11,7 +11,7 @@ import pytest
 from xxhash import xxh64_intdigest
 
 from inturn import ConsumerSettings, Context, Message, connect, suspend
-from inturn.connection import Connection
+from inturn.client import Connection
 from inturn.consumer.trace import (
     EVENTS,
     EXCEPTION,
@@ -29,9 +29,9 @@ from inturn.consumer.trace import (
     key_hash,
     runs_of,
 )
-from inturn.model.clock import SystemClock
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import Order
+from inturn.model.time import SystemClock
 
 COUNT = 200
 

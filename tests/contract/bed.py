@@ -12,16 +12,16 @@ from typing import Any, Literal
 import inturn
 from inturn import Connection, Consumer, ConsumerSettings, Context, LeaseSettings, LogSettings, Message, SendHandle
 from inturn.cluster.settings import ClusterSettings
-from inturn.model.clock import SystemClock
-from inturn.model.commands import GroupName, GroupPartition
 from inturn.model.errors import NotFound, ProducerError, SendTimeout
 from inturn.model.settings import Role
+from inturn.model.time import SystemClock
+from inturn.protocol.commands import GroupName, GroupPartition
 from inturn.security.credentials import NONE
 from inturn.security.settings import SecuritySettings
-from inturn.service import Service
+from inturn.server.server import Service
 from inturn.testing.checker import Verdict, check
 from inturn.testing.recorder import Recorder
-from inturn.wire.address import Address
+from inturn.transport.address import Address
 
 SHORT_LEASE = LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
 # Renewed as often, but not lost when the machine stands still for some seconds: where a lease must not be lost.

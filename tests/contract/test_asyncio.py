@@ -17,13 +17,13 @@ import pytest
 
 import inturn
 from inturn import Context, Message, aio
-from inturn.model.clock import SystemClock
-from inturn.model.commands import Command, Done, Node, Ping, Reply
 from inturn.model.errors import Closed, ConnectionLost, InturnError, InvalidInput, NotFound
-from inturn.service import Service
-from inturn.wire.address import Address
-from inturn.wire.async_client import AsyncRemoteNode
-from inturn.wire.link import LinkSettings
+from inturn.model.time import SystemClock
+from inturn.protocol.commands import Command, Done, Node, Ping, Reply
+from inturn.server.server import Service
+from inturn.transport.address import Address
+from inturn.transport.async_client import AsyncRemoteNode
+from inturn.transport.client_stream import LinkSettings
 from tests.contract.bed import WAIT_S, eventually, quick
 
 

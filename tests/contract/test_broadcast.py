@@ -12,7 +12,7 @@ import pytest
 
 from inturn import Connection, ConsumerSettings, Context, Message, Strategy, suspend
 from inturn.errors import GroupConflict, InvalidInput, OffsetsUnusable
-from inturn.model.tracker import CommitTracker
+from inturn.model.offsets import CommitTracker
 from tests.contract.bed import WAIT_S, Bed, Seen, Witness, eventually, of_key, quick, send, send_all
 
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import pytest
 
 from inturn import Connection, Consumer, Context, LeaseSettings, Message
-from inturn.consumer.claiming import ClaimedPart, ClaimingNode
-from inturn.consumer.duty import Duty
-from inturn.model.clock import SystemClock
+from inturn.consumer.claimant import ClaimedPart, ClaimingNode
+from inturn.consumer.scope import Duty
 from inturn.model.errors import GroupConflict
-from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, SlotSet, slot_of
+from inturn.model.routing import ALL_SLOTS, SLOT_COUNT, SlotSet, slot_of
+from inturn.model.time import SystemClock
 from tests.contract.bed import SHORT_LEASE, STEADY_LEASE, WAIT_S, Bed, Seen, Witness, eventually, quick, send_all
 
 GROUP = "g"

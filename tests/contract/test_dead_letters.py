@@ -11,8 +11,8 @@ import pytest
 
 from inturn import Connection, ConsumerSettings, Context, DeadLetter, Message, RetryDelays, Subject
 from inturn.errors import Closed, InvalidInput, LeaseHeld, NotFound, StorageError
-from inturn.model.commands import Commit, Move, OpenDeadLetters, Reply
-from inturn.model.request import ask
+from inturn.protocol.commands import Commit, Move, OpenDeadLetters, Reply
+from inturn.protocol.request import ask
 from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, committed, eventually, has_joined, of_key, quick, send
 from tests.contract.test_failing_keys import Fails
 from tests.contract.test_robustness import Submit, put_between
@@ -294,7 +294,7 @@ def test_two_who_drive_at_the_same_time_drive_each_letter_once(
     line: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B6."""
-    monkeypatch.setattr("inturn.dead_letters.LEASE_WAIT_S", WAIT_S)
+    monkeypatch.setattr("inturn.client.dead_letters.LEASE_WAIT_S", WAIT_S)
     send(line, "line", *(f"bad:{number}" for number in range(200)))
     with line.consumer("line", "g", Fails(), order="key", settings=giving_up(max_attempts=1)):
         eventually(lambda: committed(line) == 200, "all of them")
@@ -335,7 +335,7 @@ def test_a_closed_connection_says_so(bed: Bed, dead: Connection) -> None:
 
 def test_who_holds_the_dead_letters_is_waited_for_and_named(dead: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """B6."""
-    monkeypatch.setattr("inturn.dead_letters.LEASE_WAIT_S", 0.1)
+    monkeypatch.setattr("inturn.client.dead_letters.LEASE_WAIT_S", 0.1)
     with dead.consumer(DEAD, "g", Seen(), order="none", settings=quick(retry=RetryDelays((1.0,), 0)), name="reader"):
         eventually(lambda: committed(dead, subject=DEAD) == 3, "it holds the lease")
         letters = dead.dead_letters("line", "g")

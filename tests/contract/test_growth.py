@@ -9,8 +9,8 @@ import pytest
 
 from inturn import Connection, Context, LogSettings, Message
 from inturn.errors import InvalidInput, NotFound
-from inturn.model.commands import GroupDescription
-from inturn.model.slot import slot_of
+from inturn.model.routing import slot_of
+from inturn.protocol.commands import GroupDescription
 from tests.contract.bed import WAIT_S, Bed, Seen, eventually, quick
 
 KEYS = [f"key-{number}".encode() for number in range(40)]

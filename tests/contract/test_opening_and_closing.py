@@ -19,7 +19,7 @@ from tests.contract.bed import WAIT_S, Bed, Seen, eventually, quick, send_all
 
 LOCK = """
 import sys
-from inturn.folder import Folder
+from inturn.server.folder import Folder
 folder = Folder(sys.argv[1])
 print("locked", flush=True)
 sys.stdin.read()
@@ -43,7 +43,7 @@ def test_a_folder_that_is_locked_but_not_served_names_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as `inturn doctor`, which looks at it alone."""
-    monkeypatch.setattr("inturn.shared_folder.OPENING_S", 0.2)
+    monkeypatch.setattr("inturn.server.folder.OPENING_S", 0.2)
     holder = subprocess.Popen(
         [sys.executable, "-c", LOCK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -11,7 +11,7 @@ import pytest
 
 from inturn import Connection, ConsumerSettings, Context, Message, Result, RetryDelays
 from inturn.errors import InvalidInput, NotFound
-from inturn.model.commands import ReadLot
+from inturn.protocol.commands import ReadLot
 from tests.contract.bed import (
     SHORT_LEASE,
     STEADY_LEASE,

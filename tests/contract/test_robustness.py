@@ -34,8 +34,8 @@ from inturn import (
 )
 from inturn.consumer.core import ConsumerCore
 from inturn.errors import InvalidInput, LogDamaged, NotFound, ProducerError, ProducerFenced, StorageError
-from inturn.model.commands import Answer, Append, Command, Move, Node, Release, Reply
 from inturn.producer.core import ProducerCore
+from inturn.protocol.commands import Answer, Append, Command, Move, Node, Release, Reply
 from tests.contract.bed import WAIT_S, Bed, Seen, eventually, flip_byte_of, quick, send_all, waits_because
 
 SOON_S = 10.0  # what goes wrong takes at least WAIT_S

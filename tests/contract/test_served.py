@@ -13,7 +13,8 @@ import pytest
 import inturn
 from inturn import Connection, Flush, LeaseSettings, LogSettings, Message
 from inturn.consumer.context import Context
-from inturn.model.commands import (
+from inturn.model.errors import ConnectionLost, InvalidInput, LeaseHeld, ServerStopping, StaleEpoch
+from inturn.protocol.commands import (
     Acquire,
     Assignment,
     Commit,
@@ -26,11 +27,10 @@ from inturn.model.commands import (
     Pull,
     Pulled,
 )
-from inturn.model.errors import ConnectionLost, InvalidInput, LeaseHeld, ServerStopping, StaleEpoch
-from inturn.model.request import ask
-from inturn.service import Service
-from inturn.wire.address import Address
-from inturn.wire.session import ServerSettings
+from inturn.protocol.request import ask
+from inturn.server.server import Service
+from inturn.transport.address import Address
+from inturn.transport.server_session import ServerSettings
 from tests.contract.bed import (
     SHORT_LEASE,
     WAIT_S,
@@ -318,7 +318,7 @@ def test_a_request_that_waits_for_a_client_that_is_gone_gets_no_lease(served: Se
     ask(gone.node, Heartbeat("line", "g", "gone", "partition", "first"), Assignment)  # by now it waits
     gone.node.close()
     eventually(lambda: served.service.connection_count == 1, "the server has noticed")
-    from inturn.model.commands import Done, Release
+    from inturn.protocol.commands import Done, Release
 
     ask(stays.node, Release("line", "g", "holder", Progress(0, granted.epoch, 0)), Done)
     assert ask(stays.node, Acquire("line", "g", 0, "stays", 2), Granted).epoch == granted.epoch + 1

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import inturn
-from inturn.folder import SOCKET_PATH_MAX, Folder, socket_path
 from inturn.model.errors import VersionMismatch
+from inturn.server.folder import SOCKET_PATH_MAX, Folder, socket_path
 from tests.contract.bed import WAIT_S, Seen, committed, eventually, quick
 
 # Opens the folder, says so, and does as it is told, line by line.
@@ -218,7 +218,7 @@ def test_the_socket_is_for_its_owner_only(folder: Path) -> None:
 
 def test_a_process_of_another_version_is_told_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with inturn.connect(folder):
-        monkeypatch.setattr("inturn.wire.link.VERSIONS", (900, 901))
+        monkeypatch.setattr("inturn.transport.client_stream.VERSIONS", (900, 901))
         with pytest.raises(VersionMismatch):
             inturn.connect(folder)
 
@@ -248,7 +248,7 @@ def test_a_failure_while_the_folder_is_opened_leaves_nothing_behind(
 
     before = set(threading.enumerate())
     with monkeypatch.context() as patch:
-        patch.setattr("inturn.shared_folder.listen_in", fail)
+        patch.setattr("inturn.server.folder.listen_in", fail)
         with pytest.raises(RuntimeError):
             inturn.connect(folder)
     eventually(lambda: set(threading.enumerate()) <= before, "no thread is left")

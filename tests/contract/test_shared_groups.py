@@ -23,7 +23,7 @@ from inturn import (
     aio,
     suspend,
 )
-from inturn.consumer.duty import Duty
+from inturn.consumer.scope import Duty
 from inturn.errors import GroupConflict, InvalidInput
 from tests.contract.bed import (
     SHORT_LEASE,

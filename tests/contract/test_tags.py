@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from inturn import Connection, Context, FlowControl, LogSettings, Message, ProducerSettings, RetryDelays
-from inturn.consumer.claiming import ClaimedPart, ClaimingNode
+from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.duty import Duty
-from inturn.model.clock import SystemClock
+from inturn.consumer.scope import Duty
 from inturn.model.errors import GroupConflict, InvalidInput, NotFound
-from inturn.model.slot import SLOT_COUNT, SlotSet
+from inturn.model.routing import SLOT_COUNT, SlotSet
+from inturn.model.time import SystemClock
 from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, Witness, committed, eventually, quick
 
 HALVES = (SlotSet.of(range(0, SLOT_COUNT, 2)), SlotSet.of(range(1, SLOT_COUNT, 2)))

@@ -19,17 +19,17 @@ import msgspec
 
 import inturn
 from inturn import ConsumerSettings
-from inturn.model.clock import SystemClock
-from inturn.model.commands import Answer, Command, Done, Hello, Ping
 from inturn.model.errors import InturnError
-from inturn.model.request import ask
 from inturn.model.settings import LeaseSettings
+from inturn.model.time import SystemClock
+from inturn.protocol.codec import VERSIONS, pack, unpack
+from inturn.protocol.commands import Answer, Command, Done, Hello, Ping
+from inturn.protocol.frames import FrameReader, frame_of
+from inturn.protocol.request import ask
 from inturn.testing.checker import check
-from inturn.testing.process_child import ServerSpec
-from inturn.testing.process_cluster import free_port
 from inturn.testing.recorder import Recorder
-from inturn.wire.codec import VERSIONS, pack, unpack
-from inturn.wire.frames import FrameReader, frame_of
+from simulator.processes.child import ServerSpec
+from simulator.processes.cluster import free_port
 from tests.contract.bed import eventually
 
 LEASE = LeaseSettings(life_s=12.0, renew_s=0.5, margin_s=0.2)
@@ -49,7 +49,7 @@ class ServerProcess:
         spec = ServerSpec(
             events="", seed=1, folder=str(folder / "server"), port=self.port, flush="os", lease=LEASE, bug=None
         )
-        command = [sys.executable, "-m", "inturn.testing.process_server", msgspec.json.encode(spec).decode()]
+        command = [sys.executable, "-m", "simulator.processes.server", msgspec.json.encode(spec).decode()]
         with self.log.open("ab") as said:
             self._process = subprocess.Popen(command, stdout=said, stderr=said)
         with inturn.connect(self.address, wait_s=60.0):

@@ -17,9 +17,12 @@ import pytest
 from pyroaring import BitMap64
 
 import inturn
-from inturn.model import commands
 from inturn.model.batch import encode
-from inturn.model.commands import (
+from inturn.model.errors import InturnError, InvalidInput
+from inturn.model.message import Outgoing
+from inturn.protocol import commands
+from inturn.protocol.codec import ERROR, KINDS, VERSIONS, pack
+from inturn.protocol.commands import (
     Acquire,
     Append,
     Command,
@@ -32,10 +35,7 @@ from inturn.model.commands import (
     Pull,
     Read,
 )
-from inturn.model.errors import InturnError, InvalidInput
-from inturn.model.message import Outgoing
-from inturn.wire.codec import ERROR, KINDS, VERSIONS, pack
-from inturn.wire.frames import HEADER_BYTES, frame_of
+from inturn.protocol.frames import HEADER_BYTES, frame_of
 from tests.faults.hostile import Raw, ServerProcess, no_trace_of_ours, unharmed
 
 COMMANDS = {code: kind for code, kind in KINDS.items() if issubclass(kind, Command) and kind is not Hello}

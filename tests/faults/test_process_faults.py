@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from inturn.testing.process_faults import FaultCounts
-from inturn.testing.process_run import ProcessReport, ProcessSettings, run_processes
-from inturn.testing.process_soak import main
+from simulator.processes.faults import FaultCounts
+from simulator.processes.run import ProcessReport, ProcessSettings, run_processes
+from simulator.processes.soak import main
 
 # Together: 54 kills, 21 freezes and 24 faults of streams.
 COUNTS = FaultCounts(kills=18, freezes=7, stream_faults=8, clock_jumps=3, restarts=1)

@@ -17,8 +17,8 @@ from inturn import Connection, Context, Message, ProducerSettings
 from inturn.cluster.settings import ClusterSettings
 from inturn.errors import AlreadyExists, InvalidInput, ProducerFenced
 from inturn.model.settings import Role
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.server.server import Service
+from inturn.transport.address import Address
 from tests.contract.bed import WAIT_S, GroupedBed, eventually, has_joined, quick, waits_because
 
 PATIENT = ProducerSettings(backoff_min_s=0.01, backoff_max_s=0.1)

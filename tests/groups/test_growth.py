@@ -8,10 +8,10 @@ import pytest
 
 from inturn import Connection, ProducerSettings
 from inturn.errors import BrokerGroupClosed, SendTimeout
-from inturn.model.clock import SystemClock
-from inturn.model.commands import Sealed, SealSubject
-from inturn.model.request import ask
-from inturn.wire.client import RemoteNode
+from inturn.model.time import SystemClock
+from inturn.protocol.commands import Sealed, SealSubject
+from inturn.protocol.request import ask
+from inturn.transport.client import RemoteNode
 from tests.contract.bed import SHORT_LEASE, WAIT_S, GroupedBed, Witness, eventually, quick
 
 PATIENT = ProducerSettings(backoff_min_s=0.01, backoff_max_s=0.05)

@@ -10,11 +10,10 @@ import pytest
 import inturn
 from inturn import Connection, TlsSettings
 from inturn.errors import AccessDenied, AuthenticationFailed
-from inturn.model.commands import ReadCatalogue
-from inturn.model.request import ask
+from inturn.protocol.commands import ReadCatalogue
+from inturn.protocol.request import ask
 from inturn.security.credentials import Credentials
-from inturn.security.settings import SecuritySettings
-from inturn.security.tls import ServerTlsSettings
+from inturn.security.settings import SecuritySettings, ServerTlsSettings
 from inturn.security.tokens import TokenFile
 from tests.contract.bed import GroupedBed, Seen, eventually, has_joined, quick, send_all
 from tests.security.bed import Certificates

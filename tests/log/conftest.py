@@ -11,13 +11,13 @@ import pytest
 
 from inturn.log.partition_log import PartitionLog
 from inturn.model.batch import Batch, StoredBatch, encode, is_intact
-from inturn.model.commands import Appended
 from inturn.model.errors import InturnError
 from inturn.model.message import Outgoing
-from inturn.model.route import Partition
+from inturn.model.routing import Partition
 from inturn.model.settings import LogSettings
-from inturn.model.timers import Timers
-from inturn.testing.sim_disk import SimDisk
+from inturn.model.time import Timers
+from inturn.protocol.commands import Appended
+from simulator.disk import SimDisk
 
 FOLDER = "data/p1"
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from inturn.model.commands import Appended
-from inturn.testing.sim_disk import SimCrash
+from inturn.protocol.commands import Appended
+from simulator.disk import SimCrash
 
 SETTINGS = {"segment_bytes": 700, "checkpoint_every_bytes": 900, "index_every_bytes": 200}
 BATCHES = 14

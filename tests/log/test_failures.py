@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from inturn.model.commands import Appended
 from inturn.model.errors import Closed, DiskFull, LogStopped, OutOfSequence
+from inturn.protocol.commands import Appended
 
 
 def is_segment(path: str) -> bool:
@@ -179,9 +179,9 @@ from inturn.log.embedded import EmbeddedEngine
 from inturn.model.batch import encode
 from inturn.model.message import Outgoing
 from inturn.model.errors import DiskFull
-from inturn.model.route import Partition
+from inturn.model.routing import Partition
 from inturn.model.settings import LogSettings
-from inturn.model.timers import Timers
+from inturn.model.time import Timers
 
 batch = encode([Outgoing(b"x" * 10_000)], array("H", [0]))
 engine = EmbeddedEngine(sys.argv[1], LogSettings(reserve_bytes=0), Timers())

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from inturn.log.embedded import EmbeddedEngine
-from inturn.model.commands import Appended
 from inturn.model.errors import Closed, RouteChanged
-from inturn.model.route import Partition
+from inturn.model.routing import Partition
 from inturn.model.settings import Flush, LogSettings
-from inturn.model.timers import Timers
-from inturn.testing.sim_disk import SimCrash
+from inturn.model.time import Timers
+from inturn.protocol.commands import Appended
+from simulator.disk import SimCrash
 
 
 def test_reading_gives_whole_batches_from_the_one_with_the_offset(bench, batch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inturn.log.producers import RECENT_COUNT, ProducerTable
+from inturn.log.producer_table import RECENT_COUNT, ProducerTable
 from inturn.model.errors import OutOfSequence, ProducerFenced
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from inturn.testing.sim_disk import SimCrash, SimDisk
+from simulator.disk import SimCrash, SimDisk
 
 SEEDS = range(200)
 

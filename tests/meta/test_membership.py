@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from inturn.meta.membership import Membership
-from inturn.model.commands import Heartbeat, MemberDescription
 from inturn.model.errors import GroupConflict, InvalidInput
 from inturn.model.settings import AssignmentStrategy, LeaseSettings, Limits, Routing, Strategy
 from inturn.model.subject import Subject
-from inturn.state.database import Database
-from inturn.state.groups import GroupRecord, Groups
-from inturn.state.members import Members
-from inturn.state.subjects import Subjects
+from inturn.protocol.commands import Heartbeat, MemberDescription
+from inturn.store.database import Database
+from inturn.store.groups import GroupRecord, Groups, Members
+from inturn.store.subjects import Subjects
 from inturn.testing.clock import FakeClock
 
 LEASE = LeaseSettings(life_s=10.0, renew_s=2.0, margin_s=0.5)

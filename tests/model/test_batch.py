@@ -23,7 +23,7 @@ from inturn.model.batch import (
     slots_of,
 )
 from inturn.model.message import Message, Origin, Outgoing
-from inturn.model.slot import SLOT_COUNT, SlotSet
+from inturn.model.routing import SLOT_COUNT, SlotSet
 
 SEED = partition_seed("p1")
 ORIGIN = Origin("orders", 3)

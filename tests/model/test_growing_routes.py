@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inturn.model.mark import FOREIGN_MIN, mark_of, place_of
-from inturn.model.route import Partition, Route, grown_slots, ranges_of
-from inturn.model.slot import SLOT_COUNT, SlotSet, even_ranges
+from inturn.model.offsets import FOREIGN_MIN, mark_of, place_of
+from inturn.model.routing import SLOT_COUNT, Partition, Route, SlotSet, even_ranges, grown_slots, ranges_of
 
 
 def route_of(count: int) -> Route:

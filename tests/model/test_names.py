@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inturn.model.errors import InvalidInput, InvalidName
-from inturn.model.names import NAME_LENGTH_MAX, check_name
+from inturn.model.subject import NAME_LENGTH_MAX, check_name
 
 GOOD = ["a", "A", "orders", "orders.eu-1_x", "0", "-", "_", "a.b", ".a", "a.", "x" * NAME_LENGTH_MAX]
 BAD: list[object] = [

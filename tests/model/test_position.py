@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inturn.model.errors import InvalidInput
-from inturn.model.position import Position, parse_position, position_text
+from inturn.model.offsets import Position, parse_position, position_text
 
 
 @pytest.mark.parametrize(

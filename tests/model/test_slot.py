@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inturn.model.errors import InvalidInput
-from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, SlotSet
+from inturn.model.routing import ALL_SLOTS, SLOT_COUNT, SlotSet
 
 slots = st.sets(st.integers(0, SLOT_COUNT - 1), max_size=40)
 

@@ -8,8 +8,16 @@ import pytest
 import xxhash
 
 from inturn.model.errors import InvalidInput
-from inturn.model.route import PARTITION_COUNT_MAX, Partition, Route
-from inturn.model.slot import SLOT_COUNT, SlotRange, even_ranges, key_bytes, slot_of
+from inturn.model.routing import (
+    PARTITION_COUNT_MAX,
+    SLOT_COUNT,
+    Partition,
+    Route,
+    SlotRange,
+    even_ranges,
+    key_bytes,
+    slot_of,
+)
 
 # Computed once with xxh64, seed 42, mod 1024: they must never change, or keys change their partition.
 GOLDEN = {

@@ -9,9 +9,8 @@ from msgspec import structs
 
 from inturn.model.batch import CHOSEN, BatchHeader, StoredBatch, contents, decode, encode, is_intact, slots_of, tagged
 from inturn.model.errors import InvalidInput
-from inturn.model.message import Origin, Outgoing
+from inturn.model.message import TAGS_LENGTH_MAX, Origin, Outgoing, TagFilter, tag_filter, tags_text
 from inturn.model.settings import ConsumerSettings
-from inturn.model.tags import TAGS_LENGTH_MAX, TagFilter, tag_filter, tags_text
 
 ORIGIN = Origin("orders", 0)
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from inturn.model.timers import Timers
+from inturn.model.time import Timers
 
 
 def test_what_is_due_runs_in_the_order_of_its_time() -> None:

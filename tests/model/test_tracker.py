@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyroaring import BitMap64
 
-from inturn.model.tracker import ClaimTracker, CommitTracker
+from inturn.model.offsets import ClaimTracker, CommitTracker
 
 SPAN = 100_000  # FlowControl.span
 # Far from 0, at a border of 2**16 and of 2**32, where a roaring bitmap changes from one container to the next.

@@ -8,8 +8,12 @@ from collections.abc import Callable
 
 from inturn.log.embedded import EmbeddedEngine
 from inturn.model.batch import encode
-from inturn.model.clock import SystemClock
-from inturn.model.commands import (
+from inturn.model.errors import InturnError
+from inturn.model.message import Outgoing
+from inturn.model.settings import LeaseSettings, Limits, LogSettings
+from inturn.model.time import SystemClock, Timer, Timers
+from inturn.node.node import InProcessNode
+from inturn.protocol.commands import (
     Acquire,
     Answer,
     Append,
@@ -21,15 +25,10 @@ from inturn.model.commands import (
     Pull,
     Reply,
 )
-from inturn.model.errors import InturnError
-from inturn.model.message import Outgoing
-from inturn.model.settings import LeaseSettings, Limits, LogSettings
-from inturn.model.timers import Timer, Timers
-from inturn.node.node import InProcessNode
-from inturn.state.database import Database
+from inturn.store.database import Database
 from inturn.testing.clock import FakeClock
 from inturn.testing.recorder import Recorder
-from inturn.testing.sim_disk import SimDisk
+from simulator.disk import SimDisk
 
 LEASE = LeaseSettings(life_s=10.0, renew_s=2.0, margin_s=0.5)
 

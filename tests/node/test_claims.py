@@ -11,7 +11,11 @@ from pyroaring import BitMap64
 
 from inturn.broker.claims import REMEMBERED_LIVES
 from inturn.model.batch import decode, encode
-from inturn.model.commands import (
+from inturn.model.errors import InturnError, InvalidInput, LeaseHeld, NotFound, StaleEpoch
+from inturn.model.message import Origin, Outgoing
+from inturn.model.routing import SlotSet, slot_of
+from inturn.model.subject import dead_letter_subject
+from inturn.protocol.commands import (
     Acquire,
     Append,
     Assignment,
@@ -41,12 +45,8 @@ from inturn.model.commands import (
     Renewed,
     SteerKey,
 )
-from inturn.model.errors import InturnError, InvalidInput, LeaseHeld, NotFound, StaleEpoch
-from inturn.model.message import Origin, Outgoing
-from inturn.model.names import dead_letter_subject
-from inturn.model.slot import SlotSet, slot_of
-from inturn.state.groups import Groups
-from inturn.state.progress import ProgressRows
+from inturn.store.groups import Groups
+from inturn.store.leases import ProgressRows
 from inturn.testing.history import Committed as CommittedEvent
 from inturn.testing.history import LeaseEnded
 from tests.node.machine import LEASE, Machine, Waiting

@@ -7,9 +7,12 @@ from array import array
 import pytest
 from pyroaring import BitMap64
 
-from inturn.broker import gates
+from inturn.broker import growth_gates as gates
 from inturn.model.batch import encode
-from inturn.model.commands import (
+from inturn.model.errors import GateClosed, LeaseHeld
+from inturn.model.message import Outgoing
+from inturn.model.routing import SLOT_COUNT
+from inturn.protocol.commands import (
     Acquire,
     Append,
     Commit,
@@ -23,9 +26,6 @@ from inturn.model.commands import (
     Release,
     ResetGroup,
 )
-from inturn.model.errors import GateClosed, LeaseHeld
-from inturn.model.message import Outgoing
-from inturn.model.slot import SLOT_COUNT
 from tests.node.machine import Machine
 
 

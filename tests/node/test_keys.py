@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from pyroaring import BitMap64
 
-from inturn.model.commands import (
+from inturn.model.errors import Closed, InvalidInput, LimitExceeded, NotFound, StaleEpoch
+from inturn.model.routing import slot_of
+from inturn.model.settings import Limits
+from inturn.protocol.commands import (
     Assignment,
     Commit,
     Committed,
@@ -38,9 +41,6 @@ from inturn.model.commands import (
     SteerKey,
     SubjectDescription,
 )
-from inturn.model.errors import Closed, InvalidInput, LimitExceeded, NotFound, StaleEpoch
-from inturn.model.settings import Limits
-from inturn.model.slot import slot_of
 from inturn.testing.history import Committed as CommittedEvent
 from tests.node.machine import Machine, Waiting
 

@@ -6,7 +6,8 @@ from itertools import count
 
 import pytest
 
-from inturn.model.commands import (
+from inturn.model.errors import GroupConflict, LeaseHeld, NotFound, StaleEpoch
+from inturn.protocol.commands import (
     Acquire,
     Commit,
     Committed,
@@ -21,7 +22,6 @@ from inturn.model.commands import (
     Renewed,
     ResetGroup,
 )
-from inturn.model.errors import GroupConflict, LeaseHeld, NotFound, StaleEpoch
 from tests.node.machine import Machine
 
 _numbers = count(1)

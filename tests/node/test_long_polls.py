@@ -7,7 +7,10 @@ from functools import partial
 
 import pytest
 
-from inturn.model.commands import (
+from inturn.model.errors import Closed, InturnError, InvalidInput, LeaseHeld, NotFound, StaleEpoch
+from inturn.node.acceptance import Try
+from inturn.node.long_polls import LongPolls
+from inturn.protocol.commands import (
     Acquire,
     Answer,
     Assignment,
@@ -24,9 +27,6 @@ from inturn.model.commands import (
     Renew,
     ResetGroup,
 )
-from inturn.model.errors import Closed, InturnError, InvalidInput, LeaseHeld, NotFound, StaleEpoch
-from inturn.node.answering import Try
-from inturn.node.long_polls import LongPolls
 from tests.node.machine import Machine
 
 

@@ -6,10 +6,9 @@ import dataclasses
 
 import pytest
 
-from inturn.model.commands import Assignment, DescribeGroup, GroupDescription, Heartbeat, Leave, Renew
 from inturn.model.errors import GroupConflict, InvalidInput
-from inturn.model.route import Route
-from inturn.model.slot import even_ranges
+from inturn.model.routing import Route, even_ranges
+from inturn.protocol.commands import Assignment, DescribeGroup, GroupDescription, Heartbeat, Leave, Renew
 from tests.node.machine import LEASE, Machine, Waiting
 
 

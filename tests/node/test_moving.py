@@ -7,7 +7,11 @@ from array import array
 import pytest
 
 from inturn.model.batch import encode
-from inturn.model.commands import (
+from inturn.model.errors import AlreadyExists, InvalidInput, InvalidName, NotFound, StaleEpoch
+from inturn.model.message import Outgoing
+from inturn.model.settings import Keyless, Limits
+from inturn.model.subject import Subject
+from inturn.protocol.commands import (
     Acquire,
     CreateSubject,
     Done,
@@ -19,10 +23,6 @@ from inturn.model.commands import (
     Pulled,
     Read,
 )
-from inturn.model.errors import AlreadyExists, InvalidInput, InvalidName, NotFound, StaleEpoch
-from inturn.model.message import Outgoing
-from inturn.model.settings import Keyless, Limits
-from inturn.model.subject import Subject
 from tests.node.machine import Machine
 
 BATCH = encode([Outgoing(b"x")], array("H", [1]))

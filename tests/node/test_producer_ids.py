@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from inturn.model.batch import Batch, encode
-from inturn.model.commands import (
+from inturn.model.errors import InvalidInput, NotFound, ProducerFenced
+from inturn.model.message import Outgoing
+from inturn.model.subject import dead_letter_subject
+from inturn.protocol.commands import (
     Acquire,
     Append,
     Appended,
@@ -18,9 +21,6 @@ from inturn.model.commands import (
     OpenProducer,
     ProducerOpened,
 )
-from inturn.model.errors import InvalidInput, NotFound, ProducerFenced
-from inturn.model.message import Outgoing
-from inturn.model.names import dead_letter_subject
 from tests.node.machine import Machine
 
 NEVER_OPENED = 10**6

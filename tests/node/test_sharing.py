@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from inturn.broker import cutting
-from inturn.broker.sharing import MORE_BYTES
-from inturn.consumer.moving import moved_batch
+from inturn.broker import pull_filters as cutting
+from inturn.broker.shared_delivery import MORE_BYTES
+from inturn.consumer.outcome import moved_batch
 from inturn.model.batch import StoredBatch, cut, decode, encode, is_intact
-from inturn.model.commands import (
+from inturn.model.errors import GroupConflict, InvalidInput, NotFound, ReceiptExpired
+from inturn.model.message import Message, Origin, Outgoing
+from inturn.model.subject import dead_letter_subject
+from inturn.protocol.commands import (
     Acknowledge,
     Acknowledged,
     Acquire,
@@ -33,9 +36,6 @@ from inturn.model.commands import (
     Returned,
     SteerKey,
 )
-from inturn.model.errors import GroupConflict, InvalidInput, NotFound, ReceiptExpired
-from inturn.model.message import Message, Origin, Outgoing
-from inturn.model.names import dead_letter_subject
 from tests.node.machine import LEASE, Machine, Waiting
 
 VISIBILITY_S = 5.0

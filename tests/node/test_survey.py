@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pyroaring import BitMap64
 
-from inturn.broker.lease_changes import GRANTS_KEPT, RESTLESS_GRANTS, WITHIN_S
-from inturn.model.commands import (
+from inturn.broker.leases import GRANTS_KEPT, RESTLESS_GRANTS, WITHIN_S
+from inturn.node.statistics import PlaceFigures
+from inturn.protocol.commands import (
     Commit,
     DescribeNode,
     DiskRoom,
@@ -25,9 +26,8 @@ from inturn.model.commands import (
     Release,
     RestlessLease,
 )
-from inturn.node.survey import PlaceFigures
-from inturn.state.database import Database
-from inturn.state.survey import PAGE_COUNT
+from inturn.store.database import Database
+from inturn.store.statistics import PAGE_COUNT
 from inturn.version import SOFTWARE
 from tests.node.machine import LEASE, Machine
 

@@ -7,13 +7,12 @@ from array import array
 import pytest
 from pyroaring import BitMap64
 
-from inturn.broker import filtering
-from inturn.broker.filtering import FILTERED_BYTES
+from inturn.broker import pull_filters as filtering
+from inturn.broker.pull_filters import FILTERED_BYTES
 from inturn.model.batch import StoredBatch, encode
-from inturn.model.commands import Append, Heartbeat, Pull, Pulled, Read
 from inturn.model.errors import GroupConflict, InvalidInput
-from inturn.model.message import Outgoing
-from inturn.model.tags import TagFilter
+from inturn.model.message import Outgoing, TagFilter
+from inturn.protocol.commands import Append, Heartbeat, Pull, Pulled, Read
 from tests.node.machine import Machine, Waiting
 
 

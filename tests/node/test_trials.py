@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inturn.broker.trials import KEPT_COUNT_MAX, WAITING_COUNT_MAX
-from inturn.model.commands import (
+from inturn.model.errors import InvalidInput, NotFound
+from inturn.node.key_commands import KEPT_COUNT_MAX, WAITING_COUNT_MAX
+from inturn.protocol.commands import (
     Assignment,
     Done,
     FindTrial,
@@ -16,7 +17,6 @@ from inturn.model.commands import (
     TrialState,
     TryMessage,
 )
-from inturn.model.errors import InvalidInput, NotFound
 from tests.node.machine import LEASE, Machine
 
 WHERE = ("orders", "billing")

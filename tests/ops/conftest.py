@@ -12,8 +12,8 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from inturn import Flush, LeaseSettings, LogSettings
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.server.server import Service
+from inturn.transport.address import Address
 from tests.cli.conftest import _logging_as_it_was as _logging_as_it_was
 from tests.cli.conftest import cli as cli
 from tests.cli.conftest import orders as orders

@@ -106,7 +106,7 @@ def test_registering_asks_nobody_and_a_second_one_is_refused(tmp_path: Path) -> 
 def test_nothing_of_this_is_imported_by_those_who_do_not_ask() -> None:
     """Neither Prometheus nor OpenTelemetry, by the library and by a server that nobody measures."""
     code = (
-        "import sys, inturn, inturn.aio, inturn.service, inturn.cli.main\n"
+        "import sys, inturn, inturn.aio, inturn.server.server, inturn.cli.main\n"
         "print([name for name in sys.modules if name.startswith(('prometheus_client', 'opentelemetry'))])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from http import HTTPStatus
 import pytest
 
 from inturn.errors import InvalidInput
-from inturn.ops.http_server import HttpAnswer, HttpServer, HttpSettings, parse_http
+from inturn.server.http import HttpAnswer, HttpServer, HttpSettings, parse_http
 from tests.contract.bed import eventually
 from tests.ops.conftest import get
 

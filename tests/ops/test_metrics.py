@@ -13,13 +13,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 import inturn
 from inturn import Connection
-from inturn.model.commands import Done, Ping
-from inturn.model.request import ask
-from inturn.ops import server_collector
-from inturn.ops.endpoint import KEPT_S
-from inturn.ops.histogram import Histogram
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.protocol.commands import Done, Ping
+from inturn.protocol.request import ask
+from inturn.server import metrics as server_collector
+from inturn.server.http import KEPT_S
+from inturn.server.metrics import Histogram
+from inturn.server.server import Service
+from inturn.transport.address import Address
 from tests.cli.conftest import Cli
 from tests.contract.bed import Seen, eventually, quick, send_all
 from tests.ops.conftest import Figures, get, scrape

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 import inturn
-from inturn.service import Service
+from inturn.server.server import Service
 from tests.cli.conftest import Cli
 from tests.contract.bed import WAIT_S, Seen, eventually, quick, send_all
 from tests.ops.conftest import get

@@ -12,8 +12,8 @@ import pytest
 
 import inturn
 from inturn import Connection, ConsumerSettings, Context, Message
-from inturn.finding import Finding, Level
-from inturn.model.commands import (
+from inturn.model.errors import AccessDenied, InturnError, InvalidInput
+from inturn.protocol.commands import (
     Answer,
     Command,
     DescribeGroup,
@@ -31,9 +31,9 @@ from inturn.model.commands import (
     RestlessLease,
     SubjectDescription,
 )
-from inturn.model.errors import AccessDenied, InturnError, InvalidInput
-from inturn.server_doctor import LAG_MIN, examine_server
-from inturn.service import Service
+from inturn.server.folder_doctor import Finding, Level
+from inturn.server.server import Service
+from inturn.server.server_doctor import LAG_MIN, examine_server
 from tests.cli.conftest import Cli
 from tests.contract.bed import Seen, eventually, quick, send, send_all
 

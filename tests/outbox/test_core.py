@@ -8,13 +8,10 @@ import pytest
 
 from inturn.errors import InvalidInput
 from inturn.model.settings import LeaseSettings
-from inturn.outbox.core import ScanCore
-from inturn.outbox.horizon import Horizon, settled_id
-from inturn.outbox.lease import Hold, LeaseRow, LeaseWatch
-from inturn.outbox.marks import Marks
+from inturn.outbox.recovery import Marks
 from inturn.outbox.row import Row
-from inturn.outbox.settings import OutboxSettings
-from inturn.outbox.table import check_table_name, ddl
+from inturn.outbox.scan_core import Hold, Horizon, LeaseRow, LeaseWatch, ScanCore, settled_id
+from inturn.outbox.table import OutboxSettings, check_table_name, ddl
 
 
 def row(row_id: int, key: str | None = "k", subject: str = "orders") -> Row:

@@ -11,12 +11,12 @@ import pytest
 
 from inturn import Connection, Outbox, OutboxSettings
 from inturn.errors import Closed, InturnError
-from inturn.model.clock import SystemClock
-from inturn.model.commands import Append, Command, Reply
-from inturn.outbox import shift as shift_module
-from inturn.outbox.lease import Hold
-from inturn.outbox.shift import Counts, Shift
+from inturn.model.time import SystemClock
+from inturn.outbox import scan_session as shift_module
+from inturn.outbox.scan_core import Hold
+from inturn.outbox.scan_session import Counts, Shift
 from inturn.outbox.store import OutboxStore
+from inturn.protocol.commands import Append, Command, Reply
 from tests.outbox.shop import check_once_and_in_order, made, opened, stored
 
 ROWS = 12

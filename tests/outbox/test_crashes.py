@@ -15,8 +15,8 @@ import pytest
 
 import inturn
 from inturn import Connection, Outbox
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.server.server import Service
+from inturn.transport.address import Address
 from tests.contract.bed import eventually
 from tests.outbox.shop import check_once_and_in_order, fill, made, stored
 from tests.outbox.test_scanner import wait_until_empty

@@ -18,12 +18,12 @@ import pytest
 import inturn
 from inturn import Connection, Kept, Message, Outbox, ProducerSettings, SendHandle, Stored
 from inturn.errors import ConnectionLost, InvalidInput, ProducerFenced, SendFailed
-from inturn.model.clock import SystemClock
-from inturn.model.commands import Append, Command, OpenProducer, Reply
 from inturn.model.errors import InturnError
+from inturn.model.time import SystemClock
 from inturn.producer.producer import Producer
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.protocol.commands import Append, Command, OpenProducer, Reply
+from inturn.server.server import Service
+from inturn.transport.address import Address
 from tests.contract.bed import eventually
 from tests.outbox.conftest import QUICK, STEADY
 from tests.outbox.shop import stored
@@ -312,8 +312,8 @@ def test_something_else_is_no_outbox(mq: Connection) -> None:
 
 KILLED = """
 import sys, logging, structlog, inturn
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.server.server import Service
+from inturn.transport.address import Address
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 folder = sys.argv[1]
 service = Service(folder + "/served", address=Address("127.0.0.1"))

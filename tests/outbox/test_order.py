@@ -11,10 +11,10 @@ import pytest
 
 from inturn import Connection, Outbox
 from inturn.errors import InvalidInput
-from inturn.model.clock import SystemClock
+from inturn.model.time import SystemClock
 from inturn.outbox import store as store_module
-from inturn.outbox.lease import Hold
-from inturn.outbox.shift import Counts, Shift
+from inturn.outbox.scan_core import Hold
+from inturn.outbox.scan_session import Counts, Shift
 from inturn.outbox.store import OutboxStore
 from tests.outbox.conftest import STEADY
 from tests.outbox.shop import by_key, made, opened, stored

@@ -11,9 +11,9 @@ import pytest
 import inturn
 from inturn import Connection, Limits, Outbox, Scanner
 from inturn.errors import InvalidInput, OutboxHeld
-from inturn.model.commands import Answer, Append, Command, Read, Reply
 from inturn.model.errors import AccessDenied, DiskFull, InturnError, LogDamaged, LogStopped, ProducerFenced
-from inturn.outbox import shift
+from inturn.outbox import scan_session as shift
+from inturn.protocol.commands import Answer, Append, Command, Read, Reply
 from tests.contract.bed import eventually
 from tests.outbox.conftest import QUICK, STEADY
 from tests.outbox.shop import by_key, check_once_and_in_order, fill, made, opened, stored
@@ -357,8 +357,8 @@ def test_a_connection_that_is_closed_ends_the_scanner_and_loses_nothing(tmp_path
 
 
 def test_a_restart_of_the_server_is_waited_for(tmp_path: Path, url: str) -> None:
-    from inturn.service import Service
-    from inturn.wire.address import Address
+    from inturn.server.server import Service
+    from inturn.transport.address import Address
 
     outbox = made(url)
     service = Service(tmp_path / "served", address=Address("127.0.0.1"))

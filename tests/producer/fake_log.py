@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import random
 
-from inturn.log.producers import ProducerTable
+from inturn.log.producer_table import ProducerTable
 from inturn.model.batch import Batch, BatchHeader, StoredBatch, decode
-from inturn.model.commands import Append, Appended
 from inturn.model.errors import InturnError
 from inturn.model.message import Message, Origin
-from inturn.model.route import Partition, Route
+from inturn.model.routing import Partition, Route, even_ranges
 from inturn.model.settings import Limits, ProducerSettings, Routing, Strategy
-from inturn.model.slot import even_ranges
 from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore
+from inturn.protocol.commands import Append, Appended
 
 
 class FakeLog:
@@ -69,7 +68,7 @@ def some_core(subject: Subject | None = None, **settings: object) -> ProducerCor
 
 def key_for(subject: Subject, partition: int) -> bytes:
     """A key that leads to this partition."""
-    from inturn.model.slot import slot_of
+    from inturn.model.routing import slot_of
 
     for number in range(100_000):
         key = b"%d" % number

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from inturn.model.errors import InvalidInput, LimitExceeded
+from inturn.model.routing import slot_of
 from inturn.model.settings import Limits, ProducerSettings, Routing
-from inturn.model.slot import slot_of
 from inturn.producer.core import ProducerCore
 from tests.producer.fake_log import messages_of, some_core, some_subject
 

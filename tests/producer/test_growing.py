@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inturn.model.commands import Append, Appended
 from inturn.model.errors import InturnError, RouteChanged
 from inturn.model.settings import ProducerSettings, Strategy
 from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore, SendAttempt
-from inturn.producer.flight import SendHandle
-from inturn.producer.keeping import Keeping
+from inturn.producer.fallback import Keeping
+from inturn.producer.send_batch import SendHandle
+from inturn.protocol.commands import Append, Appended
 from tests.producer.fake_log import FakeLog, bodies_of, key_for, some_core, some_subject
 
 BEFORE = some_subject(1)

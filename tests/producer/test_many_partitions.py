@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from inturn.model.commands import Appended
 from inturn.model.errors import DiskFull
 from inturn.producer.core import GATHERING_MIN, ProducerCore, SendAttempt
-from inturn.producer.queue import PartitionQueue
+from inturn.producer.partition_queue import PartitionQueue
+from inturn.protocol.commands import Appended
 from tests.producer.fake_log import bodies_of, key_for, some_core, some_subject
 
 MANY = 64

@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from inturn.model.commands import Appended
 from inturn.model.errors import DiskFull, InturnError
 from inturn.producer.core import SendAttempt
-from inturn.producer.flight import SendHandle
+from inturn.producer.send_batch import SendHandle
+from inturn.protocol.commands import Appended
 from tests.producer.fake_log import FakeLog, some_core
 
 

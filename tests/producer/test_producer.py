@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from inturn.model.clock import SystemClock
-from inturn.model.commands import Append, Command, FindSubject, OpenProducer, ProducerOpened, Reply
 from inturn.model.errors import BufferFull, Closed, DiskFull, SendTimeout
 from inturn.model.settings import ProducerSettings
-from inturn.producer import flight as flight_module
-from inturn.producer.flight import Flight
+from inturn.model.time import SystemClock
+from inturn.producer import send_batch as flight_module
 from inturn.producer.producer import Producer
+from inturn.producer.send_batch import Flight
+from inturn.protocol.commands import Append, Command, FindSubject, OpenProducer, ProducerOpened, Reply
 from tests.producer.fake_log import FakeLog, key_for, some_subject
 
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from inturn.model.commands import Appended
 from inturn.model.errors import Closed, DiskFull, InturnError, LogStopped, OutOfSequence, ProducerFenced, SendFailed
 from inturn.model.settings import Strategy
 from inturn.producer.core import ProducerCore, SendAttempt
-from inturn.producer.flight import SendHandle
+from inturn.producer.send_batch import SendHandle
+from inturn.protocol.commands import Appended
 from tests.producer.fake_log import FakeLog, bodies_of, key_for, some_core, some_subject
 
 FULL = DiskFull("p0")

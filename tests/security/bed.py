@@ -12,12 +12,11 @@ import trustme
 
 import inturn
 from inturn import Connection, LeaseSettings, LogSettings, TlsSettings
-from inturn.security.settings import SecuritySettings
-from inturn.security.tls import ServerTlsSettings
+from inturn.security.settings import SecuritySettings, ServerTlsSettings
 from inturn.security.tokens import TokenFile
-from inturn.service import Service
-from inturn.wire.address import Address
-from inturn.wire.session import ServerSettings
+from inturn.server.server import Service
+from inturn.transport.address import Address
+from inturn.transport.server_session import ServerSettings
 from tests.faults.hostile import Raw
 
 NOW_MS = 1_800_000_000_000

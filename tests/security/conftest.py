@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from inturn.security.tls import ServerTlsSettings
+from inturn.security.settings import ServerTlsSettings
 from tests.security.bed import Certificates, Guarded
 from tests.security.secured_bed import SecuredBed
 

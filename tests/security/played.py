@@ -10,20 +10,19 @@ from typing import Any
 
 import msgspec
 
-from inturn.model import commands
 from inturn.model.batch import Batch, payload_checksum
-from inturn.model.clock import Clock, SystemClock
-from inturn.model.commands import Command, Hello, Reply
-from inturn.model.route import Partition, Route
+from inturn.model.routing import Partition, Route, even_ranges
 from inturn.model.settings import LeaseSettings
-from inturn.model.slot import even_ranges
 from inturn.model.subject import Subject
+from inturn.model.time import Clock, SystemClock
+from inturn.protocol import commands
+from inturn.protocol.codec import VERSIONS, pack, unpack
+from inturn.protocol.commands import Command, Hello, Reply
+from inturn.protocol.frames import FrameReader
 from inturn.security.guard import Guard
 from inturn.security.settings import SecuritySettings
 from inturn.security.tokens import TokenFile
-from inturn.wire.codec import VERSIONS, pack, unpack
-from inturn.wire.frames import FrameReader
-from inturn.wire.session import ServerSettings, Session
+from inturn.transport.server_session import ServerSettings, Session
 
 NOW_MS = 1_800_000_000_000
 NAMES = {"subject": "orders", "name": "orders", "group": "billing", "member": "m-1"}

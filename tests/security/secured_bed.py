@@ -9,12 +9,11 @@ from typing import Any
 import inturn
 from inturn import Connection, LogSettings, TlsSettings
 from inturn.errors import ProducerError
-from inturn.security.actions import Action
-from inturn.security.settings import SecuritySettings
-from inturn.security.tls import ServerTlsSettings
+from inturn.security.permissions import Action
+from inturn.security.settings import SecuritySettings, ServerTlsSettings
 from inturn.security.tokens import TokenFile
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.server.server import Service
+from inturn.transport.address import Address
 from tests.contract.bed import Bed
 from tests.security.bed import Certificates
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from inturn.errors import AccessDenied, InvalidInput
-from inturn.model import commands
-from inturn.model.commands import (
+from inturn.model.routing import Partition, Route, even_ranges
+from inturn.model.subject import Subject, dead_letter_subject, retry_subject
+from inturn.protocol import commands
+from inturn.protocol.commands import (
     Acquire,
     Append,
     Claim,
@@ -38,12 +40,8 @@ from inturn.model.commands import (
     SteerKey,
     SubjectList,
 )
-from inturn.model.names import dead_letter_subject, retry_subject
-from inturn.model.route import Partition, Route
-from inturn.model.slot import even_ranges
-from inturn.model.subject import Subject
 from inturn.security.access import Access, Patterns, parse_access
-from inturn.security.actions import AS_MEMBER, OF_OTHERS, TABLE, Action, derived, needed
+from inturn.security.permissions import AS_MEMBER, OF_OTHERS, TABLE, Action, derived, needed
 from tests.security.played import PlayedGuard, all_commands, batch, sample
 
 FREE = {"Hello", "Ping", "ListSubjects", "ListGroups", "ListBrokerGroups"}  # the lists are filtered

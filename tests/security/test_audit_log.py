@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inturn.errors import AccessDenied, GroupConflict, InvalidInput, NotFound
-from inturn.model.clock import SystemClock
+from inturn.model.time import SystemClock
 from inturn.security.audit_log import AuditLog
 from tests.contract.bed import Seen, eventually, quick, send
 from tests.security.conftest import Serve

@@ -13,18 +13,17 @@ from structlog.testing import capture_logs
 
 import inturn
 from inturn import aio
-from inturn.dialling import dialled
 from inturn.errors import AuthenticationFailed, ConnectionLost, InvalidInput
-from inturn.model.clock import SystemClock
-from inturn.model.commands import Hello, ListSubjects, SubjectList, Welcome
 from inturn.model.errors import ProtocolError
+from inturn.model.time import SystemClock
+from inturn.protocol.codec import VERSIONS
+from inturn.protocol.commands import Hello, ListSubjects, SubjectList, Welcome
 from inturn.security.credentials import Credentials
 from inturn.security.guard import Guard
 from inturn.security.settings import SecuritySettings, is_loopback
 from inturn.security.tokens import TokenFile
-from inturn.service import Service
-from inturn.wire.address import Address
-from inturn.wire.codec import VERSIONS
+from inturn.server.server import Service
+from inturn.transport.address import Address, dialled
 from tests.contract.bed import Seen, eventually, quick, send
 from tests.security.bed import NOW_MS
 from tests.security.conftest import Serve

@@ -18,15 +18,15 @@ from inturn.model.batch import (
     BatchHeader,
     StoredBatch,
     chosen,
+    content_bytes,
     decode,
     encode,
     payload_checksum,
 )
-from inturn.model.commands import Append, Appended, Hello
 from inturn.model.message import Origin, Outgoing
-from inturn.model.slot import SlotSet
-from inturn.model.zstd_frame import content_bytes
-from inturn.wire.codec import VERSIONS
+from inturn.model.routing import SlotSet
+from inturn.protocol.codec import VERSIONS
+from inturn.protocol.commands import Append, Appended, Hello
 from tests.contract.bed import Seen, eventually, quick
 from tests.security.conftest import Serve
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inturn.model import commands
+from inturn.protocol import commands
 from tests.security.played import all_commands
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -32,24 +32,14 @@ FORBIDDEN_ATTRIBUTES = {("os", "system"), ("os", "popen"), ("pickle", "loads"), 
 # Where programs are started, and modules found by a name: with whose words.
 ALLOWED = {
     "subprocess": {
-        "inturn/bench/child.py": "benchmarks start themselves",
-        "inturn/bench/stuck_key.py": "the same",
-        "inturn/cli/demo/children.py": "the demo starts consumers and servers of its own",
         "inturn/spark/java.py": "asks the Java that the environment names for its version",
-        "inturn/testing/process_cluster.py": "fault runs start processes of their own",
-        "inturn/testing/process_soak.py": "the same",
     },
-    "exec": {
-        "inturn/testing/seeded_bugs/bug.py": "compiles our own source again with a bug in it, to see that it is found"
-    },
+    "exec": {},
     "import_module": {
-        "inturn/testing/__init__.py": "its own modules, when they are needed",
-        "inturn/cli/bench.py": "a benchmark of a fixed list",
-        "inturn/cli/demo/incident_story.py": "whether Spark is installed",
+        "inturn/cli/checkout.py": "the benchmarks and the demo of a checkout, by fixed names",
         "inturn/spark/__init__.py": "its own modules, when they are needed",
-        "inturn/spark/shipping.py": "whether executors can import what was sent",
         "inturn/consumer/process_child.py": "the handler that the parent process got as an object",
-        "inturn/spark/handler.py": "the handler that whoever starts a job names; it never comes over the wire",
+        "inturn/spark/shipping.py": "the handler that the caller of a job names; whether executors have it",
     },
 }
 

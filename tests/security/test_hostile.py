@@ -10,7 +10,10 @@ import msgspec
 import pytest
 
 from inturn.errors import AccessDenied, NotFound
-from inturn.model.commands import (
+from inturn.model.settings import LeaseSettings
+from inturn.model.subject import retry_subject
+from inturn.protocol.codec import KINDS, VERSIONS, pack, unpack
+from inturn.protocol.commands import (
     Acquire,
     Append,
     Command,
@@ -25,12 +28,9 @@ from inturn.model.commands import (
     Renew,
     Welcome,
 )
-from inturn.model.names import retry_subject
-from inturn.model.settings import LeaseSettings
-from inturn.security.tls import ServerTlsSettings
-from inturn.wire.codec import KINDS, VERSIONS, pack, unpack
-from inturn.wire.frames import FrameReader, frame_of
-from inturn.wire.session import ServerSettings, Session
+from inturn.protocol.frames import FrameReader, frame_of
+from inturn.security.settings import ServerTlsSettings
+from inturn.transport.server_session import ServerSettings, Session
 from tests.contract.bed import Seen, eventually, quick, send
 from tests.security.bed import Guarded
 from tests.security.conftest import Serve

@@ -11,7 +11,9 @@ import pytest
 
 import inturn
 from inturn.errors import AccessDenied, ConnectionLost, InvalidInput
-from inturn.model.commands import (
+from inturn.model.settings import LeaseSettings
+from inturn.protocol.codec import VERSIONS
+from inturn.protocol.commands import (
     Acknowledge,
     Append,
     Commit,
@@ -28,13 +30,11 @@ from inturn.model.commands import (
     Renew,
     SubjectList,
 )
-from inturn.model.settings import LeaseSettings
-from inturn.security.meter import Meter, Metered
-from inturn.security.owners import Owners
+from inturn.security.guard import Owners
+from inturn.security.rate_limit import Meter, Metered
 from inturn.testing.clock import FakeClock
-from inturn.wire.codec import VERSIONS
-from inturn.wire.doors import Doors
-from inturn.wire.session import HELLO_BYTES_MAX, ServerSettings
+from inturn.transport.listener import Doors
+from inturn.transport.server_session import HELLO_BYTES_MAX, ServerSettings
 from tests.contract.bed import WAIT_S, Seen, in_one_of, quick
 from tests.security.conftest import Serve
 from tests.security.played import PlayedGuard, sample

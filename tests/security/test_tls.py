@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 import inturn
 from inturn import TlsSettings, aio
 from inturn.errors import AuthenticationFailed, ConnectionLost, InvalidInput
-from inturn.security.principal import certificate_principal
-from inturn.security.tls import ServerTlsSettings
-from inturn.wire.session import ServerSettings
+from inturn.security.settings import ServerTlsSettings
+from inturn.security.tokens import certificate_principal
+from inturn.transport.server_session import ServerSettings
 from tests.contract.bed import Seen, eventually, quick, send
 from tests.security.bed import Certificates
 from tests.security.conftest import Serve

@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from inturn.model.settings import ConsumerSettings
-from inturn.spark.connections import disconnect
-from inturn.spark.drain import Drain, DrainSettings
+from inturn.spark.ordered.drain import Drain, DrainSettings
+from inturn.spark.ordered.task import disconnect
 from inturn.spark.session import session
 from inturn.spark.shipping import check_executors, ship
 from tests.spark.cluster import HOST, QUICK_JAVA

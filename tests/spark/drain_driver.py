@@ -13,7 +13,7 @@ import msgspec
 
 from inturn.model.errors import InturnError
 from inturn.model.settings import ConsumerSettings
-from inturn.spark.drain import Drain, DrainSettings
+from inturn.spark.ordered.drain import Drain, DrainSettings
 from inturn.spark.session import session
 from tests.spark.noting import Noting
 

@@ -11,11 +11,11 @@ from typing import Any
 import inturn
 from inturn import Connection, Consumer, ConsumerSettings, Flush, LeaseSettings, LogSettings
 from inturn.model.errors import NotFound
-from inturn.service import Service
+from inturn.server.server import Service
 from inturn.testing.checker import check
-from inturn.testing.process_history import Death, FileRecorder, merge
 from inturn.testing.verdict import Verdict
-from inturn.wire.address import Address
+from inturn.transport.address import Address
+from simulator.processes.history import Death, FileRecorder, merge
 from tests.spark.noting import Noted, Noting
 from tests.spark.waiting import wait_until
 

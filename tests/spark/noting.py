@@ -14,7 +14,7 @@ from pathlib import Path
 from inturn.consumer.context import Context
 from inturn.model.message import Message
 from inturn.testing.history import HandlerEnd, HandlerStart, History
-from inturn.testing.process_history import FileRecorder, merge
+from simulator.processes.history import FileRecorder, merge
 
 EVENTS = ".events"
 _recorders: dict[tuple[str, int], FileRecorder] = {}

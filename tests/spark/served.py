@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import inturn
 from inturn import Connection, Flush, LeaseSettings, LogSettings
-from inturn.service import Service
-from inturn.wire.address import Address
+from inturn.server.server import Service
+from inturn.transport.address import Address
 
 
 class Served(NamedTuple):

@@ -8,9 +8,9 @@ import pytest
 
 import inturn
 from inturn.errors import GroupConflict, InvalidInput
-from inturn.model.commands import GroupDescription
 from inturn.model.settings import Order
-from inturn.spark.admission import describe_existing, order_of, tags_of
+from inturn.protocol.commands import GroupDescription
+from inturn.spark.ordered.admission import describe_existing, order_of, tags_of
 from tests.contract.bed import eventually
 
 

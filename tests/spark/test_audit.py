@@ -14,22 +14,23 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from inturn import Consumer, ConsumerSettings, Context, LeaseSettings, Message, connect
-from inturn.connection import Connection
-from inturn.consumer.claiming import ClaimedPart, ClaimingNode
-from inturn.consumer.duty import Duty
-from inturn.model.clock import SystemClock
+from inturn.client import Connection
+from inturn.consumer.claimant import ClaimedPart, ClaimingNode
+from inturn.consumer.scope import Duty
 from inturn.model.errors import InvalidInput, NotFound
+from inturn.model.routing import ALL_SLOTS
 from inturn.model.settings import Order
-from inturn.model.slot import ALL_SLOTS
-from inturn.spark.audit import audit
-from inturn.spark.traces import EVENT_SCHEMA, RUN_SCHEMA, Traces, read_traces
-from inturn.spark.verdict import AuditVerdict, OrderBroken
-from inturn.testing import sim_aftermath, simulation
+from inturn.model.time import SystemClock
+from inturn.spark.audit.audit import audit
+from inturn.spark.audit.traces import EVENT_SCHEMA, RUN_SCHEMA, Traces, read_traces
+from inturn.spark.audit.verdict import AuditVerdict, OrderBroken
 from inturn.testing.checker import check
 from inturn.testing.history import Event, HandlerStart, History, SendAcknowledged
-from inturn.testing.seeded_bugs import BUGS
-from inturn.testing.trace_of import TraceRows, trace_of, unwanted_of
 from inturn.testing.verdict import Verdict, ViolationKind
+from simulator import aftermath as sim_aftermath
+from simulator import simulation
+from simulator.seeded_bugs import BUGS
+from simulator.trace_of import TraceRows, trace_of, unwanted_of
 from tests.spark.waiting import wait_until
 
 CONDEMNED_MIN = 47  # of 49 that the checker condemned when they were chosen

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from inturn.bench import spark_drain, spark_read
-from inturn.bench.report import BenchReport
-from inturn.cli.bench import BENCHES
+from benchmarks import spark_drain, spark_read
+from benchmarks.catalog import BENCHES
+from benchmarks.report import BenchReport
 
 pytestmark = pytest.mark.usefixtures("spark")
 

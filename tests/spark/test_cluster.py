@@ -18,8 +18,8 @@ import pytest
 
 from inturn import LeaseSettings
 from inturn.spark.shipping import INSTALLED
-from inturn.testing.process_history import Death
-from inturn.wire.address import parse_address
+from inturn.transport.address import parse_address
+from simulator.processes.history import Death
 from tests.spark.cluster import HOST, QUICK_JAVA, Cluster, Executor, python_without_inturn, running
 from tests.spark.cluster_driver import Driver
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging

@@ -15,15 +15,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from inturn import ConsumerSettings, FlowControl, Flush, LeaseSettings, LogSettings, RetryDelays
-from inturn.model.commands import Claim, Granted
 from inturn.model.errors import GroupConflict, InvalidInput, NotFound
-from inturn.model.request import ask
-from inturn.model.slot import ALL_SLOTS, slot_of
-from inturn.spark.admission import check_master
-from inturn.spark.connections import disconnect
-from inturn.spark.drain import Drain, DrainFailed, DrainProgress, DrainReport, DrainSettings
-from inturn.spark.execution import TaskOutcome, TaskPlan
-from inturn.testing.process_history import Death
+from inturn.model.routing import ALL_SLOTS, slot_of
+from inturn.protocol.commands import Claim, Granted
+from inturn.protocol.request import ask
+from inturn.spark.ordered.admission import check_master
+from inturn.spark.ordered.drain import Drain, DrainFailed, DrainProgress, DrainReport, DrainSettings
+from inturn.spark.ordered.task import TaskOutcome, TaskPlan, disconnect
+from simulator.processes.history import Death
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import EVENTS, AsyncNoting, BatchNoting, Noting, is_alive
 from tests.spark.waiting import wait_until

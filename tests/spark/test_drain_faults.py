@@ -18,8 +18,8 @@ import pytest
 
 from inturn import LeaseSettings
 from inturn.testing.history import HandlerEnd
-from inturn.testing.process_child import ConsumerSpec
-from inturn.testing.process_history import Death
+from simulator.processes.child import ConsumerSpec
+from simulator.processes.history import Death
 from tests.spark.drain_driver import DriverSpec, Ended, Ready
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import EVENTS, is_alive
@@ -144,7 +144,7 @@ class Fault:
             handling_s_max=0.02,
             slow_share=0.0,
         )
-        return self._start("inturn.testing.process_consumer", spec, f"online-{number}")
+        return self._start("simulator.processes.consumer", spec, f"online-{number}")
 
     def _start_driver(self) -> subprocess.Popen[bytes]:
         where = (str(self.judged.folder), str(self.place))

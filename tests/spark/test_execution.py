@@ -13,15 +13,14 @@ import pytest
 
 from inturn import ConsumerSettings, FlowControl, LeaseSettings
 from inturn.consumer.context import Context
-from inturn.model.commands import Claim, Granted
 from inturn.model.message import Message
-from inturn.model.request import ask
+from inturn.model.routing import ALL_SLOTS, SlotSet
 from inturn.model.settings import Order
-from inturn.model.slot import ALL_SLOTS, SlotSet
-from inturn.spark.connections import disconnect
-from inturn.spark.execution import LimitReached, TaskOutcome, TaskPlan, run_task
-from inturn.spark.holding import Holding
-from inturn.spark.slices import Slice
+from inturn.protocol.commands import Claim, Granted
+from inturn.protocol.request import ask
+from inturn.spark.ordered.lease_holder import Holding
+from inturn.spark.ordered.plan import Slice
+from inturn.spark.ordered.task import LimitReached, TaskOutcome, TaskPlan, disconnect, run_task
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import Noting
 from tests.spark.waiting import wait_until

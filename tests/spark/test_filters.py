@@ -21,11 +21,10 @@ from pyspark.sql.datasource import (
 )
 
 from inturn import slot_of
-from inturn.model.route import Partition, Route
+from inturn.model.routing import Partition, Route, SlotSet, even_ranges
 from inturn.model.settings import Routing, Strategy
-from inturn.model.slot import SlotSet, even_ranges
 from inturn.model.subject import Subject
-from inturn.spark.filters import OFFSET_END, Wanted, pushed
+from inturn.spark.source.filters import OFFSET_END, Wanted, pushed
 
 ALL = Wanted()
 

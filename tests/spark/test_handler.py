@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inturn.model.errors import InvalidInput
-from inturn.spark.handler import load_handler, module_of
+from inturn.spark.shipping import load_handler, module_of
 from tests.spark import noting
 
 SHOP = """

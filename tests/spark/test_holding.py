@@ -11,22 +11,11 @@ import pytest
 from pyroaring import BitMap64
 
 from inturn import ConsumerSettings, LeaseSettings
-from inturn.model.commands import (
-    Claim,
-    Commit,
-    Committed,
-    Done,
-    Failure,
-    Granted,
-    Progress,
-    Release,
-    Renew,
-    Renewed,
-)
 from inturn.model.errors import GroupConflict, LeaseHeld, StaleEpoch
-from inturn.model.request import ask
-from inturn.model.slot import ALL_SLOTS
-from inturn.spark.holding import Holding
+from inturn.model.routing import ALL_SLOTS
+from inturn.protocol.commands import Claim, Commit, Committed, Done, Failure, Granted, Progress, Release, Renew, Renewed
+from inturn.protocol.request import ask
+from inturn.spark.ordered.lease_holder import Holding
 from tests.contract.bed import in_one_of
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import Noting

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import inturn
 from inturn import Connection, Context, Message
 from inturn.errors import InvalidInput, NotFound
-from inturn.spark.offsets import (
+from inturn.spark.source.offsets import (
     Bound,
     Extent,
     admitted,

@@ -8,9 +8,9 @@ import pytest
 from inturn.errors import InvalidInput, InvalidName
 from inturn.model.settings import Order
 from inturn.security.credentials import Credentials
-from inturn.security.tls import TlsSettings
-from inturn.spark.offsets import Bound
-from inturn.spark.options import NAMES, credential_options, parse_options
+from inturn.security.settings import TlsSettings
+from inturn.spark.source.offsets import Bound
+from inturn.spark.source.options import NAMES, credential_options, parse_options
 
 HERE = {"server": "inturn://127.0.0.1:4242", "subject": "order.book"}
 

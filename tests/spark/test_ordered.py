@@ -16,10 +16,10 @@ from structlog.testing import capture_logs
 
 from inturn import LeaseSettings
 from inturn.model.errors import InvalidInput, NotFound
-from inturn.spark import connections
-from inturn.spark.for_each import for_each_stream
-from inturn.spark.options import parse_options
-from inturn.spark.ordered import OrderedBatchReader, OrderedStreamReader, TaskFailed
+from inturn.spark.ordered import task as connections
+from inturn.spark.ordered.for_each import for_each_stream
+from inturn.spark.source.options import parse_options
+from inturn.spark.source.ordered import OrderedBatchReader, OrderedStreamReader, TaskFailed
 from tests.contract.bed import eventually
 from tests.spark.served import Served, serving
 

@@ -17,15 +17,15 @@ import inturn
 from inturn import Connection, slot_of
 from inturn.errors import ConnectionLost, InvalidInput, LogDamaged, NotFound
 from inturn.model.batch import encode
-from inturn.model.commands import Answer, Append, Appended, Command, Node, Pulled, Read, Reply
 from inturn.model.message import Outgoing
-from inturn.model.request import ask
+from inturn.model.routing import SlotSet
 from inturn.model.settings import Flush, LogSettings
-from inturn.model.slot import SlotSet
-from inturn.spark import connections, rows
-from inturn.spark.filters import Wanted
-from inturn.spark.rows import OffsetRange, cut, read_rows
-from inturn.spark.schema import COLUMNS, arrow_schema
+from inturn.protocol.commands import Answer, Append, Appended, Command, Node, Pulled, Read, Reply
+from inturn.protocol.request import ask
+from inturn.spark.ordered import task as connections
+from inturn.spark.source import rows
+from inturn.spark.source.filters import Wanted
+from inturn.spark.source.rows import COLUMNS, OffsetRange, arrow_schema, cut, read_rows
 
 ALL = Wanted()
 

@@ -11,13 +11,12 @@ from pyspark.sql import SparkSession
 
 from inturn import Flush, LeaseSettings, LogSettings, TlsSettings, connect
 from inturn.errors import AuthenticationFailed
-from inturn.security.settings import SecuritySettings
-from inturn.security.tls import ServerTlsSettings
+from inturn.security.settings import SecuritySettings, ServerTlsSettings
 from inturn.security.tokens import TokenFile
-from inturn.service import Service
-from inturn.spark.connections import disconnect
-from inturn.spark.drain import Drain
-from inturn.wire.address import Address
+from inturn.server.server import Service
+from inturn.spark.ordered.drain import Drain
+from inturn.spark.ordered.task import disconnect
+from inturn.transport.address import Address
 from tests.security.bed import Certificates
 from tests.spark.noting import Noted, Noting
 

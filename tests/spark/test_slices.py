@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inturn.model.commands import GroupDescription, GroupPartition, KeyDescription, KeyRequest
-from inturn.model.route import Partition, Route
+from inturn.model.routing import ALL_SLOTS, SLOT_COUNT, Partition, Route, even_ranges
 from inturn.model.settings import SPAN_MAX, Keyless, Order, Routing
-from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, even_ranges
 from inturn.model.subject import Subject
-from inturn.spark.rounds import Work, steered
-from inturn.spark.slices import Waiting, is_divisible, plan
+from inturn.protocol.commands import GroupDescription, GroupPartition, KeyDescription, KeyRequest
+from inturn.spark.ordered.plan import Waiting, is_divisible, plan
+from inturn.spark.ordered.rounds import Work, steered
 
 
 def subject(partitions: int, keyless: Keyless = Keyless.INDEPENDENT, routing: Routing = Routing.SLOTS) -> Subject:

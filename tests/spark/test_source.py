@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 import inturn
 from inturn import Connection, Message, slot_of
 from inturn.errors import ConnectionLost, InvalidInput, NotFound
-from inturn.spark import connections
-from inturn.spark.rows import OffsetRange
-from inturn.spark.source import BatchReader, InturnDataSource
+from inturn.spark.ordered import task as connections
+from inturn.spark.source.rows import OffsetRange
+from inturn.spark.source.source import BatchReader, InturnDataSource
 from tests.contract.bed import eventually
 from tests.spark.served import Served, serving
 

@@ -19,10 +19,11 @@ from structlog.testing import capture_logs
 import inturn
 from inturn import Connection, ConsumerSettings, Context, LeaseSettings, LogSettings, Message, OnExhausted, slot_of
 from inturn.errors import GroupConflict, InvalidInput, LeaseHeld, NotFound
-from inturn.model.commands import GroupName
-from inturn.spark import connections, stream_member
-from inturn.spark.offsets import ByPartition
-from inturn.spark.source import InturnDataSource, StreamReader
+from inturn.protocol.commands import GroupName
+from inturn.spark.ordered import task as connections
+from inturn.spark.source import ordered as stream_member
+from inturn.spark.source.offsets import ByPartition
+from inturn.spark.source.source import InturnDataSource, StreamReader
 from tests.spark.served import Served, serving
 from tests.spark.waiting import wait_until
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from inturn.model.settings import Limits, Routing, Strategy
-from inturn.state.database import Database
-from inturn.state.groups import Groups
-from inturn.state.subjects import Subjects
+from inturn.store.database import Database
+from inturn.store.groups import Groups
+from inturn.store.subjects import Subjects
 
 
 @pytest.fixture

@@ -11,18 +11,18 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from inturn.model.commands import Progress
 from inturn.model.errors import Closed, StorageError
 from inturn.model.settings import Limits, Routing, Strategy
-from inturn.state import database as database_module
-from inturn.state.database import Database
-from inturn.state.failures import Failures
-from inturn.state.groups import Groups
-from inturn.state.leases import LeaseRows
-from inturn.state.lots import Lots
-from inturn.state.offsets import Offsets
-from inturn.state.producers import Producers
-from inturn.state.subjects import Subjects
+from inturn.protocol.commands import Progress
+from inturn.store import database as database_module
+from inturn.store.database import Database
+from inturn.store.groups import Groups
+from inturn.store.keys import Failures
+from inturn.store.leases import LeaseRows
+from inturn.store.offsets import Offsets
+from inturn.store.parking_lots import Lots
+from inturn.store.producers import Producers
+from inturn.store.subjects import Subjects
 
 
 def _add(database: Database, name: str) -> None:
@@ -215,10 +215,10 @@ def test_state_outlives_the_node_on_top_of_it(database: Database) -> None:
 
 _COMMIT_UNTIL_KILLED = """
 import sys
-from inturn.model.commands import Progress
-from inturn.state.database import Database
-from inturn.state.leases import LeaseRows
-from inturn.state.offsets import Offsets
+from inturn.protocol.commands import Progress
+from inturn.store.database import Database
+from inturn.store.leases import LeaseRows
+from inturn.store.offsets import Offsets
 database = Database.open(sys.argv[1])
 leases, offsets = LeaseRows(database), Offsets(database)
 for offset in range(1, 1_000_000):
@@ -252,9 +252,9 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
 
 _PARK_UNTIL_KILLED = """
 import sys
-from inturn.model.commands import Failure, LotChange, ParkedMessage, Progress
-from inturn.state.database import Database
-from inturn.state.progress import ProgressRows
+from inturn.protocol.commands import Failure, LotChange, ParkedMessage, Progress
+from inturn.store.database import Database
+from inturn.store.leases import ProgressRows
 database = Database.open(sys.argv[1])
 rows = ProgressRows(database)
 for number in range(1, 1_000_000):

@@ -6,14 +6,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput, InvalidName, NotFound
 from inturn.model.settings import Limits, Routing, Strategy
-from inturn.state.database import Database
-from inturn.state.groups import GroupRecord, Groups
-from inturn.state.leases import LeaseRows
-from inturn.state.offsets import Offsets
-from inturn.state.subjects import Subjects
+from inturn.protocol.commands import Progress
+from inturn.store.database import Database
+from inturn.store.groups import GroupRecord, Groups
+from inturn.store.leases import LeaseRows
+from inturn.store.offsets import Offsets
+from inturn.store.subjects import Subjects
 
 
 @pytest.fixture

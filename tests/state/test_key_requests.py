@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inturn.model.commands import KeyRequest, Progress, RequestState
 from inturn.model.settings import Limits, Routing, Strategy
-from inturn.state.database import Database
-from inturn.state.groups import Groups
-from inturn.state.key_requests import KeyRequests
-from inturn.state.progress import ProgressRows
-from inturn.state.subjects import Subjects
+from inturn.protocol.commands import KeyRequest, Progress, RequestState
+from inturn.store.database import Database
+from inturn.store.groups import Groups
+from inturn.store.keys import KeyRequests
+from inturn.store.leases import ProgressRows
+from inturn.store.subjects import Subjects
 
 
 def ask(database: Database, group_id: int, partition: int = 0, key: bytes = b"k", now_ms: int = 1) -> KeyRequest:

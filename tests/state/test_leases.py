@@ -8,14 +8,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput, NotFound, StaleEpoch
 from inturn.model.settings import Limits, Routing, Strategy
-from inturn.state.database import Database
-from inturn.state.groups import Groups
-from inturn.state.leases import LeaseRow, LeaseRows
-from inturn.state.offsets import Offsets
-from inturn.state.subjects import Subjects
+from inturn.protocol.commands import Progress
+from inturn.store.database import Database
+from inturn.store.groups import Groups
+from inturn.store.leases import LeaseRow, LeaseRows
+from inturn.store.offsets import Offsets
+from inturn.store.subjects import Subjects
 
 
 def test_every_grant_has_a_higher_epoch(database: Database, group_id: int) -> None:

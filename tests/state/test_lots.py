@@ -6,13 +6,13 @@ from itertools import count
 
 import pytest
 
-from inturn.model.commands import Lot, LotChange, ParkedMessage, Progress
 from inturn.model.errors import InvalidInput
-from inturn.state import lots as lots_module
-from inturn.state.database import Database
-from inturn.state.groups import Groups
-from inturn.state.lots import REASON_LENGTH_MAX, LotRow, Lots
-from inturn.state.progress import ProgressRows
+from inturn.protocol.commands import Lot, LotChange, ParkedMessage, Progress
+from inturn.store import parking_lots as lots_module
+from inturn.store.database import Database
+from inturn.store.groups import Groups
+from inturn.store.leases import ProgressRows
+from inturn.store.parking_lots import REASON_LENGTH_MAX, LotRow, Lots
 
 _numbers = count(1)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from sqlalchemy import text
 
-from inturn.state.database import Database
-from inturn.state.members import Members, OnlineMember
+from inturn.store.database import Database
+from inturn.store.groups import Members, OnlineMember
 
 
 def test_members_come_and_go(database: Database, group_id: int) -> None:

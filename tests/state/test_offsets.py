@@ -8,12 +8,12 @@ import pytest
 from pyroaring import BitMap64
 from sqlalchemy import text
 
-from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput, NotFound, StaleEpoch
-from inturn.state.database import Database
-from inturn.state.groups import Groups
-from inturn.state.leases import LeaseRow, LeaseRows
-from inturn.state.offsets import FINISHED_BYTES_MAX, CommittedPlace, Offsets
+from inturn.protocol.commands import Progress
+from inturn.store.database import Database
+from inturn.store.groups import Groups
+from inturn.store.leases import LeaseRow, LeaseRows
+from inturn.store.offsets import FINISHED_BYTES_MAX, CommittedPlace, Offsets
 
 
 def test_a_commit_moves_its_own_partition_only(database: Database, group_id: int) -> None:

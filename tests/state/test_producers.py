@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import text
 
 from inturn.model.errors import InvalidName
-from inturn.state.database import Database
-from inturn.state.producers import Producers
+from inturn.store.database import Database
+from inturn.store.producers import Producers
 
 
 def test_producers_without_a_name_get_an_id_never_given_before(tmp_path: Path) -> None:

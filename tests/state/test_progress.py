@@ -8,17 +8,14 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import IntegrityError
 
-from inturn.model.commands import Failure, KeyRequest, Lot, LotChange, ParkedMessage, Progress
 from inturn.model.errors import InvalidInput, NotFound, StaleEpoch
-from inturn.state.bounds import KEY_BYTES_MAX
-from inturn.state.database import Database
-from inturn.state.failures import ERROR_LENGTH_MAX, Failures
-from inturn.state.groups import Groups
-from inturn.state.key_requests import KeyRequests
-from inturn.state.leases import LeaseRows
-from inturn.state.lots import Lots
-from inturn.state.offsets import CommittedPlace, Offsets
-from inturn.state.progress import ProgressRows, StoredProgress
+from inturn.protocol.commands import Failure, KeyRequest, Lot, LotChange, ParkedMessage, Progress
+from inturn.store.database import KEY_BYTES_MAX, Database
+from inturn.store.groups import Groups
+from inturn.store.keys import ERROR_LENGTH_MAX, Failures, KeyRequests
+from inturn.store.leases import LeaseRows, ProgressRows, StoredProgress
+from inturn.store.offsets import CommittedPlace, Offsets
+from inturn.store.parking_lots import Lots
 
 NOTHING = StoredProgress(CommittedPlace(), (), ())
 

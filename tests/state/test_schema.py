@@ -10,16 +10,15 @@ from sqlalchemy import Connection, Select, UpdateBase, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-import inturn.state
+import inturn.store
 from inturn.model.errors import InvalidInput, SchemaMismatch, StorageError
 from inturn.model.settings import GroupMode, Limits, Role, Routing, Strategy
-from inturn.state import schema
-from inturn.state.broker_groups import BrokerGroupRows
-from inturn.state.database import Database
-from inturn.state.groups import Groups
-from inturn.state.node_role import take_role
-from inturn.state.producers import Producers
-from inturn.state.subjects import Subjects
+from inturn.store import schema
+from inturn.store.cluster import BrokerGroupRows, take_role
+from inturn.store.database import Database
+from inturn.store.groups import Groups
+from inturn.store.producers import Producers
+from inturn.store.subjects import Subjects
 
 
 def _file_with(path: Path, *statements: str) -> None:
@@ -171,8 +170,8 @@ def test_every_statement_can_be_said_to_postgresql() -> None:
     compiled = 0
     for table in schema.metadata.sorted_tables:
         assert str(CreateTable(table).compile(dialect=dialect))
-    for found in pkgutil.iter_modules(inturn.state.__path__):
-        module = importlib.import_module(f"inturn.state.{found.name}")
+    for found in pkgutil.iter_modules(inturn.store.__path__):
+        module = importlib.import_module(f"inturn.store.{found.name}")
         for value in vars(module).values():
             if isinstance(value, Select | UpdateBase):
                 assert str(value.compile(dialect=dialect))

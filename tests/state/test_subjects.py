@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from inturn.model.errors import AlreadyExists, InvalidInput, InvalidName, NotFound
-from inturn.model.route import PARTITION_COUNT_MAX
+from inturn.model.routing import PARTITION_COUNT_MAX, even_ranges
 from inturn.model.settings import Keyless, Limits, Routing, Strategy
-from inturn.model.slot import even_ranges
 from inturn.model.subject import Subject
-from inturn.state.database import Database
-from inturn.state.subjects import Subjects
+from inturn.store.database import Database
+from inturn.store.subjects import Subjects
 
 
 def _create(database: Database, name: Any = "orders", partition_count: Any = 3, **changes: Any) -> Subject:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
-from inturn.model.slot import SlotSet
+from inturn.model.routing import SlotSet
 from inturn.testing.checker import Verdict, ViolationKind, check
 from inturn.testing.history import (
     ClaimEnded,

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from inturn.model.slot import ALL_SLOTS, SLOT_COUNT, SlotSet, slot_of
+from inturn.model.routing import ALL_SLOTS, SLOT_COUNT, SlotSet, slot_of
 from inturn.testing.checker import ViolationKind
 from tests.testing.checker_story import Story, broken, kept
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from inturn.model.slot import SlotSet, slot_of
+from inturn.model.routing import SlotSet, slot_of
 from inturn.testing.checker import Verdict, ViolationKind, check
 from inturn.testing.history import (
     Committed,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from inturn.model.clock import Clock
 from inturn.model.errors import InvalidInput
+from inturn.model.time import Clock
 from inturn.testing.clock import FakeClock
 
 

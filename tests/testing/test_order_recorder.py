@@ -5,9 +5,9 @@ import threading
 import pytest
 from pyroaring import BitMap64
 
-from inturn.model.commands import LotChange, ParkedMessage, Progress
 from inturn.model.errors import InvalidInput
-from inturn.model.observer import Observer
+from inturn.protocol.commands import LotChange, ParkedMessage, Progress
+from inturn.protocol.observer import Observer
 from inturn.testing.checker import check
 from inturn.testing.clock import FakeClock
 from inturn.testing.history import (

@@ -18,9 +18,9 @@ from inturn.testing.history import (
     ProcessRestarted,
     SendAcknowledged,
 )
-from inturn.testing.process_child import JumpingClock
-from inturn.testing.process_history import Death, FileRecorder, Line, merge, read_lines
 from inturn.testing.verdict import ViolationKind
+from simulator.processes.child import JumpingClock
+from simulator.processes.history import Death, FileRecorder, Line, merge, read_lines
 
 PLACE = ("s", "g", 0)
 

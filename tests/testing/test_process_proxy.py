@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inturn.testing.process_proxy import Behaviour, FrameCutter, Proxies, Proxy
+from simulator.processes.proxy import Behaviour, FrameCutter, Proxies, Proxy
 
 WAIT_S = 40.0
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from inturn.consumer.run import Run
-from inturn.state.leases import LeaseRows
-from inturn.testing.seeded_bugs import BUGS, SEEDS_MAX, BrokenBug, Patch, SeededBug, finding, seeds_to_find
-from inturn.testing.seeded_bugs.bug import edited
-from inturn.testing.simulation import simulate
+from inturn.store.leases import LeaseRows
+from simulator.seeded_bugs import BUGS, SEEDS_MAX, BrokenBug, Patch, SeededBug, finding, seeds_to_find
+from simulator.seeded_bugs.bug import edited
+from simulator.simulation import simulate
 
 
 @pytest.fixture(autouse=True)

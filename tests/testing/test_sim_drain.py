@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from inturn.model.commands import Claim, Granted
-from inturn.model.slot import SlotSet
+from inturn.model.routing import SlotSet
+from inturn.protocol.commands import Claim, Granted
 from inturn.testing.history import ClaimEnded, ClaimGranted, HandlerStart
-from inturn.testing.sim_claims import ClaimWatch
-from inturn.testing.sim_drain import SHARE, drain_chance
-from inturn.testing.sim_settings import GROUP, SUBJECT
-from inturn.testing.simulation import Report, simulate
-from inturn.testing.world import World
+from simulator.claims import ClaimWatch
+from simulator.drain import SHARE, drain_chance
+from simulator.settings import GROUP, SUBJECT
+from simulator.simulation import Report, simulate
+from simulator.world import World
 
 SEEDS = [seed for seed in range(100) if drain_chance(seed) is not None][:12]
 LEFT = SlotSet.of(range(512)).to_bytes()

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from inturn.testing.sim_stream import SimPipe, SimStream, Weather
-from inturn.testing.world import World
+from simulator.stream import SimPipe, SimStream, Weather
+from simulator.world import World
 
 FRAMES = [bytes([number]) * (2 + number * 7 % 40) for number in range(200)]
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap64
 
-from inturn.model.commands import Progress
-from inturn.testing import faults
-from inturn.testing.faults import FAULTS, OF_COMMANDS, OF_STREAMS
+from inturn.protocol.commands import Progress
 from inturn.testing.history import Committed, GroupFiltered, HandlerStart
-from inturn.testing.sim_consumer import SimRecorder
-from inturn.testing.sim_settings import GROUP, SUBJECT, tags_chance
-from inturn.testing.sim_traffic import MESSAGES
-from inturn.testing.simulation import FAULTS_MIN, Report, Simulation, simulate
-from inturn.testing.world import EVENTS_MAX, TimeStandsStill, World
+from simulator import faults
+from simulator.consumer import SimRecorder
+from simulator.faults import FAULTS, OF_COMMANDS, OF_STREAMS
+from simulator.settings import GROUP, SUBJECT, tags_chance
+from simulator.simulation import FAULTS_MIN, Report, Simulation, simulate
+from simulator.traffic import MESSAGES
+from simulator.world import EVENTS_MAX, TimeStandsStill, World
 
 SEEDS = range(40)
 
@@ -75,7 +75,7 @@ def test_a_fault_changes_the_history_and_is_survived(name: str, monkeypatch: pyt
     """Each history has nothing but this fault, several times."""
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     only = {name: FAULTS[name]}
-    monkeypatch.setattr("inturn.testing.simulation.FAULTS", only)
+    monkeypatch.setattr("simulator.simulation.FAULTS", only)
     seed = next(seed for seed in range(1, 100) if Simulation(seed).possible_faults)
     report = simulate(seed)
     assert report.ok, str(report)

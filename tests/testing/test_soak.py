@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import inturn.testing
-from inturn.consumer.held import Stage
-from inturn.testing.faults import FAULTS
+from inturn.consumer.partition_state import Stage
 from inturn.testing.history import History
-from inturn.testing.seeded_bugs import BUGS
-from inturn.testing.soak import COVERED_COUNT, REQUIRED_COVERAGE, Outcome, Totals, main
+from simulator.faults import FAULTS
+from simulator.seeded_bugs import BUGS
+from simulator.soak import COVERED_COUNT, REQUIRED_COVERAGE, Outcome, Totals, main
 
 
 def test_good_histories_are_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_a_failing_history_is_told_saved_and_can_be_replayed(
     with BUGS["failed_message_counts_as_done"].injected():
         assert main(["--seeds", "1", "--first", "3", "--processes", "1", "--save", str(tmp_path)]) == 1
     out = capsys.readouterr().out
-    assert "seed 3: FAILED; again with: python -m inturn.testing.soak --seed 3" in out
+    assert "seed 3: FAILED; again with: python -m simulator.soak --seed 3" in out
     assert "1 histories: 1 FAILED (seeds 3)" in out
     assert "skipped" in out
     assert len(History.load(tmp_path / "history-3.jsonl")) > 500
@@ -53,7 +53,7 @@ def test_a_failing_history_is_told_saved_and_can_be_replayed(
 
 def test_the_module_is_a_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "inturn.testing.soak", "--seed", "1", "--json"],
+        [sys.executable, "-m", "simulator.soak", "--seed", "1", "--json"],
         capture_output=True,
         text=True,
         timeout=100,
@@ -95,5 +95,5 @@ def test_the_published_names_are_there() -> None:
 
 
 def test_the_checker_does_not_load_the_simulation() -> None:
-    code = "import sys; from inturn.testing import check; sys.exit('inturn.testing.simulation' in sys.modules)"
+    code = "import sys; from inturn.testing import check; sys.exit('simulator.simulation' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=100, check=False).returncode == 0

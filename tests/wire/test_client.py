@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from inturn.model.clock import SystemClock
-from inturn.model.commands import Answer, FindSubject, ListSubjects, Ping, SubjectList, Welcome
 from inturn.model.errors import Closed, InturnError, NotFound
 from inturn.model.settings import LeaseSettings
-from inturn.wire.client import RemoteNode
-from inturn.wire.codec import pack, unpack
-from inturn.wire.frames import FrameReader
-from inturn.wire.link import LinkSettings
+from inturn.model.time import SystemClock
+from inturn.protocol.codec import pack, unpack
+from inturn.protocol.commands import Answer, FindSubject, ListSubjects, Ping, SubjectList, Welcome
+from inturn.protocol.frames import FrameReader
+from inturn.transport.client import RemoteNode
+from inturn.transport.client_stream import LinkSettings
 from tests.contract.bed import in_one_of
 
 WAIT_S = 40.0

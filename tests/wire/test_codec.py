@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from inturn.model import commands, errors
+from inturn.model import errors
 from inturn.model.batch import Batch, BatchHeader, StoredBatch
-from inturn.model.commands import Command, Pulled
 from inturn.model.errors import ConnectionLost, InturnError, NotFound, ProtocolError, StaleEpoch, VersionMismatch
-from inturn.wire.codec import CODES, ERROR, KINDS, pack, unpack
-from inturn.wire.frames import FrameReader
+from inturn.protocol import commands
+from inturn.protocol.codec import CODES, ERROR, KINDS, pack, unpack
+from inturn.protocol.commands import Command, Pulled
+from inturn.protocol.frames import FrameReader
 
 
 def through(value: typing.Any) -> typing.Any:

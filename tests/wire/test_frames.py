@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inturn.model.errors import ProtocolError
-from inturn.wire.frames import HEADER_BYTES, NUMBER_MAX, Frame, FrameReader, frame_of
+from inturn.protocol.frames import HEADER_BYTES, NUMBER_MAX, Frame, FrameReader, frame_of
 
 BYTES_MAX = 10_000
 

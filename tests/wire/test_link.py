@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from inturn.model.commands import Answer, Done, FindSubject, Hello, ListSubjects, Ping, SubjectList, Welcome
 from inturn.model.errors import ConnectionLost, InturnError, InvalidInput, NotFound, ProtocolError, VersionMismatch
 from inturn.model.settings import LeaseSettings
-from inturn.wire.codec import pack, unpack
-from inturn.wire.frames import FrameReader
-from inturn.wire.link import Link, LinkSettings, LinkState
+from inturn.protocol.codec import pack, unpack
+from inturn.protocol.commands import Answer, Done, FindSubject, Hello, ListSubjects, Ping, SubjectList, Welcome
+from inturn.protocol.frames import FrameReader
+from inturn.transport.client_stream import Link, LinkSettings, LinkState
 
 LEASE = LeaseSettings(life_s=7.0)
 WELCOME = Welcome(1, "inturn/test", 100_000, LEASE)

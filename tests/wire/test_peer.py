@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from typing import cast
 
-from inturn.model.clock import SystemClock
-from inturn.wire.peer import Peer
-from inturn.wire.server import Server
+from inturn.model.time import SystemClock
+from inturn.transport.server_stream import Peer
+from inturn.transport.stream_server import Server
 
 
 class ClosedTransport(asyncio.Transport):

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from inturn.model.batch import NO_COMPRESSION, ZSTD, Batch, payload_checksum
-from inturn.model.commands import (
+from inturn.model.errors import InturnError, InvalidInput, ProtocolError, VersionMismatch
+from inturn.model.routing import SLOT_COUNT
+from inturn.model.settings import LeaseSettings
+from inturn.model.subject import NAME_LENGTH_MAX, RESERVED_LENGTH_MAX, Subject
+from inturn.protocol.codec import pack, unpack
+from inturn.protocol.commands import (
     Append,
     Command,
     Done,
@@ -22,14 +27,8 @@ from inturn.model.commands import (
     Reply,
     SubjectList,
 )
-from inturn.model.errors import InturnError, InvalidInput, ProtocolError, VersionMismatch
-from inturn.model.names import NAME_LENGTH_MAX, RESERVED_LENGTH_MAX
-from inturn.model.settings import LeaseSettings
-from inturn.model.slot import SLOT_COUNT
-from inturn.model.subject import Subject
-from inturn.wire.codec import pack, unpack
-from inturn.wire.frames import NUMBER_MAX, FrameReader
-from inturn.wire.session import ServerSettings, Session
+from inturn.protocol.frames import NUMBER_MAX, FrameReader
+from inturn.transport.server_session import ServerSettings, Session
 from tests.security.played import all_commands, sample
 
 NAME_FIELDS = ("subject", "to_subject", "name", "group", "member", "owner", "nonce")

@@ -11,18 +11,32 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from inturn.broker.claims import ClaimTable, HeldClaim
-from inturn.broker.filtering import FILTERED_BYTES, Unfiltered
-from inturn.broker.gates import Gates
+from inturn.broker.growth_gates import Gates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.producer_ids import ProducerIds
+from inturn.broker.pull_filters import FILTERED_BYTES, Unfiltered
 from inturn.broker.rates import Rates
-from inturn.broker.sharing import Sharing
+from inturn.broker.shared_delivery import Sharing
 from inturn.log.engine import Log, LogEngine
-from inturn.log.producers import NOBODY
+from inturn.log.producer_table import NOBODY
 from inturn.model.batch import chosen
-from inturn.model.clock import Clock
-from inturn.model.commands import (
+from inturn.model.errors import (
+    GroupConflict,
+    InvalidInput,
+    LeaseHeld,
+    LogDamaged,
+    NotFound,
+    StaleEpoch,
+    StorageError,
+)
+from inturn.model.message import tag_filter
+from inturn.model.offsets import CommitTracker, Position, place_of
+from inturn.model.routing import ALL_SLOTS, Partition, SlotSet, slot_of
+from inturn.model.settings import PULL_BYTES_MAX, BrokerGroupState
+from inturn.model.subject import Subject
+from inturn.model.time import Clock
+from inturn.protocol.commands import (
     Acquire,
     Append,
     Appended,
@@ -49,29 +63,11 @@ from inturn.model.commands import (
     Reply,
     ShutGate,
 )
-from inturn.model.errors import (
-    GroupConflict,
-    InvalidInput,
-    LeaseHeld,
-    LogDamaged,
-    NotFound,
-    StaleEpoch,
-    StorageError,
-)
-from inturn.model.mark import place_of
-from inturn.model.observer import Observer
-from inturn.model.position import Position
-from inturn.model.route import Partition
-from inturn.model.settings import PULL_BYTES_MAX, BrokerGroupState
-from inturn.model.slot import ALL_SLOTS, SlotSet, slot_of
-from inturn.model.subject import Subject
-from inturn.model.tags import tag_filter
-from inturn.model.tracker import CommitTracker
-from inturn.state.gates import GateRows
-from inturn.state.groups import GroupRecord
-from inturn.state.offsets import Offsets, finished_count, highest_finished, with_finished
-from inturn.state.producers import Producers
-from inturn.state.progress import ProgressRows
+from inturn.protocol.observer import Observer
+from inturn.store.groups import GroupRecord
+from inturn.store.leases import ProgressRows
+from inturn.store.offsets import GateRows, Offsets, finished_count, highest_finished, with_finished
+from inturn.store.producers import Producers
 
 
 class Broker:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inturn.broker.leases import Lease, LeaseKey, LeaseTable
-from inturn.model.clock import Clock
-from inturn.model.commands import Claim, ClaimDescription
 from inturn.model.errors import InvalidInput, LeaseHeld, StaleEpoch
-from inturn.model.observer import Observer
-from inturn.model.slot import SlotSet
-from inturn.state.groups import GroupRecord
+from inturn.model.routing import SlotSet
+from inturn.model.time import Clock
+from inturn.protocol.commands import Claim, ClaimDescription
+from inturn.protocol.observer import Observer
+from inturn.store.groups import GroupRecord
 
 REMEMBERED_LIVES = 10  # for so long late copies of the ask for a claim that is over are known as such
 

@@ -6,12 +6,12 @@ sequences taken for those of the producer that gets the id next, or would fence 
 
 from __future__ import annotations
 
-from inturn.log.producers import NOBODY
+from inturn.log.producer_table import NOBODY
 from inturn.model.batch import Batch
-from inturn.model.commands import NamedProducer
 from inturn.model.errors import InvalidInput, NotFound, ProducerFenced
-from inturn.model.names import check_name
-from inturn.state.producers import FIRST_EPOCH, OpenedProducer, Producers
+from inturn.model.subject import check_name
+from inturn.protocol.commands import NamedProducer
+from inturn.store.producers import FIRST_EPOCH, OpenedProducer, Producers
 
 
 class ProducerIds:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from inturn.model.clock import Clock
+from inturn.model.time import Clock
 
 WINDOW_S = 10
 

@@ -13,7 +13,7 @@ from inturn.cli.screen import plain
 from inturn.cli.session import command, credentials_for
 
 if TYPE_CHECKING:
-    from inturn.spark.verdict import AuditVerdict, AuditViolation
+    from inturn.spark.audit.verdict import AuditVerdict, AuditViolation
 
 EXAMPLES = examples(
     "inturn audit ./traces",
@@ -83,7 +83,7 @@ def audit(
         if "://" not in path and not os.path.exists(path):
             raise typer.BadParameter(f"there is no {path!r}; give the folder of ConsumerSettings(trace=…)")
     with command(json_output) as screen:
-        from inturn.spark.audit import CLOCK_SKEW_S, audit
+        from inturn.spark.audit.audit import CLOCK_SKEW_S, audit
         from inturn.spark.session import session
 
         known = credentials_for(target or "")

@@ -12,7 +12,7 @@ from inturn.cli.session import command, opened
 from inturn.model.settings import BrokerGroupState
 
 if TYPE_CHECKING:
-    from inturn.model.commands import BrokerGroupDescription
+    from inturn.protocol.commands import BrokerGroupDescription
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Look at broker groups, and take them out of work and back."

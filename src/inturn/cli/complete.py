@@ -11,7 +11,7 @@ import typer
 from inturn.cli.target import chosen
 
 if TYPE_CHECKING:
-    from inturn.connection import Connection
+    from inturn.client import Connection
 
 PATIENCE_S = 1.0
 
@@ -32,7 +32,6 @@ def complete_group(context: typer.Context, incomplete: str) -> list[str]:
 
 def _names(context: typer.Context, incomplete: str, look: Callable[[Connection], list[str]]) -> list[str]:
     """In a thread that is left behind if it takes too long: this process ends right after."""
-    import inturn.connection  # noqa: F401  # takes a while, and is not to count
     from inturn.cli import logs
     from inturn.cli.session import opened
 

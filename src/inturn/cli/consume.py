@@ -20,10 +20,10 @@ from inturn.model.errors import NotFound, StorageError
 from inturn.model.settings import GroupMode, OnExhausted, Order, Routing
 
 if TYPE_CHECKING:
-    from inturn.connection import Connection
+    from inturn.client import Connection
+    from inturn.client.reader import Reader
     from inturn.model.message import Message
-    from inturn.model.position import Position
-    from inturn.reader import Reader
+    from inturn.model.offsets import Position
 
 EXAMPLES = examples(
     "inturn consume orders --limit 10",
@@ -191,7 +191,7 @@ def _read(
 
 def _indexes(reader: Reader, partition: int | None, key: bytes | None) -> list[int]:
     """The partitions to read: with a key only those that its slot has been in, where slots say it."""
-    from inturn.model.slot import slot_of
+    from inturn.model.routing import slot_of
 
     subject = reader.subject
     if partition is not None and partition >= subject.partition_count:

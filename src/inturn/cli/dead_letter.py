@@ -12,7 +12,7 @@ from inturn.cli.screen import counted, fields_text, plain
 from inturn.cli.session import command, opened
 
 if TYPE_CHECKING:
-    from inturn.dead_letters import DeadLetter
+    from inturn.client.dead_letters import DeadLetter
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Messages that a group has given up, and driving them again."

@@ -15,7 +15,7 @@ from inturn.cli.target import is_address
 from inturn.model.errors import ConnectionLost, VersionMismatch
 
 if TYPE_CHECKING:
-    from inturn.finding import Finding
+    from inturn.server.folder_doctor import Finding
 
 EXAMPLES = examples(
     "inturn doctor --data ./data",
@@ -49,7 +49,7 @@ def doctor(data: Data = DEFAULT_DATA, server: Server = None, json_output: Json =
 
 def _of_folder(screen: Screen, data: str) -> Sequence[Finding]:
     from inturn.cli.progress import Meter
-    from inturn.doctor import examine, log_bytes
+    from inturn.server.folder_doctor import examine, log_bytes
 
     check_folder(data)
     with Meter(screen, "reading logs", log_bytes(data), counts_messages=False) as meter:
@@ -58,9 +58,9 @@ def _of_folder(screen: Screen, data: str) -> Sequence[Finding]:
 
 def _of_server(address: str) -> Sequence[Finding]:
     """That it cannot be reached is a finding, too: it is what one runs this for."""
-    from inturn.connection import Connection
-    from inturn.finding import Finding, Level
-    from inturn.server_doctor import examine_server
+    from inturn.client import Connection
+    from inturn.server.folder_doctor import Finding, Level
+    from inturn.server.server_doctor import examine_server
 
     try:
         with Connection(address, credentials=credentials_for(address)) as connection:

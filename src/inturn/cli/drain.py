@@ -12,12 +12,12 @@ from inturn.cli.options import DEFAULT_DATA, Data, Group, Json, Server, Subject,
 from inturn.cli.screen import Screen, counted, plain, rate_text
 from inturn.cli.session import check_folder, command, credentials_for, opened
 from inturn.model.settings import OnExhausted, Order, Strategy
-from inturn.wire.address import is_address
+from inturn.transport.address import is_address
 
 if TYPE_CHECKING:
     from inturn.cli.drain_estimate import Backlog, Estimate
     from inturn.model.settings import ConsumerSettings
-    from inturn.spark.drain import DrainReport, DrainSettings
+    from inturn.spark.ordered.drain import DrainReport, DrainSettings
 
 EXAMPLES = examples(
     "inturn drain orders --group billing --handler shop:bill",
@@ -106,7 +106,7 @@ def drain(
         from inturn.spark.extra import needs_extra
 
         with needs_extra():
-            from inturn.spark.drain import DrainSettings
+            from inturn.spark.ordered.drain import DrainSettings
         from inturn.model.settings import ConsumerSettings
 
         settings = ConsumerSettings(
@@ -144,11 +144,11 @@ def _drain(
 ) -> DrainReport:
     """All that can be wrong is looked at before Spark is started, which takes its time."""
     from inturn.cli.drain_view import DrainView
-    from inturn.spark.admission import check_master, describe_existing, order_of
-    from inturn.spark.connections import disconnect
-    from inturn.spark.drain import Drain, DrainOptions
-    from inturn.spark.handler import load_handler
+    from inturn.spark.ordered.admission import check_master, describe_existing, order_of
+    from inturn.spark.ordered.drain import Drain, DrainOptions
+    from inturn.spark.ordered.task import disconnect
     from inturn.spark.session import session
+    from inturn.spark.shipping import load_handler
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # before the session, which gives our path to its workers
@@ -193,7 +193,7 @@ def _estimate(
     handler_ms: float | None,
 ) -> None:
     from inturn.cli.drain_estimate import HANDLER_MS, look
-    from inturn.spark.admission import describe_existing, order_of
+    from inturn.spark.ordered.admission import describe_existing, order_of
 
     with opened(data) as connection:
         found = connection.subject(subject)

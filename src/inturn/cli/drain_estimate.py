@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from inturn.model.batch import StoredBatch, decode, is_intact
-from inturn.model.commands import (
+from inturn.model.message import Origin
+from inturn.model.settings import KIB, ConsumerSettings, Keyless, Order
+from inturn.protocol.commands import (
     Acquire,
     Assignment,
     Command,
@@ -29,14 +31,12 @@ from inturn.model.commands import (
     Renewed,
     Reply,
 )
-from inturn.model.message import Origin
-from inturn.model.request import ask
-from inturn.model.settings import KIB, ConsumerSettings, Keyless, Order
+from inturn.protocol.request import ask
 
 if TYPE_CHECKING:
-    from inturn.connection import Connection
-    from inturn.model.commands import GroupDescription
+    from inturn.client import Connection
     from inturn.model.subject import Subject
+    from inturn.protocol.commands import GroupDescription
 
 PLACES = 8  # per partition that are looked at, from the first message that waits to the last
 PLACE_BYTES = 64 * KIB
@@ -157,8 +157,8 @@ def _long_lanes(subject: Subject, samples: Sequence[_Sample], order: Order, tota
 def _lanes_s(subject: Subject, sample: _Sample, order: Order) -> float:
     """How long a consumer takes for the sample, all in all."""
     from inturn.consumer.consumer import Consumer
-    from inturn.consumer.duty import Duty
-    from inturn.model.clock import SystemClock
+    from inturn.consumer.scope import Duty
+    from inturn.model.time import SystemClock
 
     node = _SampleNode(subject, sample)
     duty = Duty(until={sample.partition: sample.batches[-1].header.next_offset})
@@ -182,7 +182,7 @@ def _lanes_s(subject: Subject, sample: _Sample, order: Order) -> float:
 
 
 class _SampleNode:
-    """A node that has nothing but the sample; see `inturn.model.commands.Node`."""
+    """A node that has nothing but the sample; see `inturn.protocol.commands.Node`."""
 
     def __init__(self, subject: Subject, sample: _Sample) -> None:
         self._subject = subject

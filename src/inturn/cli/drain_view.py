@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from inturn.model.commands import KeyDescription
-    from inturn.spark.drain import DrainProgress, DrainReport
-    from inturn.spark.execution import LimitReached
-    from inturn.spark.hot_keys import HotKey
+    from inturn.protocol.commands import KeyDescription
+    from inturn.spark.ordered.drain import DrainProgress, DrainReport
+    from inturn.spark.ordered.plan import HotKey
+    from inturn.spark.ordered.task import LimitReached
 
 LINE_S = 5.0  # between two lines, where there is no terminal
 BAR_COLUMNS = 32

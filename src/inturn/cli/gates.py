@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from inturn.cli.screen import Screen, plain
-from inturn.connection import Connection
+from inturn.client import Connection
 
 LOOK_S = 0.5
 

@@ -18,12 +18,12 @@ from inturn.cli.session import command, opened, position
 from inturn.cli.trial import EXAMPLES as TRY_EXAMPLES
 from inturn.cli.trial import try_message
 from inturn.model.errors import NotFound
-from inturn.model.names import RESERVED
 from inturn.model.settings import GroupMode, Order
+from inturn.model.subject import RESERVED
 
 if TYPE_CHECKING:
-    from inturn.connection import Connection
-    from inturn.model.commands import GroupDescription, GroupPartition, KeyDescription, MemberDescription
+    from inturn.client import Connection
+    from inturn.protocol.commands import GroupDescription, GroupPartition, KeyDescription, MemberDescription
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Where groups are, and moving them.")
 

@@ -19,11 +19,11 @@ from inturn.model.result import Result
 from inturn.model.settings import ConsumerSettings, GroupMode, OnExhausted, Order
 
 if TYPE_CHECKING:
-    from inturn.connection import Connection
+    from inturn.client import Connection
     from inturn.consumer.consumer import Consumer
     from inturn.consumer.context import Context
     from inturn.model.message import Message
-    from inturn.model.position import Position
+    from inturn.model.offsets import Position
 
 LOOK_S = 0.05  # between two looks at the lag
 STALL_S = 2.0  # without progress, when a partition reports an error or a key is blocked

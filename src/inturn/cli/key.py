@@ -18,9 +18,9 @@ from inturn.cli.session import command, opened
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inturn.connection import Connection
-    from inturn.model.commands import KeyDescription, KeyDetails, KeyRequest, RequestState
+    from inturn.client import Connection
     from inturn.model.message import Message
+    from inturn.protocol.commands import KeyDescription, KeyDetails, KeyRequest, RequestState
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Keys that fail, are blocked or parked, and steering them."

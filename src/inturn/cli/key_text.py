@@ -8,7 +8,7 @@ from inturn.cli.message_line import text_or_base64
 from inturn.cli.screen import counted, plain
 
 if TYPE_CHECKING:
-    from inturn.model.commands import KeyDescription
+    from inturn.protocol.commands import KeyDescription
 
 _STATE_STYLE = {"failing": "yellow", "blocked": "bold red", "parked": "red", "resuming": "green", "requested": "cyan"}
 

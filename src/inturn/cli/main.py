@@ -87,11 +87,11 @@ app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 @app.command("demo", epilog=examples("inturn demo", "inturn demo --quick --json"))
 def run_demo(json_output: Json = False, quick: Quick = False) -> None:
     """Show what inturn does: order under load, a hand-over, a crash. Needs no folder."""
-    from inturn.cli.demo.demo import demo
+    from inturn.cli.checkout import from_checkout
     from inturn.cli.session import command
 
     with command(json_output):
-        demo(json_output=json_output, quick=quick)
+        from_checkout("demo.demo", "make demo").demo(json_output=json_output, quick=quick)
 
 
 app.command("bench", epilog=bench.EXAMPLES)(bench.run_bench)

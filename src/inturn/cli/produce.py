@@ -24,8 +24,8 @@ from inturn.model.settings import Flush, LogSettings, Routing
 
 if TYPE_CHECKING:
     from inturn.model.subject import Subject as SubjectValue
-    from inturn.producer.flight import SendHandle
     from inturn.producer.producer import Producer
+    from inturn.producer.send_batch import SendHandle
 
 EXAMPLES = examples(
     "inturn produce orders orders.jsonl --key-field customer.id",

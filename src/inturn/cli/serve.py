@@ -21,15 +21,15 @@ from inturn.cli.options import DEFAULT_DATA, Folder, Json, examples
 from inturn.cli.screen import Screen, age_text, counted
 from inturn.cli.serve_teller import Teller
 from inturn.cli.session import command
-from inturn.folder import holder_of
 from inturn.model.errors import FolderInUse, InvalidInput
 from inturn.model.settings import Flush, LeaseSettings, LogSettings, Role
-from inturn.wire.address import is_address
+from inturn.server.folder import holder_of
+from inturn.transport.address import is_address
 
 if TYPE_CHECKING:
     from inturn.cluster.settings import ClusterSettings
     from inturn.security.settings import SecuritySettings
-    from inturn.service import Service
+    from inturn.server.server import Service
 
 EXAMPLES = examples(
     "inturn serve ./data",
@@ -203,7 +203,7 @@ def _folder(context: typer.Context, folder: str | None, data: str) -> str:
 
 
 def _http(text: str) -> tuple[str, int]:
-    from inturn.ops.http_server import parse_http
+    from inturn.server.http import parse_http
 
     return parse_http(text)
 
@@ -218,8 +218,7 @@ def _security(
     audit_log: str | None,
     insecure: bool,
 ) -> SecuritySettings:
-    from inturn.security.settings import SecuritySettings
-    from inturn.security.tls import ServerTlsSettings
+    from inturn.security.settings import SecuritySettings, ServerTlsSettings
     from inturn.security.tokens import TOKENS_NAME
 
     if (tls_cert is None) != (tls_key is None):
@@ -288,8 +287,8 @@ def _opened(
     security: SecuritySettings,
     cluster: ClusterSettings,
 ) -> Service:
-    from inturn.service import Service
-    from inturn.wire.address import Address
+    from inturn.server.server import Service
+    from inturn.transport.address import Address
 
     try:
         return Service(

@@ -14,7 +14,7 @@ from inturn.cli.systemd import notify
 from inturn.model.logs import get_logger
 
 if TYPE_CHECKING:
-    from inturn.service import Service
+    from inturn.server.server import Service
 
 _log = get_logger("inturn.server")
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from inturn.cli.screen import Screen
-from inturn.folder import DATABASE_NAME
 from inturn.model.errors import ConnectionLost, InturnError, InvalidInput
-from inturn.model.position import Position, parse_position, position_text
-from inturn.wire.address import is_address
+from inturn.model.offsets import Position, parse_position, position_text
+from inturn.server.folder import DATABASE_NAME
+from inturn.transport.address import is_address
 
 if TYPE_CHECKING:
-    from inturn.connection import Connection
+    from inturn.client import Connection
     from inturn.model.settings import LogSettings
     from inturn.security.credentials import Credentials
 
@@ -47,7 +47,7 @@ def command(is_json: bool) -> Iterator[Screen]:
 @contextlib.contextmanager
 def opened(data: str, *, create: bool = False, log: LogSettings | None = None) -> Iterator[Connection]:
     """The folder or the server. Unless `create`, no folder is made, nor our files in somebody else's."""
-    from inturn.connection import Connection
+    from inturn.client import Connection
 
     if not create and not is_address(data):
         check_folder(data)

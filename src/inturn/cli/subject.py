@@ -14,8 +14,8 @@ from inturn.model.settings import Keyless, Limits, Routing, Strategy
 from inturn.model.subject import Subject as SubjectValue
 
 if TYPE_CHECKING:
-    from inturn.connection import Connection
-    from inturn.model.commands import PartitionDescription, SubjectDescription
+    from inturn.client import Connection
+    from inturn.protocol.commands import PartitionDescription, SubjectDescription
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make subjects and look at them.")
 
@@ -151,8 +151,8 @@ def describe(name: Subject, data: Data = DEFAULT_DATA, server: Server = None, js
 
 def _described(connection: Connection, subject: SubjectValue) -> SubjectDescription:
     """In a list, one whose broker is dead must not hide the others: it has no partitions to tell of."""
-    from inturn.model.commands import SubjectDescription
     from inturn.model.errors import BrokerGroupClosed
+    from inturn.protocol.commands import SubjectDescription
 
     try:
         return connection.describe_subject(subject.name)
@@ -162,8 +162,8 @@ def _described(connection: Connection, subject: SubjectValue) -> SubjectDescript
 
 def _check(name: str, partitions: int) -> None:
     """Before the folder is made: a mistake should leave nothing behind."""
-    from inturn.model.names import check_name
-    from inturn.model.route import check_partition_count
+    from inturn.model.routing import check_partition_count
+    from inturn.model.subject import check_name
 
     check_name("subject", name)
     check_partition_count(name, partitions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from inturn.wire.address import is_address as is_address  # `inturn doctor` takes it from here
+from inturn.transport.address import is_address as is_address  # `inturn doctor` takes it from here
 
 _RANKS = {"COMMANDLINE": 2, "ENVIRONMENT": 1}  # what is typed now comes before what was exported once
 

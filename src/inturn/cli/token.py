@@ -13,7 +13,7 @@ from inturn.cli.options import DEFAULT_DATA, Folder, Json, examples
 from inturn.cli.screen import age_text, plain
 from inturn.cli.session import command
 from inturn.model.errors import InvalidInput
-from inturn.wire.address import is_address
+from inturn.transport.address import is_address
 
 if TYPE_CHECKING:
     from inturn.security.tokens import TokenFile, TokenRecord

@@ -13,7 +13,8 @@ from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
 from inturn.cli.screen import Screen, counted, error_fields, plain
 from inturn.cli.session import command, opened
 from inturn.cli.top_board import Board, GroupRow
-from inturn.model.commands import (
+from inturn.model.errors import AccessDenied, InturnError, NotFound
+from inturn.protocol.commands import (
     DescribeGroup,
     DescribeSubject,
     GroupDescription,
@@ -22,8 +23,7 @@ from inturn.model.commands import (
     Node,
     SubjectDescription,
 )
-from inturn.model.errors import AccessDenied, InturnError, NotFound
-from inturn.model.request import ask
+from inturn.protocol.request import ask
 
 EXAMPLES = examples("inturn top", "inturn top --server inturn://queue.example:7420", "inturn top --once --json")
 PATIENCE_S = 1.0  # whoever looks wants to see that the server is gone, and does not wait for it

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from inturn.cli.key_text import blocking_fields
 
 if TYPE_CHECKING:
-    from inturn.model.commands import GroupDescription, KeyDescription
+    from inturn.protocol.commands import GroupDescription, KeyDescription
 
 HISTORY_S = 60.0
 _BARS = "▁▂▃▄▅▆▇█"

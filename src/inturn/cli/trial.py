@@ -12,7 +12,7 @@ from inturn.cli.session import command, opened
 from inturn.model.result import ResultKind
 
 if TYPE_CHECKING:
-    from inturn.model.commands import TrialState
+    from inturn.protocol.commands import TrialState
 
 EXAMPLES = examples(
     "inturn group describe billing",

@@ -6,19 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from inturn.cluster.broker_node import REPORT_S, BrokerNode
-from inturn.cluster.meta_node import MetaNode
-from inturn.dialling import dialled
+from inturn.cluster.broker_server import REPORT_S, BrokerNode
+from inturn.cluster.meta_server import MetaNode
 from inturn.meta.broker_registry import SILENT_S
-from inturn.model.clock import Clock
 from inturn.model.errors import InvalidInput
-from inturn.model.names import check_name
 from inturn.model.settings import Role
+from inturn.model.subject import check_name
+from inturn.model.time import Clock
 from inturn.node.node import InProcessNode
 from inturn.security.credentials import NONE, Credentials
+from inturn.transport.address import dialled, parse_address
+from inturn.transport.client import RemoteNode
 from inturn.version import SOFTWARE
-from inturn.wire.address import parse_address
-from inturn.wire.client import RemoteNode
 
 
 @dataclass(frozen=True, slots=True)

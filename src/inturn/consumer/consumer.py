@@ -21,40 +21,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from inturn.consumer.broadcasting import BroadcastNode
+from inturn.consumer.broadcast import BroadcastNode
+from inturn.consumer.context import Hook
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.duty import EVERYTHING, Duty
-from inturn.consumer.figures import Blocking, ConsumerStatistics, HeldLease, KeptLease
-from inturn.consumer.fitting import check_handler, check_mode, fit, is_async, order_in
-from inturn.consumer.held import Stage
-from inturn.consumer.hook import Hook
-from inturn.consumer.loop import WorkerLoop
-from inturn.consumer.opening import Opened, OpenedFetch, opened, opened_fetch
-from inturn.consumer.processes import ProcessWorker, WorkerProcesses
+from inturn.consumer.decoder import Opened, OpenedFetch, opened, opened_fetch
+from inturn.consumer.partition_state import Stage
 from inturn.consumer.run import Run
-from inturn.consumer.shared import SharedCore
-from inturn.consumer.threads import Workers, WorkerThreads
+from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.shared_core import SharedCore
+from inturn.consumer.statistics import Blocking, ConsumerStatistics, HeldLease, KeptLease
 from inturn.consumer.trace import Trace
 from inturn.consumer.trial import TrialReport, TrialRun
+from inturn.consumer.validation import check_handler, check_mode, fit, is_async, order_in
 from inturn.consumer.worker import Handler, Worker
-from inturn.model.clock import Clock
-from inturn.model.commands import (
-    Answer,
-    Command,
-    Fetch,
-    Fetched,
-    Node,
-    OpenDeadLetters,
-    OpenRetry,
-    Pull,
-    Pulled,
-    Read,
-)
+from inturn.consumer.worker_processes import ProcessWorker, WorkerProcesses
+from inturn.consumer.worker_tasks import WorkerLoop
+from inturn.consumer.worker_threads import Workers, WorkerThreads
 from inturn.model.errors import Closed, InturnError, InvalidInput
 from inturn.model.logs import get_logger
-from inturn.model.names import check_name, retry_subject
-from inturn.model.position import Position, parse_position, position_text
-from inturn.model.request import ask
+from inturn.model.message import tag_filter
+from inturn.model.offsets import Position, parse_position, position_text
 from inturn.model.result import ResultKind
 from inturn.model.settings import (
     ConsumerSettings,
@@ -66,8 +52,21 @@ from inturn.model.settings import (
     checked,
     one_of,
 )
-from inturn.model.subject import Subject
-from inturn.model.tags import tag_filter
+from inturn.model.subject import Subject, check_name, retry_subject
+from inturn.model.time import Clock
+from inturn.protocol.commands import (
+    Answer,
+    Command,
+    Fetch,
+    Fetched,
+    Node,
+    OpenDeadLetters,
+    OpenRetry,
+    Pull,
+    Pulled,
+    Read,
+)
+from inturn.protocol.request import ask
 
 LOOK_S = 0.01  # how often `wait_until_through` looks
 

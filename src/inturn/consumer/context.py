@@ -1,8 +1,15 @@
-"""What a handler is told beside the message."""
+"""What a handler is told beside the message.
+
+Hooks around handling: for tracing, metrics, context variables.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from inturn.model.message import Message
+from inturn.model.result import ResultKind
 
 
 @dataclass(slots=True)
@@ -27,3 +34,19 @@ class Context:
     def ack(self) -> None:
         """With `ack="manual"`: this message and all before it are done."""
         self.is_acknowledged = True
+
+
+class Hook:
+    """Override what you need. Called in the worker's thread, right before and after the handler.
+
+    `after` runs even when the handler raised; `error` is then what it raised. An exception in a hook is logged and
+    changes nothing.
+    """
+
+    def before(self, messages: Sequence[Message], context: Context) -> None:
+        pass
+
+    def after(
+        self, messages: Sequence[Message], context: Context, kind: ResultKind, error: BaseException | None
+    ) -> None:
+        pass

@@ -19,16 +19,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from inturn.consumer.duty import EVERYTHING, Duty
+from inturn.consumer.decoder import Opened
 from inturn.consumer.handling import Handling
-from inturn.consumer.held import NEVER, HeldPartition, Moving, Pending, Stage
-from inturn.consumer.moving import moved_batch, past_attempts
-from inturn.consumer.opening import Opened
+from inturn.consumer.outcome import moved_batch, past_attempts
+from inturn.consumer.partition_state import NEVER, HeldPartition, Moving, Pending, Stage
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import Scheduler
+from inturn.consumer.scope import EVERYTHING, Duty
 from inturn.consumer.statistics import Statistics
 from inturn.consumer.trial import MemberTrials
-from inturn.model.commands import (
+from inturn.model.errors import (
+    AccessDenied,
+    Closed,
+    ConnectionLost,
+    GroupConflict,
+    InturnError,
+    InvalidInput,
+    LeaseHeld,
+    LogDamaged,
+    NotFound,
+    StaleEpoch,
+    VersionMismatch,
+)
+from inturn.model.message import Message
+from inturn.model.settings import ConsumerSettings, LeaseSettings, LotState, OnExhausted, Order
+from inturn.protocol.commands import (
     Acquire,
     Assignment,
     Command,
@@ -50,21 +65,6 @@ from inturn.model.commands import (
     Renewed,
     ReportTrial,
 )
-from inturn.model.errors import (
-    AccessDenied,
-    Closed,
-    ConnectionLost,
-    GroupConflict,
-    InturnError,
-    InvalidInput,
-    LeaseHeld,
-    LogDamaged,
-    NotFound,
-    StaleEpoch,
-    VersionMismatch,
-)
-from inturn.model.message import Message
-from inturn.model.settings import ConsumerSettings, LeaseSettings, LotState, OnExhausted, Order
 
 RETRY_S = 0.2  # after an error that says nothing about when to try again
 DAMAGE_RETRY_S = 5.0

@@ -14,18 +14,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from inturn.consumer.held import NEVER, HeldPartition, Moving, SentNews, Stage, Waiting
 from inturn.consumer.lane import STRAIGHT, Lane, LaneKey
-from inturn.consumer.lot import HeldLot, parked, unparked
 from inturn.consumer.outcome import Next, Outcome, text_of
+from inturn.consumer.parking import HeldLot, parked, unparked
+from inturn.consumer.partition_state import NEVER, HeldPartition, Moving, SentNews, Stage, Waiting
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import OVERDUE_S, Scheduler
-from inturn.model.commands import Failure, KeyRequest, LotContent
-from inturn.model.mark import mark_of
-from inturn.model.message import Message
-from inturn.model.names import dead_letter_subject, retry_subject
+from inturn.model.message import Message, tag_filter
+from inturn.model.offsets import mark_of
 from inturn.model.settings import SPAN_MAX, ConsumerSettings, KeyAction, Keyless, LotState, OnExhausted, Order
-from inturn.model.tags import tag_filter
+from inturn.model.subject import dead_letter_subject, retry_subject
+from inturn.protocol.commands import Failure, KeyRequest, LotContent
 
 QUICK_BUFFERED_COUNT = 4096
 LONG_S = 1.0  # a handler that runs for longer is not waited for when it is counted what waits

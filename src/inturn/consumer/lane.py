@@ -17,8 +17,8 @@ from inturn.consumer.outcome import Outcome
 from inturn.model.message import Message
 
 if TYPE_CHECKING:
-    from inturn.consumer.held import HeldPartition
-    from inturn.consumer.lot import HeldLot
+    from inturn.consumer.parking import HeldLot
+    from inturn.consumer.partition_state import HeldPartition
     from inturn.consumer.run import Run
 
 LaneKey: TypeAlias = bytes | int | None  # a key; the offset of a message on its own; None: the whole partition

@@ -1,14 +1,22 @@
-"""From what a handler did to what happens next. Pure."""
+"""From what a handler did to what happens next. Pure.
+
+Messages that go to a retry or dead-letter subject, and what goes with them.
+"""
 
 from __future__ import annotations
 
 import enum
 import traceback
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inturn.consumer.context import Context
+from inturn.model.batch import Batch, encode
 from inturn.model.errors import HandlerError
+from inturn.model.message import Message, Outgoing
 from inturn.model.result import Result, ResultKind, Suspend
+from inturn.model.routing import slot_of
 from inturn.model.settings import ConsumerSettings, Strategy
 
 TRACEBACK_LINES_MAX = 20
@@ -91,3 +99,27 @@ def traceback_of(error: BaseException | None) -> str:
         return ""
     text = "".join(traceback.format_exception(error, limit=-TRACEBACK_LINES_MAX))
     return text.encode(errors="backslashreplace").decode()
+
+
+# Properties of such a message. Producers refuse names that begin with `%`, so these are ours alone.
+ATTEMPTS = "%attempts"  # how often it failed so far
+SUBJECT = "%subject"  # where it stood first
+PARTITION = "%partition"
+OFFSET = "%offset"
+
+
+def past_attempts(message: Message) -> int:
+    text = message.properties.get(ATTEMPTS, "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def moved_batch(messages: Sequence[Message], attempts: Sequence[int]) -> Batch:
+    """The messages as they are stored in the retry or dead-letter subject, each with how often it failed."""
+    slots = array("H", [0 if message.key is None else slot_of(message.key) for message in messages])
+    return encode([_moved(message, count) for message, count in zip(messages, attempts, strict=True)], slots)
+
+
+def _moved(message: Message, attempts: int) -> Outgoing:
+    origin = {SUBJECT: message.subject, PARTITION: str(message.partition), OFFSET: str(message.offset)}
+    properties = origin | message.properties | {ATTEMPTS: str(attempts)}
+    return Outgoing(message.body, message.key, message.born_at_ms, message.tags, properties, message.message_id)

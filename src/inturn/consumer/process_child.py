@@ -31,8 +31,8 @@ from inturn.consumer.process_frames import (
     encode,
 )
 from inturn.consumer.worker import Handler
-from inturn.model.clock import SystemClock
 from inturn.model.result import Result, Suspend
+from inturn.model.time import SystemClock
 
 TEXT_LENGTH_MAX = 2_000
 

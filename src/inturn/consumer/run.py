@@ -18,8 +18,8 @@ from inturn.model.message import Message
 from inturn.model.result import ResultKind
 
 if TYPE_CHECKING:
-    from inturn.consumer.held import HeldPartition
     from inturn.consumer.lane import Lane
+    from inturn.consumer.partition_state import HeldPartition
     from inturn.consumer.trace import Notes
 
 _BROKEN = Outcome(Next.REPEAT, ResultKind.EXCEPTION)

@@ -31,7 +31,12 @@ from pyroaring import BitMap64
 from xxhash import xxh3_64_intdigest, xxh64_intdigest
 
 from inturn.consumer.outcome import Next, Outcome
-from inturn.model.commands import (
+from inturn.model.errors import InvalidInput, StaleEpoch
+from inturn.model.logs import get_logger
+from inturn.model.message import Message
+from inturn.model.result import ResultKind
+from inturn.model.settings import KeyAction, Keyless, Order
+from inturn.protocol.commands import (
     Acquire,
     Assignment,
     Command,
@@ -46,17 +51,12 @@ from inturn.model.commands import (
     Renew,
     Renewed,
 )
-from inturn.model.errors import InvalidInput, StaleEpoch
-from inturn.model.logs import get_logger
-from inturn.model.message import Message
-from inturn.model.result import ResultKind
-from inturn.model.settings import KeyAction, Keyless, Order
 
 if TYPE_CHECKING:
     from inturn.consumer.core import ConsumerCore
-    from inturn.consumer.held import HeldPartition
     from inturn.consumer.lane import Lane
-    from inturn.model.clock import Clock
+    from inturn.consumer.partition_state import HeldPartition
+    from inturn.model.time import Clock
 
 SUFFIX = ".trace"
 HASH_SEED = 42  # as Spark's xxhash64()

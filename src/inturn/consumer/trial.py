@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inturn.consumer.context import Context
-from inturn.consumer.opening import Opened
-from inturn.model.commands import Command, Read, ReportTrial, Trial
+from inturn.consumer.decoder import Opened
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
+from inturn.protocol.commands import Command, Read, ReportTrial, Trial
 
 KNOWN_COUNT_MAX = 1_000  # an answer may name again what was reported meanwhile
 READ_BYTES = 1  # the batch that the message is in, and nothing else

@@ -8,17 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from inturn.consumer.context import Context
-from inturn.consumer.hook import Hook
+from inturn.consumer.context import Context, Hook
 from inturn.consumer.outcome import Next, Outcome, is_printable, of_exception, of_return, text_of, traceback_of
 from inturn.consumer.run import Run
 from inturn.consumer.trial import TrialReport, TrialRun
-from inturn.model.clock import Clock
 from inturn.model.errors import WorkerDied
 from inturn.model.logs import get_logger
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.model.settings import ConsumerSettings
+from inturn.model.time import Clock
 
 Handler: TypeAlias = Callable[[Any, Context], object]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from inturn.model.batch import Batch, StoredBatch
-from inturn.model.commands import Appended
 from inturn.model.errors import InturnError, LogDamaged, LogStopped
-from inturn.model.route import Partition
+from inturn.model.routing import Partition
+from inturn.protocol.commands import Appended
 
 AppendReply: TypeAlias = Callable[[Appended | InturnError], None]
 

@@ -21,21 +21,19 @@ from dataclasses import dataclass
 
 from inturn.log import checkpoint as checkpoints
 from inturn.log import reserve
+from inturn.log.batch_reader import read_batches
 from inturn.log.checkpoint import Checkpoint
 from inturn.log.disk import Disk
 from inturn.log.engine import AppendReply
-from inturn.log.reading import read_batches
-from inturn.log.recovery import recover
+from inturn.log.recovery import recover, verify
 from inturn.log.segment import Segment
-from inturn.log.verify import verify
 from inturn.model.batch import HEADER_BYTES, Batch, StoredBatch, partition_seed
-from inturn.model.clock import Clock
-from inturn.model.commands import Appended
 from inturn.model.errors import Closed, DiskFull, InturnError, LogDamaged, LogStopped, RouteChanged
 from inturn.model.logs import get_logger
-from inturn.model.route import Partition
+from inturn.model.routing import Partition
 from inturn.model.settings import MIB, Flush, LogSettings
-from inturn.model.timers import Timer, Timers
+from inturn.model.time import Clock, Timer, Timers
+from inturn.protocol.commands import Appended
 
 _log = get_logger("inturn.log")
 

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from inturn.model.clock import Clock
-from inturn.model.commands import BrokerGroupDescription, ReportBroker
 from inturn.model.errors import AlreadyExists, BrokerGroupClosed, InvalidInput, NotFound
-from inturn.model.names import check_name
 from inturn.model.settings import BrokerGroupState
-from inturn.model.subject import Subject
-from inturn.state.broker_groups import BrokerGroupRow, BrokerGroupRows
+from inturn.model.subject import Subject, check_name
+from inturn.model.time import Clock
+from inturn.protocol.commands import BrokerGroupDescription, ReportBroker
+from inturn.store.cluster import BrokerGroupRow, BrokerGroupRows
 
 DEFAULT_SPREAD = 2  # broker groups of a subject for which nobody has chosen them
 SILENT_S = 5.0  # a broker that was not heard for so long counts as dead

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from inturn.meta.assignment import assign
-from inturn.model.clock import Clock
-from inturn.model.commands import Assignment, Heartbeat, KeyRequest, MemberDescription, Trial
 from inturn.model.errors import GroupConflict
+from inturn.model.message import EVERYTHING, tags_text
 from inturn.model.settings import AssignmentStrategy, LeaseSettings, Order, one_of
 from inturn.model.subject import Subject
-from inturn.model.tags import EVERYTHING, tags_text
-from inturn.state.groups import GroupRecord
-from inturn.state.members import Members
+from inturn.model.time import Clock
+from inturn.protocol.commands import Assignment, Heartbeat, KeyRequest, MemberDescription, Trial
+from inturn.store.groups import GroupRecord, Members
 
 # The partitions of a group by the member that holds their live leases.
 Holders: TypeAlias = Callable[[GroupRecord], Mapping[str, tuple[int, ...]]]

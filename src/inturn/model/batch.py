@@ -13,6 +13,8 @@ are never stored.
 
 `synced_end` is how far the log was known to be on disk when this batch was written. It tells a torn tail
 (nothing after it was acknowledged) from damage in the middle (a later batch vouches for the damaged one).
+
+How large the content of a zstd frame says that it is, from its first bytes: before anything is decompressed.
 """
 
 from __future__ import annotations
@@ -27,11 +29,31 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from inturn.model.errors import InvalidInput
-from inturn.model.message import Message, Origin, Outgoing
+from inturn.model.message import Message, Origin, Outgoing, TagFilter
+from inturn.model.routing import SLOT_COUNT, SlotSet
 from inturn.model.settings import MIB
-from inturn.model.slot import SLOT_COUNT, SlotSet
-from inturn.model.tags import TagFilter
-from inturn.model.zstd_frame import content_bytes
+
+MARK = b"\x28\xb5\x2f\xfd"
+HEADER_BYTES_MAX = 18
+_DICTIONARY_BYTES = (0, 1, 2, 4)
+_SIZE_BYTES = (0, 2, 4, 8)
+
+
+def content_bytes(frame: bytes | memoryview) -> int | None:
+    """None if it does not say, or is no frame."""
+    head = bytes(frame[:HEADER_BYTES_MAX])
+    if not head.startswith(MARK) or len(head) <= len(MARK):
+        return None
+    descriptor = head[4]
+    is_single = bool(descriptor & 0x20)
+    kind = descriptor >> 6
+    size = 1 if kind == 0 and is_single else _SIZE_BYTES[kind]
+    at = 5 + (not is_single) + _DICTIONARY_BYTES[descriptor & 3]
+    field = head[at : at + size]
+    if not size or len(field) < size:
+        return None
+    return int.from_bytes(field, "little") + (256 if size == 2 else 0)
+
 
 MAGIC = b"iT"
 VERSION = 1

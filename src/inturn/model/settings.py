@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from inturn.model.errors import InvalidInput
-from inturn.model.tags import tags_text
+from inturn.model.message import tags_text
 
 KIB = 1024
 MIB = 1024 * KIB

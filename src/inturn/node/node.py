@@ -12,16 +12,26 @@ import threading
 from collections.abc import Callable
 
 from inturn.broker.broker import Broker
-from inturn.broker.cutting import CuttingReply
-from inturn.broker.filtering import FilteringReply
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseTable
-from inturn.broker.trials import Trials
+from inturn.broker.pull_filters import CuttingReply, FilteringReply
 from inturn.log.engine import LogEngine
 from inturn.meta.broker_registry import BrokerRegistry
 from inturn.meta.membership import Membership
-from inturn.model.clock import Clock
-from inturn.model.commands import (
+from inturn.model.errors import Closed, InturnError, InvalidInput
+from inturn.model.message import tag_filter
+from inturn.model.settings import LeaseSettings
+from inturn.model.subject import Subject
+from inturn.model.time import Clock, Timers
+from inturn.node.acceptance import NEW_WORK, AnswerTable, Intake, Try
+from inturn.node.catalog import NOBODY_ELSE, Known, Neighbours
+from inturn.node.group_commands import GroupCommands, HeartbeatCommands, LeavingCommands
+from inturn.node.key_commands import BrokerGroupCommands, SteeringCommands, TrialCommands, Trials
+from inturn.node.long_polls import LongPolls, Waking, waits_for
+from inturn.node.partition_commands import ConsumingCommands, SharedGroupCommands
+from inturn.node.statistics import Survey
+from inturn.node.subject_commands import DerivedSubjectCommands, GrowthCommands, SubjectCommands
+from inturn.protocol.commands import (
     Answer,
     Append,
     Command,
@@ -38,45 +48,17 @@ from inturn.model.commands import (
     ReadyPart,
     Reply,
 )
-from inturn.model.errors import Closed, InturnError, InvalidInput
-from inturn.model.observer import Observer
-from inturn.model.settings import LeaseSettings
-from inturn.model.subject import Subject
-from inturn.model.tags import tag_filter
-from inturn.model.timers import Timers
-from inturn.node.answering import AnswerTable, Try
-from inturn.node.broker_groups import BrokerGroupCommands
-from inturn.node.consuming import ConsumingCommands
-from inturn.node.derived_subjects import DerivedSubjectCommands
-from inturn.node.groups import GroupCommands
-from inturn.node.growth import GrowthCommands
-from inturn.node.heartbeats import HeartbeatCommands
-from inturn.node.intake import NEW_WORK, Intake
-from inturn.node.known import Known
-from inturn.node.leaving import LeavingCommands
-from inturn.node.long_polls import LongPolls
-from inturn.node.neighbours import NOBODY_ELSE, Neighbours
-from inturn.node.shared_groups import SharedGroupCommands
-from inturn.node.steering import SteeringCommands
-from inturn.node.subjects import SubjectCommands
-from inturn.node.survey import Survey
-from inturn.node.trials import TrialCommands
-from inturn.node.waking import Waking, waits_for
-from inturn.state.broker_groups import BrokerGroupRows
-from inturn.state.database import Database
-from inturn.state.failures import Failures
-from inturn.state.gates import GateRows
-from inturn.state.groups import Groups
-from inturn.state.key_requests import KeyRequests
-from inturn.state.leases import LeaseRows
-from inturn.state.lots import Lots
-from inturn.state.members import Members
-from inturn.state.node_role import LOCAL_BROKER_GROUP
-from inturn.state.offsets import Offsets
-from inturn.state.producers import Producers
-from inturn.state.progress import ProgressRows
-from inturn.state.subjects import Subjects
-from inturn.state.survey import SurveyRows
+from inturn.protocol.observer import Observer
+from inturn.store.cluster import LOCAL_BROKER_GROUP, BrokerGroupRows
+from inturn.store.database import Database
+from inturn.store.groups import Groups, Members
+from inturn.store.keys import Failures, KeyRequests
+from inturn.store.leases import LeaseRows, ProgressRows
+from inturn.store.offsets import GateRows, Offsets
+from inturn.store.parking_lots import Lots
+from inturn.store.producers import Producers
+from inturn.store.statistics import SurveyRows
+from inturn.store.subjects import Subjects
 from inturn.version import SOFTWARE
 
 
@@ -170,7 +152,7 @@ class InProcessNode:
     # Commands
 
     def submit(self, command: Command, reply: Reply) -> None:
-        """See `inturn.model.commands.Node`."""
+        """See `inturn.protocol.commands.Node`."""
         answer: Answer | InturnError | None
         try:
             if type(command) is Append:

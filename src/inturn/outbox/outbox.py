@@ -1,23 +1,65 @@
-"""The outbox: messages that wait in a table of a database until they are sent."""
+"""The outbox: messages that wait in a table of a database until they are sent.
+
+The outbox of a producer: what it could not send is kept here, and a scanner in the same process sends it later.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
-from inturn.model.clock import Clock
-from inturn.model.commands import Node
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import Limits, checked
-from inturn.outbox.local import LocalOutbox
-from inturn.outbox.putting import create_tables, put_row
-from inturn.outbox.row import checked_values
+from inturn.model.time import Clock
+from inturn.outbox.row import checked_values, create_tables, json_text, put_row
 from inturn.outbox.scanner import Connected, Scanner
-from inturn.outbox.settings import OutboxSettings
 from inturn.outbox.store import OutboxStore, open_engine
-from inturn.outbox.table import DEFAULT_TABLE, check_table_name, make_tables
+from inturn.outbox.table import DEFAULT_TABLE, OutboxSettings, check_table_name, make_tables
+from inturn.producer.fallback import KeptRow
+from inturn.protocol.commands import Node
+
+
+class LocalOutbox:
+    """A `Keeper`. Its scanner takes part in the one lease of the outbox, so several producers may share one."""
+
+    def __init__(self, store: OutboxStore, node: Node, clock: Clock, settings: OutboxSettings) -> None:
+        store.create()
+        self._store = store
+        self._scanner = Scanner(store, node, settings, clock)
+        self._scanner.start()
+
+    def waiting(self) -> list[tuple[str, bytes, int]]:
+        return self._store.waiting_keys()
+
+    def keep(self, rows: Sequence[KeptRow]) -> list[int]:
+        ids = self._store.add([_values(row) for row in rows])
+        self._scanner.wake()
+        return ids
+
+    def gone(self, row_ids: Sequence[int]) -> set[int]:
+        return self._store.gone(row_ids)
+
+    def close(self) -> None:
+        self._scanner.stop()
+        self._store.close()
+
+
+def _values(row: KeptRow) -> dict[str, object]:
+    message = row.message
+    return {
+        "subject": row.subject,
+        "key": message.key,
+        "body": message.body,
+        "tags": json_text(message.tags),
+        "properties": json_text(message.properties),
+        "message_id": message.message_id,
+        "partition": row.partition,
+        "created_at_ms": message.born_at_ms,
+    }
+
 
 REFUSED_COUNT = 100
 

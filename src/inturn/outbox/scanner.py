@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from inturn.model.clock import Clock, SystemClock
-from inturn.model.commands import Node
 from inturn.model.errors import Closed, InturnError, OutboxHeld, OutboxLost, ProducerFenced
 from inturn.model.logs import get_logger
-from inturn.outbox.lease import Hold, LeaseWatch
-from inturn.outbox.settings import OutboxSettings
-from inturn.outbox.shift import Counts, Shift
+from inturn.model.time import Clock, SystemClock
+from inturn.outbox.scan_core import Hold, LeaseWatch
+from inturn.outbox.scan_session import Counts, Shift
 from inturn.outbox.store import OutboxStore
+from inturn.outbox.table import OutboxSettings
+from inturn.protocol.commands import Node
 
 _log = get_logger("inturn.outbox")
 BACKOFF_S = 0.5

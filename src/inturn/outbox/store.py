@@ -17,11 +17,9 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from inturn.model.errors import InvalidInput, OutboxFailed, OutboxLost
-from inturn.outbox.horizon import settled_id
-from inturn.outbox.lease import LeaseRow
-from inturn.outbox.marks import Offsets
-from inturn.outbox.putting import create_tables
-from inturn.outbox.row import Row
+from inturn.outbox.recovery import Offsets
+from inturn.outbox.row import Row, create_tables
+from inturn.outbox.scan_core import LeaseRow, settled_id
 from inturn.outbox.table import TRIGGER, OutboxTables, ddl
 
 BUSY_TIMEOUT_S = 5.0

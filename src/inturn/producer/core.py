@@ -7,18 +7,17 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from inturn.model.commands import Append, Appended
 from inturn.model.errors import BrokerGroupClosed, InturnError, InvalidInput, LimitExceeded, RouteChanged, SendFailed
 from inturn.model.logs import get_logger
 from inturn.model.message import Outgoing
-from inturn.model.route import Partition
+from inturn.model.routing import SLOT_COUNT, Partition, slot_of
 from inturn.model.settings import ProducerSettings, Routing, Strategy
-from inturn.model.slot import SLOT_COUNT, slot_of
 from inturn.model.subject import Subject
-from inturn.producer.acceptance import as_bytes, checked_id, checked_properties, checked_tags, not_text
-from inturn.producer.flight import Flight
-from inturn.producer.keeping import Keeping, KeptRow
-from inturn.producer.queue import PartitionQueue
+from inturn.producer.fallback import Keeping, KeptRow
+from inturn.producer.partition_queue import PartitionQueue
+from inturn.producer.send_batch import Flight
+from inturn.producer.validation import as_bytes, checked_id, checked_properties, checked_tags, not_text
+from inturn.protocol.commands import Append, Appended
 
 Selector: TypeAlias = Callable[[Sequence[Partition], Outgoing, object], int]
 

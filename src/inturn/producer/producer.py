@@ -13,8 +13,6 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from inturn.model.clock import Clock
-from inturn.model.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
 from inturn.model.errors import (
     BufferFull,
     Closed,
@@ -26,15 +24,15 @@ from inturn.model.errors import (
 )
 from inturn.model.logs import get_logger
 from inturn.model.message import Outgoing
-from inturn.model.names import check_name
-from inturn.model.request import ask
 from inturn.model.settings import ProducerSettings, Strategy, checked
-from inturn.model.subject import Subject
+from inturn.model.subject import Subject, check_name
+from inturn.model.time import Clock
 from inturn.producer.core import ProducerCore, Selector, SendAttempt
-from inturn.producer.flight import SendHandle, Stored
-from inturn.producer.hook import HookedSends, SendHook, Sending
-from inturn.producer.keeper_thread import KeeperThread
-from inturn.producer.keeping import Keeper, Keeping
+from inturn.producer.fallback import Keeper, KeeperThread, Keeping
+from inturn.producer.send_batch import SendHandle, Stored
+from inturn.producer.send_hook import HookedSends, SendHook, Sending
+from inturn.protocol.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
+from inturn.protocol.request import ask
 
 _log = get_logger("inturn.producer")
 

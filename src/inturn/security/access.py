@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from inturn.model.errors import InvalidInput
-from inturn.security.actions import OF_GROUPS, Action, Need
+from inturn.security.permissions import OF_GROUPS, Action, Need
 
 ALL = "*"
 

@@ -14,10 +14,10 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
-from inturn.model.clock import Clock
 from inturn.model.errors import InvalidInput
 from inturn.model.logs import get_logger
-from inturn.security.meter import Meter
+from inturn.model.time import Clock
+from inturn.security.rate_limit import Meter
 
 _log = get_logger("inturn.security")
 REFUSALS_PER_S = 5.0  # of one principal, or of one address that nobody has authenticated

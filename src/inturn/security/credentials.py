@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inturn.model.errors import InvalidInput
-from inturn.security.tls import TlsSettings
+from inturn.security.settings import TlsSettings
 from inturn.security.tokens import check_token
 
 TOKEN, TOKEN_FILE = "INTURN_TOKEN", "INTURN_TOKEN_FILE"

@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING
 from inturn.spark.extra import needs_extra
 
 if TYPE_CHECKING:
-    from inturn.spark.audit import audit as audit
-    from inturn.spark.drain import Drain as Drain
-    from inturn.spark.drain import DrainReport as DrainReport
-    from inturn.spark.drain import DrainSettings as DrainSettings
-    from inturn.spark.drain import drain as drain
-    from inturn.spark.for_each import for_each as for_each
-    from inturn.spark.for_each import for_each_stream as for_each_stream
+    from inturn.spark.audit.audit import audit as audit
+    from inturn.spark.ordered.drain import Drain as Drain
+    from inturn.spark.ordered.drain import DrainReport as DrainReport
+    from inturn.spark.ordered.drain import DrainSettings as DrainSettings
+    from inturn.spark.ordered.drain import drain as drain
+    from inturn.spark.ordered.for_each import for_each as for_each
+    from inturn.spark.ordered.for_each import for_each_stream as for_each_stream
     from inturn.spark.registration import register as register
     from inturn.spark.session import session as session
     from inturn.spark.shipping import check_executors as check_executors
     from inturn.spark.shipping import ship as ship
-    from inturn.spark.source import InturnDataSource as InturnDataSource
+    from inturn.spark.source.source import InturnDataSource as InturnDataSource
 
-# Public name → the module below this package that has it. Another one is a line here and one above.
+# Public name → the module below this package that has the name. A new public name is a line here and a line above.
 _HOMES = {
-    "Drain": "drain",
-    "DrainSettings": "drain",
-    "InturnDataSource": "source",
-    "audit": "audit",
+    "Drain": "ordered.drain",
+    "DrainReport": "ordered.drain",
+    "DrainSettings": "ordered.drain",
+    "InturnDataSource": "source.source",
+    "audit": "audit.audit",
     "check_executors": "shipping",
-    "DrainReport": "drain",
-    "drain": "drain",
-    "for_each": "for_each",
-    "for_each_stream": "for_each",
+    "drain": "ordered.drain",
+    "for_each": "ordered.for_each",
+    "for_each_stream": "ordered.for_each",
     "register": "registration",
     "session": "session",
     "ship": "shipping",
@@ -45,13 +45,12 @@ __all__ = sorted(_HOMES)
 
 
 class _Package(ModuleType):
-    """Where a function is called as its module is, this package has the function, even after the module was imported:
-    an import binds the module here."""
+    """Keeps public names that are also names of modules. An import of `inturn.spark.audit.audit` binds the subpackage
+    `audit` here; without this class the subpackage would replace the public function."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if isinstance(value, ModuleType) and _HOMES.get(name) == name:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
+        if not (isinstance(value, ModuleType) and name in _HOMES):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

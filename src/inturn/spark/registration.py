@@ -16,5 +16,5 @@ def register(spark: SparkSession) -> None:
     Where inturn is installed Spark finds it without this, too, through the module `pyspark_inturn`. But only a source
     that was registered sees what had been sent to the executors before (see `ship`)."""
     with needs_extra():
-        from inturn.spark.source import InturnDataSource
+        from inturn.spark.source.source import InturnDataSource
     spark.dataSource.register(InturnDataSource)

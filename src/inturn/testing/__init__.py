@@ -1,52 +1,42 @@
-"""For tests of ordered systems: the order checker, histories, a fake clock, a disk that fails, the simulation, and
-faults done to real processes.
+"""For tests of ordered systems: the order checker, the history it reads, a recorder and a fake clock.
 
-Names are loaded when they are first used, so that a test that needs the checker does not load the simulation.
+The simulator, its seeded bugs and the process fault harness are in the package `simulator` of a checkout.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from inturn.testing.checker import check
-    from inturn.testing.clock import FakeClock
-    from inturn.testing.history import (
-        ClaimEnded,
-        ClaimGranted,
-        Committed,
-        ConsumerCrashed,
-        Event,
-        GroupFiltered,
-        HandlerEnd,
-        HandlerStart,
-        History,
-        KeyResumed,
-        KeySkipped,
-        LeaseEnded,
-        LeaseGranted,
-        OffsetsReset,
-        ProcessRestarted,
-        SendAcknowledged,
-    )
-    from inturn.testing.process_faults import FaultCounts
-    from inturn.testing.process_proxy import Behaviour, Proxies, Proxy
-    from inturn.testing.process_run import ProcessReport, ProcessSettings, run_processes
-    from inturn.testing.recorder import Recorder
-    from inturn.testing.sim_disk import SimCrash, SimDisk
-    from inturn.testing.simulation import Report, simulate
-    from inturn.testing.verdict import OrderViolated, Verdict, Violation, ViolationKind
+from inturn.testing.checker import check
+from inturn.testing.clock import FakeClock
+from inturn.testing.history import (
+    ClaimEnded,
+    ClaimGranted,
+    Committed,
+    ConsumerCrashed,
+    Event,
+    GroupFiltered,
+    HandlerEnd,
+    HandlerStart,
+    History,
+    KeyResumed,
+    KeySkipped,
+    LeaseEnded,
+    LeaseGranted,
+    OffsetsReset,
+    ProcessRestarted,
+    SendAcknowledged,
+)
+from inturn.testing.recorder import Recorder
+from inturn.testing.verdict import OrderViolated, Verdict, Violation, ViolationKind
 
 __all__ = [
-    "Behaviour",
     "ClaimEnded",
     "ClaimGranted",
     "Committed",
     "ConsumerCrashed",
     "Event",
     "FakeClock",
-    "FaultCounts",
     "GroupFiltered",
     "HandlerEnd",
     "HandlerStart",
@@ -57,45 +47,27 @@ __all__ = [
     "LeaseGranted",
     "OffsetsReset",
     "OrderViolated",
-    "ProcessReport",
     "ProcessRestarted",
-    "ProcessSettings",
-    "Proxies",
-    "Proxy",
     "Recorder",
-    "Report",
     "SendAcknowledged",
-    "SimCrash",
-    "SimDisk",
     "Verdict",
     "Violation",
     "ViolationKind",
     "check",
-    "run_processes",
-    "simulate",
 ]
 
-_MODULES = {
-    "check": "checker",
-    "FakeClock": "clock",
-    "FaultCounts": "process_faults",
-    "Recorder": "recorder",
-    **dict.fromkeys(("Behaviour", "Proxies", "Proxy"), "process_proxy"),
-    **dict.fromkeys(("ProcessReport", "ProcessSettings", "run_processes"), "process_run"),
-    **dict.fromkeys(("SimCrash", "SimDisk"), "sim_disk"),
-    **dict.fromkeys(("Report", "simulate"), "simulation"),
-    **dict.fromkeys(("OrderViolated", "Verdict", "Violation", "ViolationKind"), "verdict"),
+# Names that this package had in version 0.1 → the module of a checkout that has the name now.
+_MOVED = {
+    **dict.fromkeys(("Report", "simulate"), "simulator.simulation"),
+    **dict.fromkeys(("SimCrash", "SimDisk"), "simulator.disk"),
+    **dict.fromkeys(("Behaviour", "Proxies", "Proxy"), "simulator.processes.proxy"),
+    **dict.fromkeys(("ProcessReport", "ProcessSettings", "run_processes"), "simulator.processes.run"),
+    "FaultCounts": "simulator.processes.faults",
 }
 
+if not TYPE_CHECKING:  # a type checker would accept every name
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
+    def __getattr__(name: str) -> object:
+        if name in _MOVED:
+            raise AttributeError(f"inturn.testing.{name} is in {_MOVED[name]}, which only a checkout of inturn has")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'history')}")
-    value: object = getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -11,7 +11,7 @@ _NS_PER_MS = 1_000_000
 
 
 class FakeClock:
-    """Implements `inturn.model.clock.Clock`. May be read and moved from any thread.
+    """Implements `inturn.model.time.Clock`. May be read and moved from any thread.
 
     Kept in whole nanoseconds, so that a million small steps add up to exactly their sum.
     """

@@ -8,10 +8,10 @@ from typing import cast
 
 from pyroaring import BitMap64
 
-from inturn.model.clock import Clock
-from inturn.model.commands import Progress
 from inturn.model.errors import InvalidInput
 from inturn.model.subject import Subject
+from inturn.model.time import Clock
+from inturn.protocol.commands import Progress
 from inturn.testing.history import (
     HANDLER_RESULTS,
     LEASE_ENDS,
@@ -38,7 +38,7 @@ from inturn.testing.history import (
 
 
 class Recorder:
-    """Implements `inturn.model.observer.Observer`; handlers and producers of a test report the rest.
+    """Implements `inturn.protocol.observer.Observer`; handlers and producers of a test report the rest.
 
     May be called from any thread; events are kept in the order of the calls. To judge handlers rightly, call
     `started` as the first and `ended` as the last thing in the handler, so that it is recorded before the consumer

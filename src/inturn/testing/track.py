@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from inturn.model.slot import SlotSet
-from inturn.model.tags import tag_filter
+from inturn.model.message import tag_filter
+from inturn.model.routing import SlotSet
 from inturn.testing.history import Event, HandlerStart, SendAcknowledged
 from inturn.testing.verdict import STR_OFFSETS_MAX
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from inturn.model.slot import SlotSet, slot_of
+from inturn.model.routing import SlotSet, slot_of
 from inturn.testing.history import Event, GroupFiltered, Grown, HandlerStart, LeaseGranted, SendAcknowledged
 from inturn.testing.track import Log, Track, differ, name_message
 from inturn.testing.verdict import Evidence, Violation, ViolationKind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inturn.model.slot import slot_of
+from inturn.model.routing import slot_of
 from inturn.testing.history import ConsumerCrashed, HandlerEnd, HandlerStart, SendAcknowledged
 from inturn.testing.judges.case import Case
 from inturn.testing.judges.lanes import LaneJudge

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inturn.model.slot import SlotSet
+from inturn.model.routing import SlotSet
 from inturn.testing.history import ClaimEnded, ClaimGranted, LeaseEnded, LeaseGranted
 from inturn.testing.judges.case import Case
 from inturn.testing.track import Claim, Lease

@@ -1,0 +1,141 @@
+"""idle: what 1 000 consumers that have nothing to do cost a server: memory, processor time, and what others notice.
+
+They live in four processes, each with a connection of its own: groups of 4 on subjects with 4 partitions, so each
+holds one lease and long-polls one partition. Memory is what the server has in use once all hold their leases; processor
+time is the server's over 10 seconds in which nothing is sent. Beside them, before they come, while they are there and
+after they have gone: a producer and a consumer on another subject, 1 000 messages a second, flush "always"; the p99 of
+each round, and of those the median. The clients share the machine with the server, so this counts their work, too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.child import Child
+from benchmarks.pair import Pair
+from benchmarks.report import BenchReport, Beside, Row, median, percentile
+from inturn.client import Connection, connect
+from inturn.model.errors import InturnError
+
+CONSUMERS, QUICK_CONSUMERS = 1000, 40
+GROUP_SIZE = 4
+PROCESSES = 4
+RATE = 1000
+PARTITIONS = 4
+SETTLED_S = 120.0  # for all to have their leases
+AIM_MB, AIM_PERCENT, AIM_TIMES = 150.0, 10.0, 1.5
+MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    consumers: int
+    rounds: int
+    round_s: float
+    quiet_s: float
+
+
+FULL, QUICK = Length(CONSUMERS, 5, 3.0, 10.0), Length(QUICK_CONSUMERS, 1, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """The server while nothing is sent."""
+
+    memory_mb: float
+    percent: float  # of a core
+    clients_percent: float
+    took_s: float  # until all had their leases
+
+
+def run(quick: bool) -> BenchReport:
+    length = QUICK if quick else FULL
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inturn-bench-")))
+        server = stack.enter_context(Child("measured_child", folder, "no"))
+        address = server.hear()
+        with connect(address, wait_s=10.0) as mq:
+            subjects = _create(mq, length.consumers)
+        pair = stack.enter_context(Pair(address, "bench"))
+        without_ms = _p99s_ms(pair, length)
+        alone_mb = int(server.ask("memory")) / MB
+        with ExitStack() as idle:
+            began_s = time.monotonic()
+            children = [
+                idle.enter_context(Child("idle_child", address, length.consumers // PROCESSES, *subjects))
+                for _ in range(PROCESSES)
+            ]
+            _settle(children, length.consumers)
+            quiet = _quiet(server, children, length.quiet_s, time.monotonic() - began_s)
+            with_ms = _p99s_ms(pair, length)
+        without_ms += _p99s_ms(pair, length)
+    rows = [_p99_row(length, with_ms, without_ms), _memory_row(length, quiet, alone_mb), _processor_row(length, quiet)]
+    first = rows[0]
+    return BenchReport("idle", first.figure, first.unit, first.beside, first.ratio, rows)
+
+
+def _create(mq: Connection, consumers: int) -> list[str]:
+    mq.create_subject("bench", partitions=PARTITIONS)
+    size = min(GROUP_SIZE, consumers)
+    subjects = [f"idle-{number}" for number in range(consumers // size)]
+    for subject in subjects:
+        mq.create_subject(subject, partitions=size)
+    return subjects
+
+
+def _settle(children: list[Child], consumers: int) -> None:
+    """Until each consumer has its partition: that is as many leases as there are consumers, twice in a row."""
+    for child in children:
+        child.hear()
+    until_s = time.monotonic() + SETTLED_S
+    seen = 0
+    while seen < 2:
+        held = sum(int(child.ask("held")) for child in children)
+        seen = seen + 1 if held == consumers else 0
+        if time.monotonic() > until_s:
+            raise InturnError(f"{held} of {consumers} leases are held after {SETTLED_S:.0f} s: they do not settle")
+        time.sleep(0.5)
+
+
+def _quiet(server: Child, children: list[Child], seconds: float, took_s: float) -> Quiet:
+    asked = [server, *children]
+    before_s, began_s = [float(child.ask("time")) for child in asked], time.monotonic()
+    time.sleep(seconds)
+    taken_s = [float(child.ask("time")) - before for child, before in zip(asked, before_s, strict=True)]
+    passed_s = time.monotonic() - began_s
+    memory_mb = int(server.ask("memory")) / MB
+    return Quiet(memory_mb, 100 * taken_s[0] / passed_s, 100 * sum(taken_s[1:]) / passed_s, took_s)
+
+
+def _p99s_ms(pair: Pair, length: Length) -> list[float]:
+    """Of each round."""
+    return [percentile(pair.send(RATE, length.round_s).latencies_ms, 0.99) for _ in range(length.rounds)]
+
+
+def _p99_row(length: Length, with_ms: list[float], without_ms: list[float]) -> Row:
+    figure, bound = median(with_ms), median(without_ms)
+    ratio = figure / bound
+    what = f"{RATE:,} messages/s beside {length.consumers:,} idle consumers, p99"
+    beside = [Beside("the same without them", bound)]
+    more = {"least_ms": min(with_ms), "most_ms": max(with_ms), "without_most_ms": max(without_ms)}
+    return Row(what, figure, "ms", beside, ratio, f"< {AIM_TIMES:g} ×", ratio < AIM_TIMES, more)
+
+
+def _memory_row(length: Length, quiet: Quiet, alone_mb: float) -> Row:
+    figure = quiet.memory_mb
+    beside = [Beside("before they came", alone_mb)]
+    what = f"memory of the server, {length.consumers:,} idle consumers"
+    more = {"each_kb": 1000 * (figure - alone_mb) / length.consumers, "until_settled_s": quiet.took_s}
+    return Row(what, figure, "MB", beside, figure / alone_mb, f"< {AIM_MB:g} MB", figure < AIM_MB, more)
+
+
+def _processor_row(length: Length, quiet: Quiet) -> Row:
+    figure = quiet.percent
+    beside = [Beside("a tenth of a core", AIM_PERCENT)]
+    what = f"processor time of the server, {length.consumers:,} idle consumers"
+    more = {"clients_percent": quiet.clients_percent, "seconds": length.quiet_s}
+    return Row(what, figure, "% of a core", beside, figure / AIM_PERCENT, "< 1 ×", figure < AIM_PERCENT, more)

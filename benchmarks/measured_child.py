@@ -1,0 +1,34 @@
+"""A folder served at a free port, measured or not: `python -m benchmarks.measured_child FOLDER yes|no`.
+
+Says its address and, if it is measured, the URL of its metrics. "time" is answered with the processor time that it has
+taken so far, in seconds; "memory" with the bytes of it that are in use, as the system counts them (Linux only).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.child import answer_lines, end_with_stdin, say
+from inturn.server.server import Service
+from inturn.transport.address import Address
+
+
+def main(folder: str, is_measured: str) -> None:
+    end_with_stdin()
+    http = ("127.0.0.1", 0) if is_measured == "yes" else None
+    service = Service(folder, address=Address("127.0.0.1", 0), http=http)
+    say(f"{service.address} {service.http_url or ''}".strip())
+    answer_lines(lambda words: str(_resident_bytes() if words == ["memory"] else time.process_time()))
+    service.close(grace_s=1.0)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

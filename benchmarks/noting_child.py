@@ -1,0 +1,67 @@
+"""A consumer that notes its calls: `python -m benchmarks.noting_child ADDRESS SUBJECT GROUP NAME`.
+
+Says "ready". "count" is answered with how many calls there were for messages of `pacing_child`; "calls NS" with those
+that began since then, see `Call`; "stop" when the consumer is stopped; "forget" throws the notes away; "time" with the
+processor time of this process so far, in seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+
+from benchmarks.child import Child, answer_lines, end_with_stdin, say
+from benchmarks.pacing_child import STAMP_BYTES
+from inturn.client import connect
+from inturn.consumer.context import Context
+from inturn.model.message import Message
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """All by `time.monotonic_ns`, which is the same for all processes of a machine."""
+
+    partition: int
+    sent_ns: int
+    began_ns: int
+    ended_ns: int
+
+
+def calls_since(child: Child, since_ns: int) -> list[Call]:
+    return msgspec.json.decode(child.ask("calls", since_ns), type=list[Call])
+
+
+def main(address: str, subject: str, group: str, name: str) -> None:
+    end_with_stdin()
+    calls: list[Call] = []
+
+    def handler(message: Message, context: Context) -> None:
+        began_ns = time.monotonic_ns()
+        if sent_ns := int.from_bytes(message.body[:STAMP_BYTES], "little"):  # 0: it was for trying out a key
+            calls.append(Call(message.partition, sent_ns, began_ns, time.monotonic_ns()))
+
+    with connect(address, wait_s=10.0) as mq:
+        consumer = mq.consumer(subject, group, handler, name=name)
+        with consumer:
+            say("ready")
+
+            def answer(words: list[str]) -> str:
+                match words:
+                    case ["count"]:
+                        return str(len(calls))
+                    case ["calls", since_ns]:
+                        return msgspec.json.encode([one for one in calls if one.began_ns >= int(since_ns)]).decode()
+                    case ["time"]:
+                        return str(time.process_time())
+                    case ["forget"]:
+                        calls.clear()
+                        return "forgotten"
+                    case _:
+                        return str(consumer.stop())
+
+            answer_lines(answer)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,33 @@
+"""Bugs on purpose, to see that the simulation finds them.
+
+    with BUGS["acknowledges_before_sync"].injected():
+        assert not simulate(seed=7).ok
+
+Each is a mistake that somebody could make, put in the place of a small piece of the product while the block runs.
+The product itself has no switches for this. Not for several threads: what is replaced is replaced for all.
+"""
+
+from __future__ import annotations
+
+from simulator.seeded_bugs import (
+    broker,
+    claims,
+    consumer,
+    growth,
+    lanes,
+    log,
+    meta,
+    node,
+    parking,
+    producer,
+    state,
+    straight_lanes,
+    wire,
+)
+from simulator.seeded_bugs.bug import SEEDS_MAX, BrokenBug, Patch, SeededBug, finding, seeds_to_find
+
+__all__ = ["BUGS", "SEEDS_MAX", "BrokenBug", "Patch", "SeededBug", "finding", "seeds_to_find"]
+
+_PAGES = (broker, state, node, wire, meta, log, producer, consumer, lanes, parking, straight_lanes, growth, claims)
+
+BUGS: dict[str, SeededBug] = {bug.name: bug for page in _PAGES for bug in page.BUGS}

@@ -1,0 +1,133 @@
+"""What a bug is, and how it is found.
+
+The bugs of a layer stand on a page of their own, in a `Bugs`: it takes a function in the place of another one, an
+edit of a function's text, or patches as they are.
+"""
+
+from __future__ import annotations
+import __future__
+
+import contextlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.disk import SimCrash
+from simulator.simulation import simulate
+
+SEEDS_MAX = 1000
+_ANNOTATIONS = __future__.annotations.compiler_flag
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """`owner` is a class or a module of the product."""
+
+    owner: Any
+    attribute: str
+    replacement: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SeededBug:
+    """`layer` is the package of the product in which the mistake is made."""
+
+    name: str
+    layer: str
+    description: str
+    patches: tuple[Patch, ...]
+
+    @contextlib.contextmanager
+    def injected(self) -> Iterator[None]:
+        """The product has the bug in this block, and is exactly what it was afterwards."""
+        originals = [vars(patch.owner)[patch.attribute] for patch in self.patches]
+        for patch in self.patches:
+            setattr(patch.owner, patch.attribute, patch.replacement)
+        try:
+            yield
+        finally:
+            for patch, original in zip(self.patches, originals, strict=True):
+                setattr(patch.owner, patch.attribute, original)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class BrokenBug(Exception):
+    """The bug does not fit the product any more: what happened says nothing about the simulation."""
+
+    def __init__(self, bug: SeededBug, seed: int, error: BaseException) -> None:
+        self.bug = bug
+        super().__init__(f"{bug} at seed {seed} ended with {error!r}: its patch does not fit the product")
+
+
+# What Python says of calls and names that do not fit. A bug that leads the product itself to one of these is to be
+# written in another way, so that nobody has to tell the two apart.
+_MISFITS = (TypeError, AttributeError, NameError, LookupError, UnboundLocalError, ImportError)
+
+
+def finding(bug: SeededBug, seed: int) -> str | None:
+    """What the simulation says about a history with this bug; None if it did not notice.
+
+    That the product ends with an error of its own, or goes round in circles, counts. Raises BrokenBug.
+    """
+    with bug.injected():
+        try:
+            report = simulate(seed)
+        except _MISFITS as error:
+            raise BrokenBug(bug, seed, error) from error
+        except (Exception, SimCrash) as error:
+            return f"{type(error).__name__}: {error}"
+    return None if report.ok else report.problems[0]
+
+
+def seeds_to_find(bug: SeededBug, seeds_max: int = SEEDS_MAX, first_seed: int = 0) -> int | None:
+    """How many histories it takes until one shows the bug; None if none of them does."""
+    for count in range(1, seeds_max + 1):
+        if finding(bug, first_seed + count - 1) is not None:
+            return count
+    return None
+
+
+def edited(function: Any, old: str, new: str) -> Any:
+    """The function with a piece of its text replaced; for a mistake in the middle of something longer."""
+    source = textwrap.dedent(inspect.getsource(function)).removeprefix("@property\n")
+    assert source.count(old) == 1, f"{function.__qualname__} does not say {old!r} any more"
+    code = compile(source.replace(old, new), f"<{function.__qualname__}, edited>", "exec", _ANNOTATIONS)
+    names: dict[str, Any] = {}
+    exec(code, function.__globals__, names)  # the text is the product's, and ours
+    return names[function.__name__]
+
+
+class Bugs(list[SeededBug]):
+    """The bugs of one page."""
+
+    def add(self, name: str, layer: str, description: str, *patches: Patch) -> None:
+        for patch in patches:
+            assert patch.attribute in vars(patch.owner), f"{name}: the product has no {patch.attribute} any more"
+        self.append(SeededBug(name, layer, description, patches))
+
+    def add_edit(self, name: str, description: str, owner: Any, attribute: str, old: str, new: str) -> None:
+        original = vars(owner)[attribute]
+        if isinstance(original, property):
+            replacement: Any = property(edited(original.fget, old, new))
+        else:
+            replacement = edited(original, old, new)
+        self.add(name, _layer(owner), description, Patch(owner, attribute, replacement))
+
+    def instead_of(self, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register the function as a bug: its name and its docstring are the bug's."""
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            assert function.__doc__ is not None
+            self.add(function.__name__, _layer(owner), function.__doc__, Patch(owner, attribute, function))
+            return function
+
+        return register
+
+
+def _layer(owner: Any) -> str:
+    name: str = owner.__module__ if isinstance(owner, type) else owner.__name__
+    return name.split(".")[1]

@@ -1,0 +1,107 @@
+"""Bugs of the consumer's lanes: whose turn it is, and attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inturn.consumer.core import ConsumerCore
+from inturn.consumer.handling import Handling
+from inturn.consumer.lane import Lane
+from inturn.consumer.outcome import Outcome
+from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.scheduler import Scheduler
+from inturn.model.errors import InturnError, StaleEpoch
+from inturn.model.message import Message
+from inturn.model.settings import OnExhausted
+from inturn.protocol.commands import Command, Done, Granted, Move
+from simulator.seeded_bugs.bug import Bugs
+
+BUGS = Bugs()
+_instead_of, _add_edit = BUGS.instead_of, BUGS.add_edit
+
+# Lanes
+
+_answered = ConsumerCore.answered
+_exhausted = Handling._exhausted
+_held_granted = HeldPartition.granted
+_take_back = Scheduler.take_back
+
+_add_edit(
+    "lane_is_ready_while_it_runs",
+    "A lane to which messages come is given to a worker, though another one is busy with it.",
+    Handling,
+    "offer",
+    "if lane.run is None and not lane.waits:",
+    "if not lane.waits:",
+)
+_add_edit(
+    "suspended_lane_goes_on_with_the_next_pull",
+    "A lane that waits before a repeat is ready at once when messages come to it.",
+    Handling,
+    "offer",
+    "if lane.run is None and not lane.waits:",
+    "if lane.run is None:",
+)
+
+
+@_instead_of(Scheduler, "take_back")
+def begun_lane_is_taken_back(self: Scheduler, now_s: float) -> list[Lane]:
+    """From a slow run even the lane is taken that it is busy with."""
+    lanes = _take_back(self, now_s)
+    for run in self.runs:
+        if run.lane is not None and now_s >= run.until_s:
+            run.lane.run = None
+            lanes.append(run.lane)
+    return lanes
+
+
+# Attempts
+
+
+@_instead_of(HeldPartition, "granted")
+def attempts_are_not_handed_over(self: HeldPartition, answer: Granted, deadline_s: float, now_s: float) -> None:
+    """The next holder knows of a message that it failed, but not how often."""
+    _held_granted(self, answer, deadline_s, now_s)
+    self.attempts = dict.fromkeys(self.attempts, 1)
+
+
+@_instead_of(HeldPartition, "granted")
+def blocked_message_is_tried_by_the_next_holder(
+    self: HeldPartition, answer: Granted, deadline_s: float, now_s: float
+) -> None:
+    """The next holder does not know that the attempts at a message are used up, and tries again."""
+    _held_granted(self, answer, deadline_s, now_s)
+    self.exhausted = set()
+
+
+_add_edit(
+    "repeat_does_not_wait_for_the_commit",
+    "A message is tried again before it is stored that it failed.",
+    Handling,
+    "_failed",
+    "held.unsure.append(self._wait(lane, now_s + wait_s))",
+    "(one := self._wait(lane, now_s + wait_s), heapq.heappush(self._suspended, (one.until_s, one.number, one)))",
+)
+
+
+@_instead_of(Handling, "_exhausted")
+def dead_letter_is_not_waited_for(
+    self: Handling,
+    lane: Lane,
+    outcome: Outcome,
+    failed: Sequence[Message],
+    repeated: Sequence[Message],
+    now_s: float,
+) -> None:
+    """A message that is given up counts as done before it is stored among the dead letters."""
+    _exhausted(self, lane, outcome, failed, repeated, now_s)
+    if self._settings.on_exhausted is OnExhausted.DEAD_LETTER and lane.lot is None:
+        lane.held.tracker.add([message.offset for message in failed])
+
+
+@_instead_of(ConsumerCore, "answered")
+def failed_move_counts_as_done(self: ConsumerCore, command: Command, answer: object, now_s: float) -> None:
+    """A message that is given up counts as done when it could not be stored among the dead letters."""
+    if isinstance(command, Move) and isinstance(answer, InturnError) and not isinstance(answer, StaleEpoch):
+        answer = Done()
+    _answered(self, command, answer, now_s)

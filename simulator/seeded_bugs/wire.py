@@ -1,0 +1,130 @@
+"""Bugs of the wire: the client's end, frames, the node's end."""
+
+from __future__ import annotations
+
+import inturn.protocol.frames
+import inturn.transport.client_stream
+from inturn.model.errors import InturnError
+from inturn.protocol.commands import Answer
+from inturn.protocol.frames import Frame, FrameReader
+from inturn.transport.client_stream import Delivery, Link
+from inturn.transport.server_session import Session
+from simulator.seeded_bugs.bug import Bugs, Patch
+
+BUGS = Bugs()
+_instead_of, _add, _add_edit = BUGS.instead_of, BUGS.add, BUGS.add_edit
+
+# The client's end
+
+_link_lost = Link.lost
+
+_add(
+    "numbers_come_round_too_soon",
+    "wire",
+    "A request gets the number of another one that is not answered yet.",
+    Patch(inturn.transport.client_stream, "NUMBER_MAX", 15),
+)
+
+
+def _lost_but_kept(self: Link, why: str, now_s: float) -> list[Delivery]:
+    pending = dict(self._pending)
+    _link_lost(self, why, now_s)
+    self._pending, self._number = pending, 0
+    return []
+
+
+_add(
+    "requests_are_kept_over_a_reconnect",
+    "wire",
+    "What is unanswered when the stream is lost waits on, and the numbers begin again with the next one.",
+    Patch(Link, "lost", _lost_but_kept),
+)
+
+
+@_instead_of(Link, "lost")
+def lost_requests_are_not_answered(self: Link, why: str, now_s: float) -> list[Delivery]:
+    """What is unanswered when the stream is lost is forgotten."""
+    _link_lost(self, why, now_s)
+    return []
+
+
+@_instead_of(Link, "is_silent")
+def silence_is_not_noticed(self: Link, now_s: float) -> bool:
+    """A client waits for ever on a stream that is cut without its knowledge."""
+    return False
+
+
+_add_edit(
+    "second_copy_of_an_answer_ends_the_stream",
+    "An answer to something that was answered before is taken for nonsense.",
+    Link,
+    "received",
+    "elif frame.number == 0 and isinstance(answer, InturnError):",
+    "else:",
+)
+
+
+# Frames
+
+_add_edit(
+    "rest_of_a_read_is_dropped",
+    "When a read ends in the middle of a frame, the piece is forgotten.",
+    FrameReader,
+    "_cut",
+    "self._rest += view[at:]",
+    "pass",
+)
+_add_edit(
+    "damaged_frames_are_taken",
+    "Nobody looks at the checksum of a frame.",
+    FrameReader,
+    "_cut",
+    "& 0xFFFFFFFF != checksum:",
+    "< 0:",
+)
+_add(
+    "damaged_length_is_believed",
+    "wire",
+    "A client waits for the rest of a frame that is not as long as it says, while other answers come.",
+    Patch(inturn.protocol.frames, "_check_guard", lambda length, guard: None),
+)
+
+
+# The node's end
+
+_session_handle = Session._handle
+_session_answer = Session.answer
+_session_go_on = Session.go_on
+
+
+def _handle_and_note(self: Session, frame: Frame) -> None:
+    self.__dict__["newest"] = frame.number
+    _session_handle(self, frame)
+
+
+def _answer_the_newest(self: Session, number: int, size_bytes: int, answer: Answer | InturnError) -> None:
+    _session_answer(self, self.__dict__["newest"], size_bytes, answer)
+
+
+_add(
+    "session_answers_the_newest_request",
+    "wire",
+    "An answer that was held back gets the number of what was asked last.",
+    Patch(Session, "_handle", _handle_and_note),
+    Patch(Session, "answer", _answer_the_newest),
+)
+
+
+@_instead_of(Session, "go_on")
+def full_session_drops_what_it_cannot_take(self: Session) -> None:
+    """What comes while too much is unanswered is forgotten."""
+    if self.is_full:
+        self._inbox.clear()
+    _session_go_on(self)
+
+
+@_instead_of(Session, "lost")
+def node_does_not_hear_of_a_lost_stream(self: Session) -> None:
+    """A stream is lost, and nobody tells the node."""
+    self.is_closed = True
+    self._inbox.clear()

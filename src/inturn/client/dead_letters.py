@@ -1,0 +1,277 @@
+"""Dead letters: the messages that a group has given up, to look at and to drive again.
+
+They stand in a subject of their own, `%dead%group%subject`. What was driven again is remembered as any group remembers
+what is done: by the commits of the group of the same name on that subject, under a lease, so that two who drive at the
+same time do not drive the same letter twice.
+"""
+
+from __future__ import annotations
+
+import uuid
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from inturn.client.reader import Reader
+from inturn.consumer.outcome import ATTEMPTS, OFFSET, PARTITION, SUBJECT, past_attempts
+from inturn.model.batch import Batch, encode
+from inturn.model.errors import InvalidInput, NotFound, StaleEpoch
+from inturn.model.message import Message, Outgoing
+from inturn.model.offsets import CommitTracker
+from inturn.model.routing import slot_of
+from inturn.model.settings import Order, RetryDelays
+from inturn.model.subject import Subject, dead_letter_subject, retry_subject
+from inturn.protocol.commands import (
+    Acquire,
+    Append,
+    Appended,
+    Assignment,
+    Commit,
+    Committed,
+    DescribeGroup,
+    DescribeSubject,
+    Done,
+    FindSubject,
+    Granted,
+    GroupDescription,
+    Heartbeat,
+    Leave,
+    Node,
+    OpenRetry,
+    Progress,
+    Renew,
+    Renewed,
+    SubjectDescription,
+)
+from inturn.protocol.request import ask
+
+LIST_COUNT = 100
+LEASE_WAIT_S = 5.0  # somebody else looks at them or drives them: neither takes long
+LEVEL = 0  # of the retry subject: the shortest delay
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that a group has given up, where it came from, and how often it was tried."""
+
+    message: Message  # as it stands among the dead letters
+    subject: str  # where it stood first; with partition and offset
+    partition: int
+    offset: int
+    attempts: int
+
+
+class DeadLetters:
+    """The dead letters of one group on one subject. Safe to use from several threads.
+
+    There are none, which is no error, until a consumer with `on_exhausted="dead-letter"` (or "park", for messages
+    without a key) has given up its first message.
+    """
+
+    def __init__(self, node: Node, subject: str, group: str) -> None:
+        self._node = node
+        self.subject = subject
+        self.group = group
+        self.name = dead_letter_subject(group, subject)  # of the subject that they stand in
+        ask(node, DescribeGroup(subject, group), GroupDescription)  # or NotFound
+
+    def list(self, limit: int = LIST_COUNT) -> list[DeadLetter]:
+        """Those that were not driven again, oldest first, `limit` at the most. `message.offset` names each of them."""
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InvalidInput(f"limit={limit!r}: give a whole number above 0")
+        letters: list[DeadLetter] = []
+        if self._find() is None:
+            return letters
+        finished = self._finished()
+        for message in _messages(self._node, self.name, finished.low):
+            if message.offset not in finished:
+                letters.append(_letter(message))
+                if len(letters) == limit:
+                    break
+        return letters
+
+    def get(self, offset: int) -> DeadLetter:
+        """The dead letter with this offset among the dead letters, also if it was driven again. NotFound if none is."""
+        self._check_offsets([offset])
+        found = next(_messages(self._node, self.name, offset), None)
+        if found is None or found.offset != offset:
+            raise self._not_found(offset)
+        return _letter(found)
+
+    def redrive(self, offsets: Iterable[int] | None = None) -> int:
+        """Give dead letters to the group once more; all of them, or those with these offsets. Returns how many.
+
+        Each goes to the group's retry subject, with no attempts counted, and is handled after the shortest delay, by
+        this group only: a consumer with max_attempts and on_exhausted="dead-letter" or "park", or with best effort,
+        handles its retry subject by itself. It runs out of its order: later messages of its key were handled long ago.
+        Those that were driven before are passed over. NotFound, and nothing is driven, if an offset was never among
+        the dead letters. If this process dies in between, what was driven last may be driven again: at most what is
+        read at once (about 1 MiB).
+        """
+        wanted = None
+        if offsets is not None:
+            wanted = set(offsets)
+            self._check_offsets(wanted)
+            if not wanted:
+                return 0
+        if self._find() is None:
+            return 0
+        retry = self._open_retry()
+        count = 0
+        with _Lease(self._node, self.name, self.group, joins=True) as lease:
+            for messages in _chunks(self._node, self.name, lease.finished, wanted):
+                lease.renew()
+                ask(self._node, Append(retry.name, LEVEL, _redriven(messages, retry)), Appended)
+                lease.commit([message.offset for message in messages])
+                count += len(messages)
+        return count
+
+    def _find(self) -> Subject | None:
+        try:
+            return ask(self._node, FindSubject(self.name), Subject)
+        except NotFound:
+            return None
+
+    def _finished(self) -> CommitTracker:
+        """What was driven again already."""
+        try:
+            ask(self._node, DescribeGroup(self.name, self.group), GroupDescription)
+        except NotFound:
+            return CommitTracker()  # nothing ever was
+        with _Lease(self._node, self.name, self.group) as lease:
+            return lease.finished
+
+    def _open_retry(self) -> Subject:
+        """As it is; if no consumer has made it yet, with the usual delays."""
+        try:
+            return ask(self._node, FindSubject(retry_subject(self.group, self.subject)), Subject)
+        except NotFound:
+            levels = len(RetryDelays().levels_s)
+            return ask(self._node, OpenRetry(self.subject, self.group, levels), Subject)
+
+    def _check_offsets(self, offsets: Iterable[int]) -> None:
+        start = end = 0
+        if self._find() is not None:
+            (place,) = ask(self._node, DescribeSubject(self.name), SubjectDescription).partitions
+            start, end = place.start_offset, place.end_offset
+        for offset in offsets:
+            if isinstance(offset, bool) or not isinstance(offset, int):
+                raise InvalidInput(f"offset {offset!r}: give a whole number")
+            if not start <= offset < end:
+                raise self._not_found(offset)
+
+    def _not_found(self, offset: int) -> NotFound:
+        return NotFound(
+            "dead letter with offset",
+            str(offset),
+            f"see those of group {self.group!r} on {self.subject!r}: list(), or `inturn dead-letter list`",
+        )
+
+
+class _Lease:
+    """The dead letters of a group, held by nobody else."""
+
+    def __init__(self, node: Node, subject: str, group: str, *, joins: bool = False) -> None:
+        """`joins`: make the group, if it is not there."""
+        self._node = node
+        self._subject = subject
+        self._group = group
+        self._member = f"dead-letters-{uuid.uuid4().hex[:8]}"
+        self._joins = joins
+        self._epoch = 0
+        self._number = 0
+        self.finished = CommitTracker()
+
+    def __enter__(self) -> Self:
+        if self._joins:
+            beat = Heartbeat(self._subject, self._group, self._member, Order.NONE.value, "first")
+            ask(self._node, beat, Assignment)
+        try:
+            acquire = Acquire(self._subject, self._group, 0, self._member, 1, LEASE_WAIT_S)
+            granted = ask(self._node, acquire, Granted)
+        except BaseException:
+            self._leave()
+            raise
+        self._epoch = granted.epoch
+        self.finished = CommitTracker(granted.offset, granted.finished)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def renew(self) -> None:
+        """Raises StaleEpoch if somebody else has it."""
+        held = ((0, self._epoch),)
+        renewed = ask(self._node, Renew(self._subject, self._group, self._member, held), Renewed)
+        self._check(renewed.partitions)
+
+    def commit(self, offsets: Sequence[int]) -> None:
+        self.finished.add(offsets)
+        low, above = self.finished.snapshot()
+        self._number += 1
+        progress = Progress(0, self._epoch, low, self._number, above)
+        committed = ask(self._node, Commit(self._subject, self._group, self._member, (progress,)), Committed)
+        self._check(committed.partitions)
+
+    def _check(self, partitions: tuple[int, ...]) -> None:
+        if not partitions:
+            raise StaleEpoch(self._group, f"{self._subject}/0", self._epoch, self._epoch + 1)
+
+    def _leave(self) -> None:
+        ask(self._node, Leave(self._subject, self._group, self._member), Done)  # gives the lease back, too
+
+
+def _messages(node: Node, subject: str, offset: int) -> Iterator[Message]:
+    """From an offset on."""
+    for messages in _reads(node, subject, offset):
+        yield from messages
+
+
+def _reads(node: Node, subject: str, offset: int) -> Iterator[list[Message]]:
+    reader = Reader(node, subject, offset)
+    while messages := reader.read(0):
+        yield messages
+
+
+def _chunks(node: Node, subject: str, finished: CommitTracker, wanted: set[int] | None) -> Iterator[list[Message]]:
+    """Those that are not finished, and wanted; as they are read."""
+    start = finished.low if wanted is None else min(wanted)
+    for messages in _reads(node, subject, start):
+        chosen = [
+            message
+            for message in messages
+            if message.offset not in finished and (wanted is None or message.offset in wanted)
+        ]
+        if chosen:
+            yield chosen
+        if wanted is not None and messages[-1].offset >= max(wanted):
+            return
+
+
+def _redriven(messages: Sequence[Message], retry: Subject) -> Batch:
+    slots = array("H", [0 if message.key is None else slot_of(message.key) for message in messages])
+    return encode([_renewed(message) for message in messages], slots, route_version=retry.route.version)
+
+
+def _renewed(message: Message) -> Outgoing:
+    properties = message.properties | {ATTEMPTS: "0"}
+    return Outgoing(message.body, message.key, message.born_at_ms, message.tags, properties, message.message_id)
+
+
+def _letter(message: Message) -> DeadLetter:
+    properties = message.properties
+    return DeadLetter(
+        message,
+        properties.get(SUBJECT, ""),
+        _number(properties.get(PARTITION)),
+        _number(properties.get(OFFSET)),
+        past_attempts(message),
+    )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 20 else -1

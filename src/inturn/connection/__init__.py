@@ -1,5 +1,0 @@
-"""The connection, and what it is made of."""
-
-from inturn.connection.connection import Connection, connect
-
-__all__ = ["Connection", "connect"]

@@ -1,0 +1,83 @@
+"""What fits together: handler, order, mode and settings of a consumer. Whatever does not is told before it starts."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.worker import Handler
+from inturn.model.errors import InvalidInput
+from inturn.model.settings import ConsumerSettings, GroupMode, OnExhausted, Order, Strategy, one_of
+
+
+def order_in(mode: GroupMode, order: Order | str | None) -> Order:
+    """What runs one after the other, unless it is said: a partition, and in a shared group nothing."""
+    if order is None:
+        return Order.NONE if mode is GroupMode.SHARED else Order.PARTITION
+    order = one_of(Order, "order", order)
+    if mode is GroupMode.SHARED and order is not Order.NONE:
+        raise InvalidInput(
+            f"mode='shared' keeps no order, so not order={order.value!r}; leave it out, or leave mode out"
+        )
+    return order
+
+
+def check_mode(mode: GroupMode, offsets: object, duty: Duty) -> None:
+    if mode is GroupMode.BROADCAST and offsets is None:
+        raise InvalidInput("mode='broadcast' keeps its own offsets: give offsets=, a folder for them")
+    if mode is not GroupMode.BROADCAST and offsets is not None:
+        raise InvalidInput(f"offsets={offsets!r}: mode={mode.value!r} keeps them at the node; leave offsets out")
+    if mode is not GroupMode.EXCLUSIVE and duty is not EVERYTHING:
+        raise InvalidInput(
+            f"a duty divides the partitions of an exclusive group; mode={mode.value!r} has none to divide"
+        )
+
+
+def fit(settings: ConsumerSettings, order: Order, mode: GroupMode) -> ConsumerSettings:
+    """Settings that this order and this mode can keep."""
+    if mode is not GroupMode.EXCLUSIVE and settings.trace is not None:
+        raise InvalidInput(
+            f"ConsumerSettings.trace is for an audit of order; mode={mode.value!r} leaves nothing to audit"
+        )
+    if mode is not GroupMode.EXCLUSIVE and (settings.tags or settings.workers == "processes"):
+        raise InvalidInput(f"tags and process workers need mode='exclusive', not {mode.value!r}; filter in the handler")
+    if mode is GroupMode.BROADCAST:
+        if settings.strategy is Strategy.BEST_EFFORT or settings.max_attempts is not None:
+            raise InvalidInput(
+                "mode='broadcast' has no retry or dead-letter subject: what fails is repeated in place; leave "
+                "max_attempts and strategy='best-effort' out, and let the handler give up by returning"
+            )
+        return settings
+    if mode is GroupMode.SHARED:
+        if settings.on_exhausted is OnExhausted.PARK:
+            raise InvalidInput(
+                "ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key', not 'shared'"
+            )
+        return settings
+    if order is Order.NONE:
+        return replace(settings, strategy=Strategy.BEST_EFFORT)  # there is nothing to wait for in place
+    if order is not Order.KEY and settings.on_exhausted is OnExhausted.PARK:
+        raise InvalidInput("ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key'")
+    return settings
+
+
+def check_handler(handler: object) -> None:
+    """Mistakes that would otherwise show as messages that fail for ever."""
+    if not callable(handler):
+        raise InvalidInput(f"the handler is {handler!r}; give a function of (message, context)")
+    name = getattr(handler, "__qualname__", repr(handler))
+    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+        raise InvalidInput(f"handler {name} has a `yield` in it, so calling it does nothing; use `return`")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some builtins say nothing
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise InvalidInput(f"handler {name}{signature} cannot be called with (message, context): {error}") from None
+
+
+def is_async(handler: Handler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

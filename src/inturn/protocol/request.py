@@ -1,0 +1,53 @@
+"""Asking a node and waiting for the answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol, TypeVar
+
+from inturn.model.errors import ConnectionLost, InturnError, ServerStopping
+from inturn.protocol.commands import Answer, Command, Node
+
+_Wanted = TypeVar("_Wanted")
+PATIENCE_S = 15.0  # as long as a server may take to be started again
+_PAUSE_S = 0.05
+
+
+class Ask(Protocol):
+    """How somebody asks a node, whichever that is, and waits: the answer, or its error raised."""
+
+    def __call__(self, command: Command, wanted: type[_Wanted], /) -> _Wanted: ...
+
+
+def ask(node: Node, command: Command, wanted: type[_Wanted], patience_s: float = PATIENCE_S) -> _Wanted:
+    """Submit a command, wait, and return its answer or raise its error. While there is no connection it is repeated,
+    for `patience_s`."""
+    check_may_wait = getattr(node, "check_may_wait", None)
+    if check_may_wait is not None:
+        check_may_wait()
+    until_s = time.monotonic() + patience_s
+    while True:
+        answer = _ask_once(node, command)
+        if isinstance(answer, ConnectionLost | ServerStopping) and time.monotonic() < until_s:
+            time.sleep(_PAUSE_S)
+            continue
+        if isinstance(answer, InturnError):
+            raise answer
+        if not isinstance(answer, wanted):
+            raise InturnError(f"{type(command).__name__} was answered with {answer!r}, not {wanted.__name__}")
+        return answer
+
+
+def _ask_once(node: Node, command: Command) -> Answer | InturnError:
+    answers: list[Answer | InturnError] = []
+    answered = threading.Lock()  # a bare lock wakes its waiter sooner than an event does
+    answered.acquire()
+
+    def reply(answer: Answer | InturnError) -> None:
+        answers.append(answer)
+        answered.release()
+
+    node.submit(command, reply)
+    answered.acquire()
+    return answers[0]

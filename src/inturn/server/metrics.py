@@ -1,0 +1,353 @@
+"""How long something takes: counts in buckets, cheap to add to.
+
+A node that is measured: what is asked of it, and how long it takes.
+
+It stands between a server and its node, so that a node which nobody measures pays nothing.
+
+The figures of a server for Prometheus, gathered when somebody asks for them.
+
+No label has values that users make up as they go (keys, members, messages): subjects, groups, partitions and names of
+ours are all. Of each metric there are SERIES_MAX series at the most, in the order of their names; what is left out is
+counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from inturn.model.errors import InturnError
+from inturn.model.time import Clock
+from inturn.node.statistics import LOG_STATES, NodeFigures, Survey
+from inturn.protocol.codec import KINDS
+from inturn.protocol.commands import Answer, Append, Command, Commit, DiskRoom, ReadyPart, Release, Reply
+from inturn.transport.server_session import ServedNode
+from inturn.transport.stream_server import Server
+from inturn.version import VERSION
+
+# From a tenth of a millisecond, which a sync of a quick disk takes, to what somebody waits for in vain.
+BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Histogram:
+    """Any thread may add. It costs a third of a microsecond."""
+
+    def __init__(self, bounds_s: tuple[float, ...] = BOUNDS_S) -> None:
+        self._bounds_s = bounds_s
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._sum_s = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, took_s: float) -> None:
+        place = bisect_left(self._bounds_s, took_s)
+        with self._lock:
+            self._counts[place] += 1
+            self._sum_s += took_s
+
+    def snapshot(self) -> tuple[list[tuple[str, float]], float]:
+        """Buckets as Prometheus has them (up to a bound, all below it included), and the sum."""
+        with self._lock:
+            counts, sum_s = list(self._counts), self._sum_s
+        buckets, total = [], 0
+        for bound, count in zip((*(f"{one:g}" for one in self._bounds_s), "+Inf"), counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return buckets, sum_s
+
+
+# An append costs a server about seven microseconds, and timing it one and a half: so at most a thousand per second.
+TIMED_EVERY_S = 0.001
+
+
+class Measures:
+    """What was counted since the start. Any thread may read it."""
+
+    def __init__(self) -> None:
+        self.append_s = Histogram()
+        self.commit_s = Histogram()
+        self.commands: dict[type, int] = {kind: 0 for kind in KINDS.values() if issubclass(kind, Command)}
+        self.errors: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def failed(self, error: InturnError) -> None:
+        """A command was answered with an error. From any thread."""
+        with self._lock:
+            self.errors[type(error).__name__] += 1
+
+
+class MeasuredNode:
+    """See `ServedNode`. Remote commands come from one thread, the server's."""
+
+    def __init__(self, node: ServedNode, clock: Clock, measures: Measures) -> None:
+        self._node = node
+        self._monotonic = clock.monotonic
+        self._measures = measures
+        self._commands = measures.commands
+        self._timed_at_s = float("-inf")  # the last append that was
+
+    def submit(self, command: Command, reply: Reply) -> None:
+        self._node.submit(command, reply)
+
+    def submit_remote(self, command: Command, reply: Reply) -> None:
+        kind = type(command)
+        self._commands[kind] += 1
+        if kind is Append:
+            now_s = self._monotonic()
+            if now_s >= self._timed_at_s + TIMED_EVERY_S:
+                self._timed_at_s = now_s
+                reply = _TimedReply(reply, self._measures.append_s, self._monotonic)
+        elif kind is Commit or kind is Release:
+            began_s = self._monotonic()
+            self._node.submit_remote(command, reply)  # they are answered at once
+            self._measures.commit_s.add(self._monotonic() - began_s)
+            return
+        self._node.submit_remote(command, reply)
+
+    def hung_up(self, session: object) -> None:
+        self._node.hung_up(session)
+
+
+class _TimedReply:
+    """The reply to an append, which is called when that is durable."""
+
+    __slots__ = ("_began_s", "_histogram", "_monotonic", "_reply", "session")
+
+    def __init__(self, reply: Reply, histogram: Histogram, monotonic: Callable[[], float]) -> None:
+        self.session = getattr(reply, "session", None)
+        self._reply = reply
+        self._histogram = histogram
+        self._monotonic = monotonic
+        self._began_s = monotonic()
+
+    def __call__(self, answer: Answer | InturnError) -> None:
+        self._reply(answer)  # first: somebody waits for it
+        self._histogram.add(self._monotonic() - self._began_s)
+
+
+SERIES_MAX = 10_000
+KEY_STATES = ("failing", "blocked", "parked", "resuming")
+LEASE_CHANGES = ("granted", "released", "expired", "gone")
+
+_Rows: TypeAlias = Iterable[tuple[Sequence[str], float]]
+
+
+class ServerCollector:
+    """Register it in a registry. `collect` blocks for as long as it takes to read the state of all groups."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        server: Server,
+        measures: Measures,
+        readiness: Callable[[], tuple[ReadyPart, ...]],
+        room: Callable[[], DiskRoom | None],
+        clock: Clock,
+    ) -> None:
+        self._survey = survey
+        self._server = server
+        self._measures = measures
+        self._readiness = readiness
+        self._room = room
+        self._clock = clock
+        self._started_at_s = clock.time_ms() / 1000
+
+    def describe(self) -> list[Metric]:
+        """Nothing: so that registering it does not ask the node."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        began_s = self._clock.monotonic()
+        page = _Page()
+        try:
+            figures: NodeFigures | None = self._survey.take()
+        except InturnError:  # readiness says which part it is
+            figures = None
+        yield from self._of_process(page)
+        yield from self._of_server(page)
+        yield _histogram(
+            "inturn_append_seconds",
+            "From an append's arrival until it is durable; a thousand per second are timed.",
+            self._measures.append_s,
+        )
+        yield _histogram(
+            "inturn_commit_seconds", "From a commit's arrival until it is durable.", self._measures.commit_s
+        )
+        if figures is not None:
+            yield from _of_logs(page, figures)
+            yield from _of_groups(page, figures)
+            yield page.gauge(
+                "inturn_held_commands",
+                "Commands held back until there is something to say (long polls), by kind.",
+                ["command"],
+                (([kind], count) for kind, count in sorted(figures.held.items())),
+            )
+        yield page.gauge(
+            "inturn_series_left_out",
+            "Series above the limit of a metric, which are left out.",
+            [],
+            [((), page.left_out)],
+        )
+        yield page.gauge(
+            "inturn_scrape_seconds", "How long gathering all this took.", [], [((), self._clock.monotonic() - began_s)]
+        )
+
+    def _of_process(self, page: _Page) -> Iterator[Metric]:
+        yield page.gauge("inturn_info", "Always 1; says the version.", ["version"], [([VERSION], 1)])
+        yield page.gauge(
+            "inturn_start_time_seconds", "When the server started, since 1970.", [], [((), self._started_at_s)]
+        )
+        yield page.gauge(
+            "inturn_ready",
+            "1 if that part can do its work: work (takes new work), logs, state (the database).",
+            ["part"],
+            (([part.name], part.is_ready) for part in self._readiness()),
+        )
+        room = self._room()
+        rooms = [] if room is None else [room]
+        yield page.gauge(
+            "inturn_disk_free_bytes", "Free on the disk of the logs.", [], (((), one.free_bytes) for one in rooms)
+        )
+        yield page.gauge(
+            "inturn_disk_reserve_bytes",
+            "Below this, appends are refused.",
+            [],
+            (((), one.reserve_bytes) for one in rooms),
+        )
+
+    def _of_server(self, page: _Page) -> Iterator[Metric]:
+        load = self._server.load()
+        rows = [] if load is None else [load]
+        yield page.gauge(
+            "inturn_connections", "Clients that are connected.", [], (((), one.connection_count) for one in rows)
+        )
+        yield page.gauge(
+            "inturn_unanswered_commands",
+            "Commands of clients that are not answered yet, those held back included.",
+            [],
+            (((), one.unanswered_count) for one in rows),
+        )
+        yield page.gauge(
+            "inturn_untaken_answer_bytes",
+            "Answers that clients have not taken yet.",
+            [],
+            (((), one.untaken_bytes) for one in rows),
+        )
+        yield page.gauge(
+            "inturn_loop_delay_seconds",
+            "How long the thread that talks to clients took to come to this question.",
+            [],
+            (((), one.delay_s) for one in rows),
+        )
+        yield page.counter(
+            "inturn_commands",
+            "Commands from clients, by kind.",
+            ["command"],
+            sorted(([kind.__name__], count) for kind, count in self._measures.commands.items() if count),
+        )
+        yield page.counter(
+            "inturn_errors",
+            "Commands that were answered with an error, by its name.",
+            ["error"],
+            sorted(([name], count) for name, count in list(self._measures.errors.items())),
+        )
+
+
+class _Page:
+    """What one look gives; counts what is left out of it."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+
+    def gauge(self, name: str, text: str, labels: Sequence[str], rows: _Rows) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=labels)
+        for values, figure in self._within(rows):
+            family.add_metric(values, figure)
+        return family
+
+    def counter(self, name: str, text: str, labels: Sequence[str], rows: _Rows) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=labels)
+        for values, figure in self._within(rows):
+            family.add_metric(values, figure)
+        return family
+
+    def _within(self, rows: _Rows) -> _Rows:
+        for number, row in enumerate(rows):
+            if number < SERIES_MAX:
+                yield row
+            else:
+                self.left_out += 1
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> HistogramMetricFamily:
+    buckets, sum_s = histogram.snapshot()
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=sum_s)
+
+
+def _of_logs(page: _Page, figures: NodeFigures) -> Iterator[Metric]:
+    logs = sorted(figures.logs, key=lambda one: (one.subject, one.partition))
+    labels = ["subject", "partition"]
+    states = [one.state for one in logs]
+    yield page.gauge(
+        "inturn_logs", "Logs by state.", ["state"], (([state], states.count(state)) for state in LOG_STATES)
+    )
+    yield page.gauge(
+        "inturn_log_trouble",
+        "1 for each log that is stopped or damaged; there is none for those that are well.",
+        [*labels, "state"],
+        (([one.subject, str(one.partition), one.state], 1) for one in logs if one.state != "ok"),
+    )
+    for name, text, attribute in (
+        ("inturn_log_start_offset", "The oldest offset of a log.", "start_offset"),
+        ("inturn_log_end_offset", "One past the newest offset of a log that may be read.", "end_offset"),
+        ("inturn_log_size_bytes", "What a log takes on disk.", "size_bytes"),
+    ):
+        yield page.gauge(
+            name, text, labels, (([one.subject, str(one.partition)], getattr(one, attribute)) for one in logs)
+        )
+    for name, text, attribute in (
+        ("inturn_appended_messages", "Messages stored since the server started.", "appended_count"),
+        ("inturn_appended_bytes", "The same in bytes, as stored.", "appended_bytes"),
+    ):
+        yield page.counter(
+            name, text, labels, (([one.subject, str(one.partition)], getattr(one, attribute)) for one in logs)
+        )
+
+
+def _of_groups(page: _Page, figures: NodeFigures) -> Iterator[Metric]:
+    places = sorted(figures.places, key=lambda one: (one.subject, one.group, one.partition))
+    groups = sorted(figures.groups, key=lambda one: (one.subject, one.group))
+    labels = ["subject", "group", "partition"]
+    for name, text, attribute in (
+        ("inturn_group_lag_messages", "Messages of a partition that a group has not done yet.", "lag"),
+        ("inturn_group_done_messages", "Messages of a partition that a group is done with, from offset 0.", "done"),
+    ):
+        yield page.gauge(
+            name,
+            text,
+            labels,
+            (([one.subject, one.group, str(one.partition)], getattr(one, attribute)) for one in places),
+        )
+    for name, text, attribute in (
+        ("inturn_group_members", "Members of a group that are heard.", "member_count"),
+        ("inturn_group_leases", "Partitions of a group whose leases are live.", "lease_count"),
+    ):
+        yield page.gauge(
+            name, text, labels[:2], (([one.subject, one.group], getattr(one, attribute)) for one in groups)
+        )
+    yield page.gauge(
+        "inturn_group_keys",
+        "Keys of a group that do not go on by themselves, by state.",
+        [*labels[:2], "state"],
+        (([one.subject, one.group, state], one.key_states.get(state, 0)) for one in groups for state in KEY_STATES),
+    )
+    yield page.counter(
+        "inturn_lease_changes",
+        "Leases granted and ended, by what happened.",
+        ["change"],
+        (([change], figures.lease_changes.get(change, 0)) for change in LEASE_CHANGES),
+    )

@@ -1,0 +1,148 @@
+"""The service: a folder, opened and served at an address, until it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from inturn.cluster.broker_server import BrokerNode
+from inturn.cluster.settings import ClusterSettings, node_maker
+from inturn.model.settings import LeaseSettings, LogSettings
+from inturn.model.time import Clock, SystemClock
+from inturn.protocol.observer import Observer
+from inturn.security.guard import Guard
+from inturn.security.settings import SecuritySettings
+from inturn.server.folder import OpenedFolder, listen_in
+from inturn.server.metrics import MeasuredNode, Measures
+from inturn.transport.address import DEFAULT_PORT, Address
+from inturn.transport.server_session import ServedNode, ServerSettings
+from inturn.transport.stream_server import Server
+from inturn.version import SOFTWARE
+
+if TYPE_CHECKING:
+    from inturn.server.http import Endpoint
+
+GRACE_S = 5.0
+_LOOK_S = 0.01
+_UNGUARDED, _INSECURE = SecuritySettings(), SecuritySettings(is_insecure=True)
+
+
+class Service:
+    """Meta and broker in one process, or one of them. It also listens on the socket in the folder, for `connect(path)`.
+
+    Unless `security` says how clients are known, it serves nobody but this machine: InvalidInput for another address.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        address: Address | None = None,
+        log: LogSettings | None = None,
+        lease: LeaseSettings | None = None,
+        settings: ServerSettings | None = None,
+        clock: Clock | None = None,
+        observer: Observer | None = None,
+        http: tuple[str, int] | None = None,
+        security: SecuritySettings | None = None,
+        cluster: ClusterSettings | None = None,
+    ) -> None:
+        """`http` is where to tell operators how it is: host and port, 0 for any. Measuring is on only then. `cluster`
+        None: it is meta and broker in one."""
+        cluster = cluster if cluster is not None else ClusterSettings()
+        security = security if security is not None else SecuritySettings()
+        address = address if address is not None else Address("127.0.0.1", DEFAULT_PORT)
+        if address.path is None:
+            security.check_host(address.host)
+        lease = lease if lease is not None else LeaseSettings()
+        clock = clock if clock is not None else SystemClock()
+        log = log if log is not None else LogSettings()
+        self._clock = clock
+        self._is_closed = False
+        with contextlib.ExitStack() as undo:
+            # Before the folder is opened or made: what is wrong with its files is told first.
+            guard = None if security in (_UNGUARDED, _INSECURE) else Guard(security, clock)
+            if guard is not None:
+                undo.callback(guard.close)
+            self._guard = guard
+            role, group = cluster.role, cluster.broker_group
+            make = node_maker(cluster, clock)
+            self._opened = OpenedFolder(
+                path,
+                log,
+                lease,
+                clock,
+                observer,
+                create=True,
+                role=role,
+                broker_group=group,
+                make=make,
+                is_server=True,
+            )
+            undo.callback(self._opened.close)
+            node: ServedNode = self._opened.node
+            measures = None if http is None else Measures()
+            if measures is not None:
+                node = MeasuredNode(node, clock, measures)
+            on_error = None if measures is None else measures.failed
+            self._server = Server(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
+            undo.callback(self._server.close)
+            if isinstance(self._opened.node, BrokerNode):
+                self._opened.node.catch_up()
+            listen_in(self._server, self._opened.folder)
+            self.address = self._server.listen(address)
+            if isinstance(self._opened.node, BrokerNode):
+                self._opened.node.report(cluster.advertise or str(self.address))
+            self._endpoint: Endpoint | None = None
+            if http is not None and measures is not None:
+                self._endpoint = self._told_over_http(*http, measures, log)
+            undo.pop_all()
+
+    def _told_over_http(self, host: str, port: int, measures: Measures, log: LogSettings) -> Endpoint:
+        # Only who wants it pays for it: most of the time to start would be for this.
+        from inturn.server.http import Endpoint
+        from inturn.server.metrics import ServerCollector
+
+        node, room = self._opened.node, partial(self._opened.room, log)
+        collector = ServerCollector(node.survey, self._server, measures, node.readiness, room, self._clock)
+        return Endpoint(host, port, collector, node.readiness, self._clock)
+
+    @property
+    def http_url(self) -> str | None:
+        return None if self._endpoint is None else self._endpoint.url
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._server.peers)
+
+    @property
+    def held_count(self) -> int:
+        """How many leases are live."""
+        return self._opened.node.held_count
+
+    def reload(self) -> None:
+        """Read tokens, rules and certificates again. That also happens by itself, about a second after they change."""
+        self._server.reload()
+
+    def close(self, grace_s: float = GRACE_S) -> bool:
+        """Take no new work, ask consumers to give their partitions back and let their commits in, for `grace_s` at the
+        most; then hang up. False if somebody still held a lease then: it stays theirs for its life."""
+        if self._is_closed:
+            return True
+        self._is_closed = True
+        node = self._opened.node
+        node.stop_gently()
+        until_s = self._clock.monotonic() + grace_s
+        while node.held_count and self._clock.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        is_clean = not node.held_count
+        self._server.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        self._opened.close()
+        if self._guard is not None:
+            self._guard.close()
+        return is_clean
