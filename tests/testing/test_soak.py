@@ -91,7 +91,7 @@ def test_the_published_names_are_there() -> None:
         assert name == "Event" or getattr(inturn.testing, name).__name__ == name
     assert set(inturn.testing.__all__) <= set(dir(inturn.testing))
     with pytest.raises(AttributeError, match="nonsense"):
-        _ = inturn.testing.nonsense
+        _ = inturn.testing.nonsense  # type: ignore[attr-defined]
 
 
 def test_the_checker_does_not_load_the_simulation() -> None:
