@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from inturn.broker.claims import ClaimTable, HeldClaim
-from inturn.broker.growth_gates import Gates
+from inturn.broker.growth_gates import GrowthGates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.producer_ids import ProducerIds
 from inturn.broker.pull_filters import FILTERED_BYTES, Unfiltered
 from inturn.broker.rates import Rates
-from inturn.broker.shared_delivery import Sharing
+from inturn.broker.shared_delivery import SharedDelivery
 from inturn.log.engine import Log, LogEngine
 from inturn.log.producer_table import NOBODY
 from inturn.model.batch import chosen
@@ -66,7 +66,7 @@ from inturn.protocol.commands import (
 from inturn.protocol.observer import Observer
 from inturn.store.groups import GroupRecord
 from inturn.store.leases import ProgressRows
-from inturn.store.offsets import GateRows, Offsets, finished_count, highest_finished, with_finished
+from inturn.store.offsets import GateRows, OffsetRows, finished_count, highest_finished, with_finished
 from inturn.store.producers import Producers
 
 
@@ -74,7 +74,7 @@ class Broker:
     def __init__(
         self,
         engine: LogEngine,
-        offsets: Offsets,
+        offsets: OffsetRows,
         progress: ProgressRows,
         producers: Producers,
         leases: LeaseTable,
@@ -96,9 +96,9 @@ class Broker:
         self._appended = Rates[Partition](clock)
         self._done = Rates[tuple[int, int]](clock)  # by group id and partition index
         self.leases = leases
-        self.gates = Gates(gates, progress, keys, leases, self.log, clock)
+        self.gates = GrowthGates(gates, progress, keys, leases, self.log, clock)
         self.claims = ClaimTable(leases, clock, observer)
-        self.sharing = Sharing(progress, leases, clock, self._count_shared)
+        self.sharing = SharedDelivery(progress, leases, clock, self._count_shared)
         self.keys = keys
         self.producer_ids = ProducerIds(producers)
 
@@ -188,7 +188,7 @@ class Broker:
             stored.failures,
             stored.lots,
             self.keys.waiting(group, command.partition),
-            self.keys.mark(group),
+            self.keys.last_request_id(group),
         )
 
     def _check_nobody_works_under(self, key: LeaseKey, command: Acquire) -> None:
@@ -214,7 +214,7 @@ class Broker:
             tuple(one for one in stored.failures if one.key is None or slot_of(one.key) in slots),
             tuple(one for one in stored.lots if slot_of(one.key) in slots),
             tuple(one for one in self.keys.waiting(group, command.partition) if slot_of(one.key) in slots),
-            self.keys.mark(group),
+            self.keys.last_request_id(group),
             is_claim=True,
         )
 
@@ -352,7 +352,7 @@ class Broker:
             self._done.reached((group.id, partition), done)
 
     def fetch(self, subject: Subject, group: GroupRecord, command: Fetch, *, is_first: bool) -> Fetched:
-        """Messages of a shared group, as many as there are; see `Sharing`."""
+        """Messages of a shared group, as many as there are; see `SharedDelivery`."""
         return self.sharing.fetch(group, self.log(subject, command.partition), command, is_first=is_first)
 
     def read_lot(self, group: GroupRecord, command: ReadLot) -> LotContent:

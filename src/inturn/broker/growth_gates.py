@@ -1,4 +1,4 @@
-"""Gates: whether a partition that was born of growth is open to a group.
+"""GrowthGates: whether a partition that was born of growth is open to a group.
 
 A child is open when every parent is open and everything below the barrier whose slot went to that child is finished,
 parked, or gone by retention. Once open it stays so, durably. What is parked of its slots moves to it then: see
@@ -37,7 +37,7 @@ READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedGate:
     """What keeps a gate shut: in which parent, and which message, if that is known."""
 
     parent: int
@@ -45,7 +45,7 @@ class Closed:
     is_cut: bool = False  # it was not looked at to the end
 
 
-class Gates:
+class GrowthGates:
     """Call it under the node's lock."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Gates:
         # By group id, child and parent: everything below of the moved slots was finished when it was last looked at.
         self._walked: dict[tuple[int, int, int], int] = {}
 
-    def closed(self, subject: Subject, group: GroupRecord, partition: int) -> Closed | None:
+    def closed(self, subject: Subject, group: GroupRecord, partition: int) -> ClosedGate | None:
         """What keeps the partition shut for the group; None: it is open, from now on for good."""
         descents = subject.route.descents_of(partition)
         if not descents or not group.is_exclusive or (group.id, partition) in self._open:
@@ -111,15 +111,15 @@ class Gates:
         self._open = {one for one in self._open if one[0] != group.id}
         self._walked = {place: offset for place, offset in self._walked.items() if place[0] != group.id}
 
-    def _closed_by(self, subject: Subject, group: GroupRecord, descent: Descent) -> Closed | None:
+    def _closed_by(self, subject: Subject, group: GroupRecord, descent: Descent) -> ClosedGate | None:
         if self.closed(subject, group, descent.parent) is not None:
-            return Closed(descent.parent)
+            return ClosedGate(descent.parent)
         found = self._unfinished(subject, group, descent)
         if found is None and self._is_busy(group, descent):
-            return Closed(descent.parent)
+            return ClosedGate(descent.parent)
         return found
 
-    def _unfinished(self, subject: Subject, group: GroupRecord, descent: Descent) -> Closed | None:
+    def _unfinished(self, subject: Subject, group: GroupRecord, descent: Descent) -> ClosedGate | None:
         """The first message of the moved slots that is not finished."""
         place = self._progress.of_partition(group.id, descent.parent).place
         if place.offset >= descent.barrier:
@@ -134,7 +134,7 @@ class Gates:
             try:
                 batches = log.read(offset, READ_BYTES)
             except (LogDamaged, OSError):
-                return Closed(descent.parent, offset)  # its consumers say what is wrong with it
+                return ClosedGate(descent.parent, offset)  # its consumers say what is wrong with it
             if not batches:
                 return None  # the barrier was synced before it counted: what is not there is gone
             for batch in batches:
@@ -142,12 +142,12 @@ class Gates:
                     # A slot that is none may be in an old log; whose it would be nobody can tell: it holds back all.
                     if (slot >= SLOT_COUNT or wanted[slot]) and offset <= at < descent.barrier and at not in done:
                         self._walked[walked] = at
-                        return Closed(descent.parent, at)
+                        return ClosedGate(descent.parent, at)
                 offset = batch.header.next_offset
                 left_bytes -= batch.header.total_bytes
             self._walked[walked] = offset
             if left_bytes <= 0:
-                return Closed(descent.parent, offset, is_cut=True)
+                return ClosedGate(descent.parent, offset, is_cut=True)
         return None
 
     def _is_busy(self, group: GroupRecord, descent: Descent) -> bool:

@@ -33,7 +33,7 @@ from inturn.protocol.commands import (
 from inturn.store.database import check_number, check_text
 from inturn.store.groups import GroupRecord
 from inturn.store.keys import BY_LENGTH_MAX, WHY_LENGTH_MAX, FailureRow, Failures, KeyRequests
-from inturn.store.parking_lots import LotRow, Lots
+from inturn.store.parking_lots import ParkingLotRow, ParkingLots
 
 _STANDING = frozenset(("failing", "blocked", LotState.PARKED.value))
 
@@ -43,12 +43,12 @@ class _Entry:
     """All there is about one key of one partition."""
 
     failures: list[FailureRow] = field(default_factory=list)
-    lot: LotRow | None = None
+    lot: ParkingLotRow | None = None
     requests: list[RequestState] = field(default_factory=list)
 
 
 def describe_keys(
-    failures: Iterable[FailureRow], lots: Iterable[LotRow], requests: Iterable[RequestState]
+    failures: Iterable[FailureRow], lots: Iterable[ParkingLotRow], requests: Iterable[RequestState]
 ) -> list[KeyDescription]:
     """One for each key of a partition, and one for each failure without a key; what lasts longest comes first.
 
@@ -88,7 +88,7 @@ def _describe(partition: int, key: bytes, entry: _Entry) -> KeyDescription:
     return KeyDescription(key, partition, "requested", None, 0, "", entry.requests[0].asked_at_ms, 0, "", requests)
 
 
-def _parked(lot: LotRow, failures: Sequence[FailureRow], requests: Sequence[RequestState]) -> KeyDescription:
+def _parked(lot: ParkingLotRow, failures: Sequence[FailureRow], requests: Sequence[RequestState]) -> KeyDescription:
     offset = lot.head_offset
     if offset is None and failures:
         offset = offset_of(failures[0].failure.offset)
@@ -135,13 +135,13 @@ WAITING_COUNT_MAX = 10_000
 class Keys:
     """Requests that wait are kept in memory, too. Call it under the node's lock."""
 
-    def __init__(self, failures: Failures, lots: Lots, requests: KeyRequests, clock: Clock) -> None:
+    def __init__(self, failures: Failures, lots: ParkingLots, requests: KeyRequests, clock: Clock) -> None:
         self._failures = failures
         self._lots = lots
         self._requests = requests
         self._clock = clock
         self._waiting: dict[int, dict[int, RequestState]] = defaultdict(dict)  # by group, by id, in order
-        self._marks = requests.marks()
+        self._last_request_ids = requests.last_ids()
         for group_id, state in requests.waiting():
             self._waiting[group_id][state.request.id] = state
 
@@ -152,9 +152,9 @@ class Keys:
         requests = (state.request for state in self._waiting[group.id].values())
         return tuple(one for one in requests if partition is None or one.partition == partition)
 
-    def mark(self, group: GroupRecord) -> int:
+    def last_request_id(self, group: GroupRecord) -> int:
         """The highest id of any request of the group so far; 0 if there is none."""
-        return self._marks.get(group.id, 0)
+        return self._last_request_ids.get(group.id, 0)
 
     def steer(
         self, subject: Subject, group: GroupRecord, command: SteerKey, home: Callable[[int], int]
@@ -187,7 +187,7 @@ class Keys:
         now_ms = self._clock.time_ms()
         request = self._requests.add(group.id, request, now_ms)
         waiting[request.id] = RequestState(request, now_ms, None)
-        self._marks[group.id] = request.id
+        self._last_request_ids[group.id] = request.id
         return request, True
 
     def is_waiting(self, group: GroupRecord, request_id: int) -> bool:

@@ -24,8 +24,8 @@ from inturn.store.leases import LeaseRows
 
 WITHIN_S = 600.0
 GRANTS_KEPT = 32  # of one lease
-RESTLESS_GRANTS = 5  # granted so often within that time, a lease does not come to rest
-RESTLESS_COUNT_MAX = 100
+UNSTABLE_GRANTS = 5  # granted so often within that time, a lease does not come to rest
+UNSTABLE_COUNT_MAX = 100
 
 
 class LeaseChanges:
@@ -47,16 +47,16 @@ class LeaseChanges:
     def ended(self, why: str) -> None:
         self.counts[why] += 1
 
-    def restless(self) -> tuple[RestlessLease, ...]:
+    def unstable(self) -> tuple[RestlessLease, ...]:
         """Those that were granted again and again in the last ten minutes; the worst first."""
         since_s = self._clock.monotonic() - WITHIN_S
         found = []
         for (group, partition), grants in self._granted_at_s.items():
             count = sum(at_s >= since_s for at_s in grants)
-            if count >= RESTLESS_GRANTS:
+            if count >= UNSTABLE_GRANTS:
                 found.append(RestlessLease(group.subject, group.name, partition, count))
         found.sort(key=lambda one: (-one.grant_count, one.subject, one.group, one.partition))
-        return tuple(found[:RESTLESS_COUNT_MAX])
+        return tuple(found[:UNSTABLE_COUNT_MAX])
 
 
 @dataclass(slots=True)

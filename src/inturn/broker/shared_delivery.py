@@ -37,7 +37,7 @@ READ_BYTES = 256 * 1024
 MORE_BYTES = 8 * MIB  # an answer may be larger by this than was thought when it was put together
 
 
-class Sharing:
+class SharedDelivery:
     """`on_done` is told how far a partition is: group, index, how many messages of it are finished, and whether it
     was just opened."""
 

@@ -44,7 +44,7 @@ _HINT_COUNT = 64  # readers that go on where they were, without a look at the in
 
 
 @dataclass(slots=True)
-class _Mark:
+class _SyncPoint:
     """A point of the log to sync up to, and what a checkpoint there would say."""
 
     end_offset: int
@@ -135,7 +135,7 @@ class PartitionLog:
             recovered = self.scanned_bytes > 0
         self._active = self._segments[-1]
         if recovered:
-            self._write_checkpoint(self._mark(with_checkpoint=True))
+            self._write_checkpoint(self._sync_point(with_checkpoint=True))
 
     def _create_segment(self, base: int, after_gap: bool) -> Segment:
         every_bytes = self._settings.index_every_bytes
@@ -321,8 +321,8 @@ class PartitionLog:
         with self._lock:
             if self._closed or self._stopped is not None or self._damage is not None:
                 return
-            mark = self._mark()
-        self._sync_to(mark)
+            point = self._sync_point()
+        self._sync_to(point)
 
     def _sync(self) -> None:
         """The job that holds `_syncing`. Leads to the next one if there is something left to sync."""
@@ -330,32 +330,32 @@ class PartitionLog:
             if self._closed or self._stopped is not None:
                 self._syncing = False
                 return
-            mark = self._mark(self._wants_checkpoint())
-        self._sync_to(mark, holding=True)
+            point = self._sync_point(self._wants_checkpoint())
+        self._sync_to(point, holding=True)
 
-    def _mark(self, with_checkpoint: bool = False) -> _Mark:
+    def _sync_point(self, with_checkpoint: bool = False) -> _SyncPoint:
         active = self._active
-        mark = _Mark(self._end, list(self._unsynced), active, self._rolls, None, [])
+        point = _SyncPoint(self._end, list(self._unsynced), active, self._rolls, None, [])
         if with_checkpoint:
             self._since_checkpoint_bytes = 0
             self._checkpoint_at_s = self._clock.monotonic()
             self._producers.expire(self._clock.time_ms() - int(self._settings.producer_expiry_s * 1000))
-            mark.checkpoint = Checkpoint(
+            point.checkpoint = Checkpoint(
                 active.base, active.size, self._end, self._stored_at_ms, self._producers.snapshot()
             )
-            for segment in (*mark.sealed, active):
+            for segment in (*point.sealed, active):
                 if not segment.index_saved:
-                    mark.indexes.append((segment, segment.encode_index()))
-        return mark
+                    point.indexes.append((segment, segment.encode_index()))
+        return point
 
-    def _sync_to(self, mark: _Mark, holding: bool = False) -> None:
+    def _sync_to(self, point: _SyncPoint, holding: bool = False) -> None:
         failed = None
         try:
             # Oldest first: what a later segment says is only believed if all before it is there.
-            for segment in mark.sealed:
+            for segment in point.sealed:
                 segment.file.sync()
-            mark.active.file.sync()
-            if mark.rolls > self._rolls_synced:
+            point.active.file.sync()
+            if point.rolls > self._rolls_synced:
                 self._disk.sync_folder(self._folder)
         except OSError as error:
             failed = f"a sync failed: {error}"
@@ -363,7 +363,7 @@ class PartitionLog:
             if failed is not None:
                 self._stop(failed)
             elif self._stopped is None:
-                self._settle(mark)
+                self._settle(point)
             again = holding and self._wants_sync()
             if holding:
                 self._syncing = again
@@ -372,15 +372,15 @@ class PartitionLog:
             self._submit(self._sync)
         if deliver:
             self._deliver()
-        if failed is None and mark.checkpoint is not None:
-            self._write_checkpoint(mark)
+        if failed is None and point.checkpoint is not None:
+            self._write_checkpoint(point)
 
-    def _settle(self, mark: _Mark) -> None:
-        """Everything up to the mark is synced: answer what waited for it."""
-        self._rolls_synced = max(self._rolls_synced, mark.rolls)
-        self._unsynced = [segment for segment in self._unsynced if segment not in mark.sealed]
-        if mark.end_offset > self._synced:
-            self._synced = mark.end_offset
+    def _settle(self, point: _SyncPoint) -> None:
+        """Everything up to the point is synced: answer what waited for it."""
+        self._rolls_synced = max(self._rolls_synced, point.rolls)
+        self._unsynced = [segment for segment in self._unsynced if segment not in point.sealed]
+        if point.end_offset > self._synced:
+            self._synced = point.end_offset
             if self._always:
                 self._grown = True
         waiting, outbox = self._waiting, self._outbox
@@ -398,17 +398,17 @@ class PartitionLog:
             self._outbox.append((reply, answer if refused else LogStopped(self._name, self._stopped)))
         self._waiting.clear()
 
-    def _write_checkpoint(self, mark: _Mark) -> None:
-        """After the mark was synced. Without room the old checkpoint stays: reopening scans more, that is all."""
-        checkpoint = mark.checkpoint
+    def _write_checkpoint(self, point: _SyncPoint) -> None:
+        """After the point was synced. Without room the old checkpoint stays: reopening scans more, that is all."""
+        checkpoint = point.checkpoint
         assert checkpoint is not None
         with self._checkpoint_lock:
             newest = self._checkpointed
             if newest is not None and newest.next_offset > checkpoint.next_offset:
                 return
-            for segment, data in mark.indexes:
+            for segment, data in point.indexes:
                 segment.save_index(data)
-                segment.index_saved = segment is not mark.active
+                segment.index_saved = segment is not point.active
             try:
                 checkpoints.save(self._disk, self._folder, checkpoint, self._seed)
             except OSError as error:
@@ -571,15 +571,15 @@ class PartitionLog:
                 return
             self._closed = True
             timer, self._timer = self._timer, None
-            mark = None
+            point = None
             if self._stopped is None and self._damage is None:
-                mark = self._mark(with_checkpoint=True)
+                point = self._sync_point(with_checkpoint=True)
         if timer is not None:
             timer.cancel()
-        if mark is not None:
-            if self._is_checkpointed(mark):
-                mark.checkpoint = None
-            self._sync_to(mark)
+        if point is not None:
+            if self._is_checkpointed(point):
+                point.checkpoint = None
+            self._sync_to(point)
             if self._stopped is None:
                 self._clear_reserve()
         for segment in self._segments:
@@ -591,11 +591,11 @@ class PartitionLog:
         except OSError:
             _log.warning("log.reserve_not_cleared", partition=self._name, error="some offsets will be skipped")
 
-    def _is_checkpointed(self, mark: _Mark) -> bool:
+    def _is_checkpointed(self, point: _SyncPoint) -> bool:
         done = self._checkpointed
         if done is None:
-            return mark.end_offset == self._segments[0].base  # nothing was ever written
-        return (done.segment, done.position) == (mark.active.base, mark.active.size)
+            return point.end_offset == self._segments[0].base  # nothing was ever written
+        return (done.segment, done.position) == (point.active.base, point.active.size)
 
 
 def _stored_at_ms(segment: Segment) -> int:

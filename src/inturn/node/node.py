@@ -54,8 +54,8 @@ from inturn.store.database import Database
 from inturn.store.groups import Groups, Members
 from inturn.store.keys import Failures, KeyRequests
 from inturn.store.leases import LeaseRows, ProgressRows
-from inturn.store.offsets import GateRows, Offsets
-from inturn.store.parking_lots import Lots
+from inturn.store.offsets import GateRows, OffsetRows
+from inturn.store.parking_lots import ParkingLots
 from inturn.store.producers import Producers
 from inturn.store.statistics import SurveyRows
 from inturn.store.subjects import Subjects
@@ -225,7 +225,7 @@ class InProcessNode:
 
     def _describe(self, _: DescribeNode, __: Try) -> Answer:
         up_s = self._clock.monotonic() - self._started_at_s
-        restless = self.broker.leases.changes.restless()
+        restless = self.broker.leases.changes.unstable()
         return NodeDescription(SOFTWARE, self._clock.time_ms(), up_s, self.readiness(), self._room(), restless)
 
     # The end
@@ -273,11 +273,11 @@ def _broker(
 ) -> Broker:
     return Broker(
         engine,
-        Offsets(database),
+        OffsetRows(database),
         ProgressRows(database),
         Producers(database),
         leases,
-        Keys(Failures(database), Lots(database), KeyRequests(database), clock),
+        Keys(Failures(database), ParkingLots(database), KeyRequests(database), clock),
         GateRows(database),
         clock,
         observer,

@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from inturn.model.errors import InvalidInput
-from inturn.security.permissions import OF_GROUPS, Action, Need
+from inturn.security.permissions import OF_GROUPS, Need, Permission
 
 ALL = "*"
 
@@ -79,8 +79,8 @@ class _FileText(msgspec.Struct, forbid_unknown_fields=True):
 
 class Rule:
     def __init__(self, text: _RuleText) -> None:
-        self.actions = _actions(_listed(text.actions))
-        about_groups = sorted(self.actions & OF_GROUPS)
+        self.permissions = _permissions(_listed(text.actions))
+        about_groups = sorted(self.permissions & OF_GROUPS)
         if text.groups is None and about_groups:
             raise InvalidInput(f"it allows {about_groups[0]}, which is about groups; say which: groups = '…'")
         self._principals = Patterns(_listed(text.principals))
@@ -92,7 +92,7 @@ class Rule:
 
     def allows(self, need: Need) -> bool:
         return (
-            not self.actions.isdisjoint(need.actions)
+            not self.permissions.isdisjoint(need.permissions)
             and (need.subject is None or self._subjects.fit(need.subject))
             and (need.group is None or self._groups.fit(need.group))
         )
@@ -144,13 +144,13 @@ def _listed(text: str | list[str]) -> list[str]:
     return listed
 
 
-def _actions(names: list[str]) -> frozenset[Action]:
+def _permissions(names: list[str]) -> frozenset[Permission]:
     if names == [ALL]:
-        return frozenset(Action)
+        return frozenset(Permission)
     try:
-        return frozenset(map(Action, names))
+        return frozenset(map(Permission, names))
     except ValueError as error:
-        raise InvalidInput(f"{error}; there are {', '.join(Action)}, or '*' for all") from None
+        raise InvalidInput(f"{error}; there are {', '.join(Permission)}, or '*' for all") from None
 
 
 def _regex(pattern: str) -> str:

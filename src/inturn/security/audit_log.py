@@ -17,7 +17,7 @@ from pathlib import Path
 from inturn.model.errors import InvalidInput
 from inturn.model.logs import get_logger
 from inturn.model.time import Clock
-from inturn.security.rate_limit import Meter
+from inturn.security.rate_limit import RateMeter
 
 _log = get_logger("inturn.security")
 REFUSALS_PER_S = 5.0  # of one principal, or of one address that nobody has authenticated
@@ -37,7 +37,7 @@ class AuditLog:
         self._file: int | None = None
         self._inode: tuple[int, int] | None = None
         self._sources: dict[str, _Source] = {}
-        self._all = Meter(REFUSALS_PER_S_MAX, clock.monotonic, BURST_S)
+        self._all = RateMeter(REFUSALS_PER_S_MAX, clock.monotonic, BURST_S)
         try:
             self._reopen_if_moved()
         except OSError as error:
@@ -50,7 +50,7 @@ class AuditLog:
             if known is None:
                 if len(self._sources) >= SOURCES_MAX:
                     self._sources.clear()
-                known = self._sources[source] = _Source(Meter(REFUSALS_PER_S, self._clock.monotonic, BURST_S))
+                known = self._sources[source] = _Source(RateMeter(REFUSALS_PER_S, self._clock.monotonic, BURST_S))
             if not (known.meter.try_take() and self._all.try_take()):
                 known.left_out += 1
                 return
@@ -101,6 +101,6 @@ class AuditLog:
 class _Source:
     __slots__ = ("left_out", "meter")
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: RateMeter) -> None:
         self.meter = meter
         self.left_out = 0

@@ -6,10 +6,10 @@ Files that are looked at from time to time: which of them have changed?
 
 Who owns a name: whichever principal uses it first, as long as the server lives.
 
-Members and producers are known to a node by names and numbers that others can see or guess. Here they belong to a
+Members and producers are active to a node by names and numbers that others can see or guess. Here they belong to a
 principal, so that nobody can pull under somebody else's lease, give it back, or fence somebody else's producer.
 
-What is known of one principal, on all of its streams: its rules, its quota, how many streams it has.
+What is active of one principal, on all of its streams: its rules, its quota, how many streams it has.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from inturn.protocol.commands import Command, Hello
 from inturn.security.access import Access, Rule, read_access
 from inturn.security.audit_log import AuditLog
 from inturn.security.permissions import Need, needed
-from inturn.security.rate_limit import Metered
-from inturn.security.session_guard import Visitor
+from inturn.security.rate_limit import PrincipalMeter
+from inturn.security.session_guard import SessionGuard
 from inturn.security.settings import SecuritySettings
 from inturn.security.tokens import ANONYMOUS, LOCAL, TokenFile, TokenRecord, Tokens, certificate_principal
 
@@ -41,20 +41,20 @@ class WatchedFiles:
         self._seen: list[tuple[str, str, tuple[int, ...] | None]] = []
 
     def add(self, name: str, path: str) -> None:
-        self._seen.append((name, path, _mark(path)))
+        self._seen.append((name, path, _file_version(path)))
 
     def changed(self, *, always: bool = False) -> list[str]:
         """Since the last look, each name once."""
         names: dict[str, None] = {}
-        for place, (name, path, mark) in enumerate(self._seen):
-            found = _mark(path)
-            if always or found != mark:
+        for place, (name, path, version) in enumerate(self._seen):
+            found = _file_version(path)
+            if always or found != version:
                 self._seen[place] = (name, path, found)
                 names[name] = None
         return list(names)
 
 
-def _mark(path: str) -> tuple[int, ...] | None:
+def _file_version(path: str) -> tuple[int, ...] | None:
     """Another file, another content or another owner has another one; None if it is not there."""
     try:
         found = os.stat(path)
@@ -66,7 +66,7 @@ def _mark(path: str) -> tuple[int, ...] | None:
 NAMES_MAX = 10_000  # of one principal; beyond that the first are forgotten, which puts only their owner at risk
 
 
-class Owners:
+class NameOwners:
     """Not safe to use from several threads."""
 
     def __init__(self, names_max: int = NAMES_MAX) -> None:
@@ -130,14 +130,14 @@ _PLACES: dict[type[Command], Callable[[Any], Any]] = {
 }
 
 
-class Known:
+class ActivePrincipal:
     """`access` None: it may do everything."""
 
     def __init__(self, principal: str, access: Access | None, clock: Clock) -> None:
         self.principal = principal
         self.stream_count = 0
         self.connections_max: int | None = None
-        self.metered: Metered | None = None
+        self.metered: PrincipalMeter | None = None
         self._clock = clock
         self._rules: tuple[Rule, ...] | None = None
         self._decisions: dict[object, bool] = {}
@@ -151,7 +151,7 @@ class Known:
         quota = access.quota_for(self.principal)
         self.connections_max = None if quota is None else quota.connections
         rates = (None, None) if quota is None else (quota.commands_per_s, quota.bytes_per_s)
-        self.metered = None if rates == (None, None) else Metered(*rates, self._clock.monotonic)
+        self.metered = None if rates == (None, None) else PrincipalMeter(*rates, self._clock.monotonic)
 
     @property
     def may_everything(self) -> bool:
@@ -211,14 +211,14 @@ class Guard:
         self._access = None if settings.access is None else read_access(settings.access)
         self.tls: ssl.SSLContext | None = None if settings.tls is None else settings.tls.context()
         self.audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, clock)
-        self.members = Owners()
-        self.producers = Owners()
+        self.members = NameOwners()
+        self.producers = NameOwners()
         self._not_reloaded: dict[str, str] = {}  # names of files, and why
-        self._known: dict[str, Known] = {}  # principals with a stream, or with something used
+        self._principals: dict[str, ActivePrincipal] = {}  # principals with a stream, or with something used
 
-    def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> Visitor:
+    def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> SessionGuard:
         """A new stream; `certificate` is the client's, as far as TLS has checked one."""
-        return Visitor(self, address, certificate, is_local=is_local)
+        return SessionGuard(self, address, certificate, is_local=is_local)
 
     def authenticate(self, hello: Hello, certificate: Mapping[str, Any] | None) -> tuple[str, TokenRecord | None]:
         """The principal, and the token that says so."""
@@ -236,26 +236,26 @@ class Guard:
         if self.audit_log is not None:
             self.audit_log.refused(address, address=address, command=command, why=why)
 
-    def known(self, principal: str) -> Known:
-        """What is known of it, from all of its streams."""
-        found = self._known.get(principal)
+    def principal(self, principal: str) -> ActivePrincipal:
+        """What is active of it, from all of its streams."""
+        found = self._principals.get(principal)
         if found is None:
             rules = None if principal == LOCAL else self._access
-            found = self._known[principal] = Known(principal, rules, self.clock)
+            found = self._principals[principal] = ActivePrincipal(principal, rules, self.clock)
         return found
 
-    def forget(self, known: Known) -> None:
+    def forget(self, active: ActivePrincipal) -> None:
         """Its last stream is gone. What it used stays used: to come again is no way round a quota."""
-        if known.is_forgettable:
-            self._known.pop(known.principal, None)
+        if active.is_forgettable:
+            self._principals.pop(active.principal, None)
 
     def reload(self, *, always: bool = False) -> None:
         """Read files again that have changed. One that cannot be read changes nothing, is told, and is tried again at
         every look: what was wrong may have been elsewhere, such as the mode of a folder.
 
         Called every second: those who are gone are forgotten here, once what they used has come back."""
-        for known in list(self._known.values()):
-            self.forget(known)
+        for active in list(self._principals.values()):
+            self.forget(active)
         changed = self._watched.changed(always=always)
         for name in dict.fromkeys((*changed, *self._not_reloaded)):
             try:
@@ -274,9 +274,9 @@ class Guard:
             self._note_tokens(former)
         elif name == "access" and self._settings.access is not None:
             self._access = read_access(self._settings.access)
-            for known in self._known.values():
-                if known.principal != LOCAL:
-                    known.follow(self._access)
+            for active in self._principals.values():
+                if active.principal != LOCAL:
+                    active.follow(self._access)
         elif name == "tls" and self._settings.tls is not None:
             self.tls = self._settings.tls.context()  # streams that are there keep the one they know
 

@@ -1,6 +1,6 @@
 """What a principal has to be allowed for each command: the one table, and a test that no command is missing in it.
 
-A command needs one of some actions, on a subject, for a group or for none. Retry and dead-letter subjects belong to the
+A command needs one of some permissions, on a subject, for a group or for none. Retry and dead-letter subjects belong to the
 subject and the group that they are derived from:
 
     %retry%G%S   consuming it is `consume` of S; whoever stores there directly drives dead letters again: `redrive`
@@ -19,7 +19,7 @@ from inturn.protocol import commands
 from inturn.protocol.commands import Command
 
 
-class Action(enum.StrEnum):
+class Permission(enum.StrEnum):
     """What rules allow."""
 
     PRODUCE = "produce"  # store messages, and see how far the logs are
@@ -35,13 +35,15 @@ class Action(enum.StrEnum):
     CLUSTER = "cluster"  # be meta or a broker of this cluster
 
 
-OF_GROUPS = frozenset((Action.CONSUME, Action.RESET, Action.STEER, Action.REDRIVE))  # and so do some that describe
+OF_GROUPS = frozenset(
+    (Permission.CONSUME, Permission.RESET, Permission.STEER, Permission.REDRIVE)
+)  # and so do some that describe
 
 
 class Need(msgspec.Struct, frozen=True, gc=False):
-    """One of the actions, there. `group` None: it is not about a group. `subject` None: on any subject will do."""
+    """One of the permissions, there. `group` None: it is not about a group. `subject` None: on any subject will do."""
 
-    actions: tuple[Action, ...]
+    permissions: tuple[Permission, ...]
     subject: str | None = None
     group: str | None = None
 
@@ -82,22 +84,22 @@ def _nothing(command: Any) -> None:
 def _append(command: commands.Append) -> Need:
     from_ = derived(command.subject)
     if from_.kind:
-        return Need((Action.REDRIVE,), from_.origin, from_.group)
-    return Need((Action.PRODUCE,), from_.origin)
+        return Need((Permission.REDRIVE,), from_.origin, from_.group)
+    return Need((Permission.PRODUCE,), from_.origin)
 
 
-def _on(*actions: Action) -> Needs:
+def _on(*permissions: Permission) -> Needs:
     """Commands about a subject, by its attribute `subject` or `name`."""
 
     def needs(command: Any) -> Need:
-        return Need(actions, derived(_subject(command)).origin)
+        return Need(permissions, derived(_subject(command)).origin)
 
     return needs
 
 
-def _for_group(*actions: Action) -> Needs:
+def _for_group(*permissions: Permission) -> Needs:
     def needs(command: Any) -> Need:
-        return Need(actions, derived(command.subject).origin, command.group)
+        return Need(permissions, derived(command.subject).origin, command.group)
 
     return needs
 
@@ -108,16 +110,16 @@ def _as_member(*, reads: bool = False) -> Needs:
     def needs(command: Any) -> Need:
         from_ = derived(command.subject)
         if from_.kind == "dead" and from_.group == command.group:
-            actions = (Action.REDRIVE, Action.READ) if reads else (Action.REDRIVE,)
-            return Need(actions, from_.origin, command.group)
-        return Need((Action.CONSUME,), from_.origin, command.group)
+            permissions = (Permission.REDRIVE, Permission.READ) if reads else (Permission.REDRIVE,)
+            return Need(permissions, from_.origin, command.group)
+        return Need((Permission.CONSUME,), from_.origin, command.group)
 
     return needs
 
 
-def _by_member_or(*actions: Action) -> Needs:
-    """Broadcast consumers and trials read as members of their group, and need what members need; others the actions."""
-    of_others, of_member = _on(*actions), _as_member(reads=True)
+def _by_member_or(*permissions: Permission) -> Needs:
+    """Broadcast consumers and trials read as members of their group, and need what members need; others the permissions."""
+    of_others, of_member = _on(*permissions), _as_member(reads=True)
 
     def needs(command: Any) -> Need | None:
         return of_member(command) if command.group else of_others(command)
@@ -131,25 +133,25 @@ def _subject(command: Any) -> str:
 
 
 def _open_retry(command: commands.OpenRetry) -> Need:
-    return Need((Action.CONSUME, Action.REDRIVE), derived(command.subject).origin, command.group)
+    return Need((Permission.CONSUME, Permission.REDRIVE), derived(command.subject).origin, command.group)
 
 
 def _of_cluster(command: Any) -> Need:
     """What only meta and brokers say to each other."""
-    return Need((Action.CLUSTER,))
+    return Need((Permission.CLUSTER,))
 
 
 def _find_trial(command: commands.FindTrial) -> Need:
     """To give it up is to steer; to look at it is not."""
-    actions = (Action.STEER,) if command.gives_up else (Action.STEER, Action.DESCRIBE)
-    return Need(actions, derived(command.subject).origin, command.group)
+    permissions = (Permission.STEER,) if command.gives_up else (Permission.STEER, Permission.DESCRIBE)
+    return Need(permissions, derived(command.subject).origin, command.group)
 
 
-_ANY = tuple(Action)
+_ANY = tuple(Permission)
 TABLE: dict[type[Command], Needs] = {
     commands.Hello: _nothing,
     commands.Ping: _nothing,
-    commands.OpenProducer: lambda _: Need((Action.PRODUCE,)),
+    commands.OpenProducer: lambda _: Need((Permission.PRODUCE,)),
     commands.Append: _append,
     commands.Heartbeat: _as_member(),
     commands.Leave: _as_member(reads=True),
@@ -163,29 +165,31 @@ TABLE: dict[type[Command], Needs] = {
     commands.Move: _as_member(),  # where to is the node's business: nowhere but to the group's own derived subjects
     commands.OpenRetry: _open_retry,
     commands.OpenDeadLetters: _as_member(),
-    commands.Read: _by_member_or(Action.READ),
-    commands.ResolvePosition: _by_member_or(Action.READ, Action.DESCRIBE),
-    commands.CreateSubject: _on(Action.CREATE),
-    commands.GrowSubject: _on(Action.GROW),
+    commands.Read: _by_member_or(Permission.READ),
+    commands.ResolvePosition: _by_member_or(Permission.READ, Permission.DESCRIBE),
+    commands.CreateSubject: _on(Permission.CREATE),
+    commands.GrowSubject: _on(Permission.GROW),
     commands.FindSubject: _on(*_ANY),  # its route: whoever may do anything there needs it
-    commands.DescribeSubject: _on(Action.DESCRIBE, Action.READ, Action.CONSUME, Action.REDRIVE, Action.PRODUCE),
+    commands.DescribeSubject: _on(
+        Permission.DESCRIBE, Permission.READ, Permission.CONSUME, Permission.REDRIVE, Permission.PRODUCE
+    ),
     commands.ListSubjects: _nothing,  # the answer has only those that the principal may do something with
     commands.ListGroups: _nothing,  # the same, with those that it may describe
-    commands.DescribeGroup: _for_group(*(OF_GROUPS | {Action.DESCRIBE, Action.READ})),
-    commands.ResetGroup: _for_group(Action.RESET),
-    commands.SteerKey: _for_group(Action.STEER),
-    commands.FindRequest: _for_group(Action.STEER, Action.DESCRIBE),
-    commands.ListKeys: _for_group(Action.DESCRIBE, Action.STEER, Action.CONSUME),
-    commands.DescribeKey: _for_group(Action.READ),  # with what is parked of it
-    commands.DescribeNode: lambda _: Need((Action.DESCRIBE,)),
+    commands.DescribeGroup: _for_group(*(OF_GROUPS | {Permission.DESCRIBE, Permission.READ})),
+    commands.ResetGroup: _for_group(Permission.RESET),
+    commands.SteerKey: _for_group(Permission.STEER),
+    commands.FindRequest: _for_group(Permission.STEER, Permission.DESCRIBE),
+    commands.ListKeys: _for_group(Permission.DESCRIBE, Permission.STEER, Permission.CONSUME),
+    commands.DescribeKey: _for_group(Permission.READ),  # with what is parked of it
+    commands.DescribeNode: lambda _: Need((Permission.DESCRIBE,)),
     commands.Fetch: _as_member(),
     commands.Acknowledge: _as_member(),
-    commands.SetOrder: _for_group(Action.STEER),
-    commands.TryMessage: _for_group(Action.STEER),
+    commands.SetOrder: _for_group(Permission.STEER),
+    commands.TryMessage: _for_group(Permission.STEER),
     commands.FindTrial: _find_trial,
     commands.ReportTrial: _as_member(),
     commands.ListBrokerGroups: _nothing,  # whoever may do anything needs to know where
-    commands.SetBrokerGroup: lambda _: Need((Action.OPERATE,)),
+    commands.SetBrokerGroup: lambda _: Need((Permission.OPERATE,)),
     commands.ReportBroker: _of_cluster,
     commands.ReadCatalogue: _of_cluster,
     commands.LearnSubject: _of_cluster,

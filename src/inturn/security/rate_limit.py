@@ -7,7 +7,7 @@ from collections.abc import Callable
 BURST_S = 1.0  # so much of the rate may be used at once
 
 
-class Meter:
+class RateMeter:
     """What is taken may exceed what is left: then there is a debt, and something to wait for. Nothing is refused here.
 
     Not safe to use from several threads.
@@ -53,16 +53,16 @@ class Meter:
         self._at_s = now_s
 
 
-class Metered:
+class PrincipalMeter:
     """The commands and bytes of one principal, on all of its streams together."""
 
     __slots__ = ("_bytes", "_commands", "_received", "bytes_per_s")
 
     def __init__(self, commands_per_s: float | None, bytes_per_s: float | None, now_s: Callable[[], float]) -> None:
         self.bytes_per_s = bytes_per_s
-        self._commands = None if commands_per_s is None else Meter(commands_per_s, now_s)
-        self._bytes = None if bytes_per_s is None else Meter(bytes_per_s, now_s)
-        self._received = None if bytes_per_s is None else Meter(bytes_per_s, now_s)  # of `_bytes`, what came
+        self._commands = None if commands_per_s is None else RateMeter(commands_per_s, now_s)
+        self._bytes = None if bytes_per_s is None else RateMeter(bytes_per_s, now_s)
+        self._received = None if bytes_per_s is None else RateMeter(bytes_per_s, now_s)  # of `_bytes`, what came
 
     def take_command(self) -> None:
         if self._commands is not None:
@@ -88,5 +88,5 @@ class Metered:
         return max(_wait_s(self._commands), _wait_s(self._received))
 
 
-def _wait_s(meter: Meter | None) -> float:
+def _wait_s(meter: RateMeter | None) -> float:
     return 0.0 if meter is None else meter.wait_s()

@@ -27,18 +27,18 @@ from inturn.protocol.commands import (
     SubjectList,
 )
 from inturn.security.audit_log import AuditLog
-from inturn.security.permissions import AS_MEMBER, Action, Need, derived, is_act, needed
-from inturn.security.rate_limit import Metered
+from inturn.security.permissions import AS_MEMBER, Need, Permission, derived, is_act, needed
+from inturn.security.rate_limit import PrincipalMeter
 from inturn.security.tokens import ANONYMOUS, LOCAL
 
 if TYPE_CHECKING:
-    from inturn.security.guard import Guard, Known
+    from inturn.security.guard import ActivePrincipal, Guard
     from inturn.security.tokens import TokenRecord
 
 _DETAILS = ("partitions", "position", "key", "offset", "by", "why")
 
 
-class Filtered:
+class MappedReply:
     """Changes the answer, not an error."""
 
     __slots__ = ("_change", "_reply", "session")
@@ -52,7 +52,7 @@ class Filtered:
         self._reply(answer if isinstance(answer, InturnError) else self._change(answer))
 
 
-class Noted:
+class AuditedReply:
     """Writes down what became of an act, before its asker hears of it."""
 
     __slots__ = ("_address", "_command", "_log", "_principal", "_reply", "session")
@@ -82,7 +82,7 @@ def where(need: Need | None) -> dict[str, object]:
     """For the audit log."""
     if need is None:
         return {}
-    return {"action": "|".join(need.actions), "subject": need.subject, "group": need.group}
+    return {"action": "|".join(need.permissions), "subject": need.subject, "group": need.group}
 
 
 def _details(command: Command) -> dict[str, object]:
@@ -102,7 +102,7 @@ _ASK_FOR_RULE = "ask for a rule in the server's access file"
 _SPECIAL = frozenset((ListSubjects, ListGroups, OpenProducer, Leave))
 
 
-class Visitor:
+class SessionGuard:
     """See `inturn.transport.server_session.Pass` for when it is asked what."""
 
     def __init__(self, guard: Guard, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> None:
@@ -111,7 +111,7 @@ class Visitor:
         self._certificate = certificate
         self._is_local = is_local
         self._token: TokenRecord | None = None
-        self._known: Known | None = None
+        self._principal: ActivePrincipal | None = None
 
     def greet(self, hello: Hello) -> None:
         try:
@@ -119,12 +119,12 @@ class Visitor:
         except AuthenticationFailed as error:
             self._refused(self._address, None, "Hello", error.why)
             raise
-        known = self._guard.known(principal)
-        if known.connections_max is not None and known.stream_count >= known.connections_max:
-            self._refused(principal, principal, "Hello", f"{known.connections_max} connections are its quota")
-            raise QuotaExceeded(principal, "connections", known.connections_max)
-        known.stream_count += 1
-        self._known = known
+        active = self._guard.principal(principal)
+        if active.connections_max is not None and active.stream_count >= active.connections_max:
+            self._refused(principal, principal, "Hello", f"{active.connections_max} connections are its quota")
+            raise QuotaExceeded(principal, "connections", active.connections_max)
+        active.stream_count += 1
+        self._principal = active
 
     def _authenticated(self, hello: Hello) -> str:
         if self._is_local:
@@ -133,11 +133,11 @@ class Visitor:
         return principal
 
     def gone(self) -> None:
-        known, self._known = self._known, None
-        if known is not None:
-            known.stream_count -= 1
-            if not known.stream_count:
-                self._guard.forget(known)
+        active, self._principal = self._principal, None
+        if active is not None:
+            active.stream_count -= 1
+            if not active.stream_count:
+                self._guard.forget(active)
 
     @property
     def is_valid(self) -> bool:
@@ -145,36 +145,36 @@ class Visitor:
         return self._token is None or self._guard.tokens.holds(self._token, self._guard.clock.time_ms())
 
     @property
-    def metered(self) -> Metered | None:
-        return None if self._known is None else self._known.metered
+    def metered(self) -> PrincipalMeter | None:
+        return None if self._principal is None else self._principal.metered
 
     def admitted(self, command: Command, reply: Reply) -> Reply | None:
-        known = self._known
-        assert known is not None, "nothing is sent before the greeting"
-        refusal = self._refusal(command, known)
+        active = self._principal
+        assert active is not None, "nothing is sent before the greeting"
+        refusal = self._refusal(command, active)
         if refusal is not None:
             fields = where(needed(command))
-            self._refused(known.principal, known.principal, type(command).__name__, refusal.what, **fields)
+            self._refused(active.principal, active.principal, type(command).__name__, refusal.what, **fields)
             reply(refusal)
             return None
         if type(command) in _SPECIAL:
             return self._special(command, reply)
         if self._guard.audit_log is not None and is_act(command):
-            return Noted(reply, self._guard.audit_log, known.principal, self._address, command)
+            return AuditedReply(reply, self._guard.audit_log, active.principal, self._address, command)
         return reply
 
     def _special(self, command: Command, reply: Reply) -> Reply:
         if isinstance(command, ListSubjects | ListGroups):
-            return Filtered(reply, self._listed)
+            return MappedReply(reply, self._listed)
         if isinstance(command, OpenProducer):
-            return Filtered(reply, partial(self._opened, command.name))
+            return MappedReply(reply, partial(self._opened, command.name))
         assert isinstance(command, Leave)
         self._guard.members.forget(_place(command, command.member))
         return reply
 
-    def _refusal(self, command: Command, known: Known) -> AccessDenied | None:
-        principal = known.principal
-        if not known.may_send(command):
+    def _refusal(self, command: Command, active: ActivePrincipal) -> AccessDenied | None:
+        principal = active.principal
+        if not active.may_send(command):
             need = needed(command)
             return AccessDenied(principal, type(command).__name__ if need is None else _what(need), _ASK_FOR_RULE)
         if principal == ANONYMOUS:  # one or many, nobody knows: names are not theirs
@@ -221,23 +221,23 @@ class Visitor:
     def _opened(self, name: str | None, answer: Answer) -> Answer:
         """Whoever opened a producer is its owner, whoever used the id before it was given out. But what was opened
         through the folder under another's name stays that one's."""
-        known, producers = self._known, self._guard.producers
-        if not isinstance(answer, ProducerOpened) or known is None or known.principal == ANONYMOUS:
+        active, producers = self._principal, self._guard.producers
+        if not isinstance(answer, ProducerOpened) or active is None or active.principal == ANONYMOUS:
             return answer
-        if name is None or producers.owner(name) == known.principal:
-            producers.give(known.principal, answer.producer_id)
+        if name is None or producers.owner(name) == active.principal:
+            producers.give(active.principal, answer.producer_id)
         return answer
 
     def _listed(self, answer: Answer) -> Answer:
         """Only subjects that the principal may do something with, and groups that it may describe."""
-        known = self._known
-        if known is None or known.may_everything:
+        active = self._principal
+        if active is None or active.may_everything:
             return answer
         if isinstance(answer, SubjectList):
-            return SubjectList(tuple(one for one in answer.subjects if known.may(_anything(one.name))))
+            return SubjectList(tuple(one for one in answer.subjects if active.may(_anything(one.name))))
         if isinstance(answer, GroupList):
             return GroupList(
-                tuple(one for one in answer.groups if known.may_send(DescribeGroup(one.subject, one.group)))
+                tuple(one for one in answer.groups if active.may_send(DescribeGroup(one.subject, one.group)))
             )
         return answer
 
@@ -258,11 +258,11 @@ def _place(command: Any, member: str) -> tuple[str, str, str]:
 
 def _what(need: Need) -> str:
     """In words: "produce on subject 'a'"."""
-    actions = " or ".join(need.actions) if len(need.actions) < len(Action) else "do anything"
+    actions = " or ".join(need.permissions) if len(need.permissions) < len(Permission) else "do anything"
     subject = "" if need.subject is None else f" on subject {need.subject!r}"
     group = "" if need.group is None else f" for group {need.group!r}"
     return f"{actions}{subject}{group}"
 
 
 def _anything(subject: str) -> Need:
-    return Need(tuple(Action), derived(subject).origin)
+    return Need(tuple(Permission), derived(subject).origin)

@@ -235,7 +235,7 @@ class KeyRequests:
         with self._database.transaction() as connection:
             return [(row.group_id, _state(row)) for row in connection.execute(_SELECT_OPEN)]
 
-    def marks(self) -> dict[int, int]:
+    def last_ids(self) -> dict[int, int]:
         """The highest id of each group that has any."""
         with self._database.transaction() as connection:
             return {row.group_id: row.mark for row in connection.execute(_SELECT_MARKS)}

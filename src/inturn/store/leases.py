@@ -14,8 +14,8 @@ from inturn.model.errors import StaleEpoch
 from inturn.protocol.commands import Failure, Lot, Progress
 from inturn.store.database import Database, check_number
 from inturn.store.keys import Failures, KeyRequests, check_failure
-from inturn.store.offsets import CommittedPlace, Offsets
-from inturn.store.parking_lots import Lots, check_change
+from inturn.store.offsets import CommittedPlace, OffsetRows
+from inturn.store.parking_lots import ParkingLots, check_change
 from inturn.store.partition_ids import PartitionIds
 from inturn.store.schema import leases, partitions
 
@@ -33,9 +33,9 @@ class ProgressRows:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._partition_ids = PartitionIds(database)
-        self._offsets = Offsets(database)
+        self._offsets = OffsetRows(database)
         self._failures = Failures(database)
-        self._lots = Lots(database)
+        self._lots = ParkingLots(database)
         self._requests = KeyRequests(database)
 
     def of_partition(self, group_id: int, partition: int) -> StoredProgress:
@@ -49,7 +49,7 @@ class ProgressRows:
     def store(self, group_id: int, progress: Sequence[Progress], now_ms: int) -> list[Progress]:
         """Store all of it durably, in one transaction, and return it without the late copies, which changed nothing.
 
-        If one raises, nothing of any is stored. Raises what `Offsets.commit` does, and InvalidInput for what no row
+        If one raises, nothing of any is stored. Raises what `OffsetRows.commit` does, and InvalidInput for what no row
         can hold or for a key that is to be free while something is parked.
         """
         for one in progress:

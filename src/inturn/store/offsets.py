@@ -17,7 +17,7 @@ from inturn.model.offsets import FOREIGN_MIN, CommitTracker
 from inturn.protocol.commands import Progress
 from inturn.store.database import Database, check_bytes, check_number
 from inturn.store.keys import Failures, KeyRequests
-from inturn.store.parking_lots import Lots
+from inturn.store.parking_lots import ParkingLots
 from inturn.store.partition_ids import PartitionIds
 from inturn.store.schema import failures, gates, groups, key_requests, leases, lots, offsets, parked, partitions
 
@@ -55,7 +55,7 @@ class GateRows:
             return {(row.group_id, row.position) for row in connection.execute(_SELECT_ALL)}
 
     def open(self, group_id: int, child: int, keys: Mapping[int, Iterable[bytes]], now_ms: int) -> None:
-        """Open a child for good. Lots and requests of these keys, by parent, are the child's from here on."""
+        """Open a child for good. ParkingLots and requests of these keys, by parent, are the child's from here on."""
         with self._database.transaction() as connection:
             child_id = self._partition_ids.one(connection, group_id, child)
             connection.execute(_INSERT_GATE, {"of_group": group_id, "of_partition": child_id, "now_ms": now_ms})
@@ -174,12 +174,12 @@ class CommittedPlace:
     number: int = field(default=0, compare=False)  # of the last commit, in that epoch
 
 
-class Offsets:
+class OffsetRows:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._partition_ids = PartitionIds(database)
         self._failures = Failures(database)
-        self._lots = Lots(database)
+        self._lots = ParkingLots(database)
         self._requests = KeyRequests(database)
 
     def committed(self, group_id: int) -> dict[int, int]:
@@ -335,7 +335,7 @@ def _put(connection: Connection, group_id: int, partition_id: int, offset: int, 
 
 
 def _highest(connection: Connection, partition_id: int) -> int:
-    """See `Offsets.highest`. Failed ones count, too: another message there would inherit their attempts."""
+    """See `OffsetRows.highest`. Failed ones count, too: another message there would inherit their attempts."""
     row = {"of_partition": partition_id}
     floor: int = connection.execute(_SELECT_FLOOR, row).scalar_one()
     next_offset: int | None = connection.execute(_SELECT_HIGHEST, row).scalar()

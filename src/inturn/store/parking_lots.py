@@ -135,7 +135,7 @@ _SELECT_GROUP = (
 
 
 @dataclass(frozen=True, slots=True)
-class LotRow:
+class ParkingLotRow:
     """`head_offset` is None if nothing of the key is in the lot (yet)."""
 
     partition: int
@@ -147,7 +147,7 @@ class LotRow:
     parked_count: int
 
 
-class Lots:
+class ParkingLots:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._partition_ids = PartitionIds(database)
@@ -158,10 +158,10 @@ class Lots:
             row = {"of_group": group_id, "of_partition": self._partition_ids.one(connection, group_id, partition)}
             return tuple(Lot(*found) for found in connection.execute(_SELECT_PARTITION, row))
 
-    def of_group(self, group_id: int) -> list[LotRow]:
+    def of_group(self, group_id: int) -> list[ParkingLotRow]:
         """The oldest first."""
         with self._database.transaction() as connection:
-            return [LotRow(*found) for found in connection.execute(_SELECT_GROUP, {"of_group": group_id})]
+            return [ParkingLotRow(*found) for found in connection.execute(_SELECT_GROUP, {"of_group": group_id})]
 
     def is_there(self, group_id: int, partition: int, key: bytes) -> bool:
         with self._database.transaction() as connection:

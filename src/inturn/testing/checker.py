@@ -46,7 +46,7 @@ from inturn.testing.judges.handlers import HandlerJudge
 from inturn.testing.judges.lanes import LaneJudge
 from inturn.testing.judges.leases import LeaseJudge
 from inturn.testing.judges.losses import LossJudge
-from inturn.testing.judges.steering import Steering
+from inturn.testing.judges.steering import KeyRequestJudge
 from inturn.testing.verdict import Evidence, OrderViolated, Verdict, Violation, ViolationKind
 
 __all__ = ["Evidence", "OrderViolated", "StoredMessages", "Verdict", "Violation", "ViolationKind", "check"]
@@ -85,7 +85,7 @@ class _Court:
         self._handlers = HandlerJudge(case, self._lanes)
         self._leases = LeaseJudge(case)
         self._commits = CommitJudge(case)
-        self._steering = Steering(case)
+        self._steering = KeyRequestJudge(case)
 
     def verdict(self) -> Verdict:
         case = self._case

@@ -31,7 +31,7 @@ def name_message(event: Identity) -> str:
     return f"message {event.message_id!r} of key {event.key!r}"
 
 
-class Log:
+class LogTrack:
     """What one partition holds, as far as it is known: acknowledged, in `stored`, or seen by a handler."""
 
     __slots__ = ("acknowledged", "by_key", "messages", "offsets", "seen", "stored")
@@ -75,7 +75,7 @@ class Log:
         return tuple(index for index in found if index is not None)
 
 
-class Lane:
+class LaneTrack:
     """`position` is how far, in `offsets`, all messages are finished or parked."""
 
     __slots__ = ("leftovers", "offsets", "open", "position")
@@ -83,11 +83,11 @@ class Lane:
     def __init__(self, offsets: list[int], position: int) -> None:
         self.offsets = offsets
         self.position = position
-        self.open: Run | None = None  # the latest one; those before it have been judged
+        self.open: RunTrack | None = None  # the latest one; those before it have been judged
         self.leftovers = 0  # runs of lost leases that are still open
 
 
-class Claim(msgspec.Struct):
+class ClaimTrack(msgspec.Struct):
     index: int
     claimant: str
     epoch: int
@@ -96,15 +96,15 @@ class Claim(msgspec.Struct):
     ended_index: int | None = None
 
 
-class Run(msgspec.Struct):
+class RunTrack(msgspec.Struct):
     index: int
     offset: int
     key: bytes | None
     epoch: int
     consumer: str
     attempt: int | None
-    lane: Lane
-    claim: Claim | None = None  # that its consumer worked under
+    lane: LaneTrack
+    claim: ClaimTrack | None = None  # that its consumer worked under
     under: int | None = None  # the partition whose lease it ran under, and that its epoch is of, if not its own
     result: str = ""
     leftover: bool = False
@@ -127,7 +127,7 @@ class Run(msgspec.Struct):
             self.lane.leftovers -= 1
 
 
-class Lease(msgspec.Struct):
+class LeaseTrack(msgspec.Struct):
     index: int
     owner: str
     epoch: int
@@ -143,43 +143,47 @@ class Track:
         *("parked", "ever_parked", "lots", "skipped", "ever_skipped", "attempts", "claims", "elders", "unwanted"),
     )
 
-    def __init__(self, subject: str, group: str, partition: int, log: Log) -> None:
+    def __init__(self, subject: str, group: str, partition: int, log: LogTrack) -> None:
         self.subject, self.group, self.partition, self.log = subject, group, partition, log
-        self.lanes: dict[LaneKey, Lane] = {}
-        self.elders: dict[bytes, Lane] = {}  # of keys that moved on to another partition: how far they are finished
-        self.open: dict[str, dict[tuple[int, int], Run]] = {}  # by consumer; by offset and epoch
-        self.last: dict[Term, dict[LaneKey, Run]] = {}  # by epoch or claim, the last run of each lane
+        self.lanes: dict[LaneKey, LaneTrack] = {}
+        self.elders: dict[
+            bytes, LaneTrack
+        ] = {}  # of keys that moved on to another partition: how far they are finished
+        self.open: dict[str, dict[tuple[int, int], RunTrack]] = {}  # by consumer; by offset and epoch
+        self.last: dict[Term, dict[LaneKey, RunTrack]] = {}  # by epoch or claim, the last run of each lane
         self.finished: dict[int, int] = {}  # offset → index of its first finish since the last reset; also skips
-        self.finished_by: dict[int, Run] = {}  # offset → the finishing run of the highest epoch since then
+        self.finished_by: dict[int, RunTrack] = {}  # offset → the finishing run of the highest epoch since then
         self.ever_finished: set[int] = set()
         self.floor = 0  # the last reset went here
         self.committed = 0
         self.commit_index: int | None = None
         self.claimed: dict[int, int] = {}  # offset → index of the commit that first said it is done, out of turn
         self.position = 0  # in log.offsets: how far commits have been judged
-        self.lease: Lease | None = None
+        self.lease: LeaseTrack | None = None
         self.grants: dict[int, int] = {}  # epoch → index
         self.epoch_max = -1
-        self.claims: dict[str, Claim] = {}  # by claimant, the last one
+        self.claims: dict[str, ClaimTrack] = {}  # by claimant, the last one
         self.parked: set[int] = set()  # in a parking lot, finished there or not
         self.ever_parked: set[int] = set()  # since the last reset
         self.lots: dict[bytes, list[int]] = {}  # by key, a heap of parked offsets; some may be over already
         self.skipped: set[int] = set()  # given up since the last reset
         self.ever_skipped: set[int] = set()
         self.unwanted: frozenset[int] = frozenset()  # offsets that the tags of the group leave out
-        self.attempts: dict[bytes | None, dict[int, Run]] = {}  # by key and offset, the last run of its highest attempt
+        self.attempts: dict[
+            bytes | None, dict[int, RunTrack]
+        ] = {}  # by key and offset, the last run of its highest attempt
 
     def __str__(self) -> str:
         return f"subject {self.subject!r}, group {self.group!r}, partition {self.partition}"
 
-    def lane(self, key: LaneKey, by_key: bool) -> Lane:
+    def lane(self, key: LaneKey, by_key: bool) -> LaneTrack:
         lane = self.lanes.get(key)
         if lane is None:
             offsets = self.log.offsets
             if by_key:
                 offsets = self.log.by_key.get(key, []) if isinstance(key, bytes) else []
             offsets = self._wanted(offsets)
-            lane = self.lanes[key] = Lane(offsets, bisect_left(offsets, self.floor))
+            lane = self.lanes[key] = LaneTrack(offsets, bisect_left(offsets, self.floor))
         return lane
 
     def _wanted(self, offsets: list[int]) -> list[int]:
@@ -190,7 +194,7 @@ class Track:
         lane = self.elders.get(key)
         if lane is None:
             offsets = self._wanted(self.log.by_key.get(key, []))
-            lane = self.elders[key] = Lane(offsets, bisect_left(offsets, self.floor))
+            lane = self.elders[key] = LaneTrack(offsets, bisect_left(offsets, self.floor))
         found = []
         position, offsets = lane.position, lane.offsets
         while position < len(offsets) and (offsets[position] in self.finished or offsets[position] in self.parked):
@@ -201,14 +205,14 @@ class Track:
             lane.position = len(offsets)
         return found
 
-    def claim(self, claim: Claim) -> None:
+    def claim(self, claim: ClaimTrack) -> None:
         """Whoever had any of the slots has lost them."""
         for other in self.claims.values():
             if other.epoch == claim.epoch and other.ended_index is None and other.slots.overlaps(claim.slots):
                 other.lost_index = other.ended_index = claim.index
         self.claims[claim.claimant] = claim
 
-    def claim_of(self, claimant: str, epoch: int) -> Claim | None:
+    def claim_of(self, claimant: str, epoch: int) -> ClaimTrack | None:
         claim = self.claims.get(claimant)
         return claim if claim is not None and claim.epoch == epoch else None
 
@@ -220,7 +224,7 @@ class Track:
         """Whether a commit said so."""
         return (offset < self.committed or offset in self.claimed) and offset not in self.parked
 
-    def finish(self, run: Run, index: int) -> None:
+    def finish(self, run: RunTrack, index: int) -> None:
         offset = run.offset
         self.ever_finished.add(offset)
         self.finished.setdefault(offset, index)

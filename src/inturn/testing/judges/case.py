@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from inturn.model.routing import SlotSet, slot_of
 from inturn.testing.history import Event, GroupFiltered, Grown, HandlerStart, LeaseGranted, SendAcknowledged
-from inturn.testing.track import Log, Track, differ, name_message
+from inturn.testing.track import LogTrack, Track, differ, name_message
 from inturn.testing.verdict import Evidence, Violation, ViolationKind
 
 StoredMessages: TypeAlias = Mapping[tuple[str, int, int], str | None]
@@ -27,7 +27,7 @@ class Case:
         self.subject, self.group = subject, group
         self.by_key, self.has_lanes = order == "key", order != "none"
         self.complete, self.stored = complete, stored
-        self.logs: dict[tuple[str, int], Log] = {}
+        self.logs: dict[tuple[str, int], LogTrack] = {}
         self.tracks: dict[tuple[str, str, int], Track | None] = {}  # None: not asked for
         self.descents: dict[str, list[tuple[int, int, SlotSet]]] = {}  # by subject: child, parent, slots
         self.violations: list[Violation] = []
@@ -62,10 +62,10 @@ class Case:
         for (subject, _), log in self.logs.items():
             log.settle(self.events, self.by_key or subject in self.descents, self.stored is not None)
 
-    def _log(self, subject: str, partition: int) -> Log:
-        return self.logs.setdefault((subject, partition), Log())
+    def _log(self, subject: str, partition: int) -> LogTrack:
+        return self.logs.setdefault((subject, partition), LogTrack())
 
-    def _acknowledged_again(self, log: Log, index: int, event: SendAcknowledged) -> None:
+    def _acknowledged_again(self, log: LogTrack, index: int, event: SendAcknowledged) -> None:
         before = log.messages[event.offset]
         if self.subject not in (None, event.subject) or not differ(before, event):
             return
@@ -85,7 +85,7 @@ class Case:
         place = (subject, group, partition)
         if place not in self.tracks:
             wanted = self.subject in (None, subject) and self.group in (None, group)
-            log = self.logs.get((subject, partition)) or Log()
+            log = self.logs.get((subject, partition)) or LogTrack()
             self.tracks[place] = track = Track(subject, group, partition, log) if wanted else None
             known = self._filters.get((subject, group))
             if track is not None and known is not None:

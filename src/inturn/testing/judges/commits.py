@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inturn.testing.history import Committed
 from inturn.testing.judges.case import Case
-from inturn.testing.track import Run, Track
+from inturn.testing.track import RunTrack, Track
 from inturn.testing.verdict import ViolationKind, name_offsets
 
 
@@ -127,5 +127,5 @@ def _is_over(track: Track, offset: int, commit: Committed, granted: int) -> bool
     return finished <= granted or offset in track.skipped or _known_to(commit, track.finished_by[offset])
 
 
-def _known_to(commit: Committed, finisher: Run) -> bool:
+def _known_to(commit: Committed, finisher: RunTrack) -> bool:
     return finisher.epoch == commit.epoch or finisher.consumer == commit.owner

@@ -9,7 +9,7 @@ import sys
 from bisect import bisect_left
 
 from inturn.testing.judges.case import Case
-from inturn.testing.track import LaneKey, Run, Track
+from inturn.testing.track import LaneKey, RunTrack, Track
 from inturn.testing.verdict import ViolationKind, name_offsets
 
 _REPEATED = frozenset({"failed", "exception", "rollback"})
@@ -20,7 +20,7 @@ class LaneJudge:
         self._case = case
         self.leftover_overlaps = 0
 
-    def judge(self, track: Track, holder: Track, lane_key: LaneKey, run: Run) -> None:
+    def judge(self, track: Track, holder: Track, lane_key: LaneKey, run: RunTrack) -> None:
         """`holder` is the partition whose lease it runs under: its own, but for what was parked before it moved on."""
         lane, key = run.lane, run.key
         if lane.open is not None:
@@ -46,7 +46,7 @@ class LaneJudge:
         if run.attempt is not None and (run.under is not None or run.epoch >= track.epoch_max):
             self._judge_attempt(track, run, run.attempt)
 
-    def _judge_overlap(self, track: Track, holder: Track, earlier: Run, run: Run) -> None:
+    def _judge_overlap(self, track: Track, holder: Track, earlier: RunTrack, run: RunTrack) -> None:
         """`earlier` is still open. It is judged once; after that only its being left over is remembered."""
         if earlier.under == run.under:
             granted = holder.grants.get(run.epoch)
@@ -66,7 +66,7 @@ class LaneJudge:
             (earlier.index, run.index),
         )
 
-    def _judge_order(self, track: Track, last: Run | None, tried: Run | None, run: Run) -> None:
+    def _judge_order(self, track: Track, last: RunTrack | None, tried: RunTrack | None, run: RunTrack) -> None:
         """`last` is the last run of the lane; `tried` the one that must not be passed if it failed."""
         offset = run.offset
         if last is not None and offset <= last.offset and not _may_repeat(last, offset):
@@ -88,7 +88,7 @@ class LaneJudge:
         ):
             self._moved_on_after_failure(track, tried, run)
 
-    def _out_of_order(self, track: Track, last: Run, run: Run) -> None:
+    def _out_of_order(self, track: Track, last: RunTrack, run: RunTrack) -> None:
         how = f"which ended in {last.result!r}" if last.result else "which had not ended"
         self._case.violation_on(
             track,
@@ -98,7 +98,7 @@ class LaneJudge:
             (last.index, run.index),
         )
 
-    def _skipped(self, track: Track, run: Run) -> None:
+    def _skipped(self, track: Track, run: RunTrack) -> None:
         lane = run.lane
         here = bisect_left(lane.offsets, run.offset, lane.position)
         missing = tuple(
@@ -116,7 +116,7 @@ class LaneJudge:
             (*track.log.where(missing), run.index),
         )
 
-    def _moved_on_after_failure(self, track: Track, last: Run, run: Run) -> None:
+    def _moved_on_after_failure(self, track: Track, last: RunTrack, run: RunTrack) -> None:
         self._case.violation_on(
             track,
             ViolationKind.SKIPPED,
@@ -126,7 +126,7 @@ class LaneJudge:
             (last.index, run.index),
         )
 
-    def _overtook_parked(self, track: Track, run: Run, overtaken: tuple[int, ...]) -> None:
+    def _overtook_parked(self, track: Track, run: RunTrack, overtaken: tuple[int, ...]) -> None:
         self._case.violation_on(
             track,
             ViolationKind.SKIPPED,
@@ -136,7 +136,7 @@ class LaneJudge:
             (*track.log.where(overtaken), run.index),
         )
 
-    def _judge_attempt(self, track: Track, run: Run, attempt: int) -> None:
+    def _judge_attempt(self, track: Track, run: RunTrack, attempt: int) -> None:
         tried = track.attempts.setdefault(run.key, {})
         highest = tried.get(run.offset)
         if highest is None or highest.attempt is None:
@@ -156,7 +156,7 @@ class LaneJudge:
         if attempt >= highest.attempt:
             tried[run.offset] = run
 
-    def judge_elders(self, track: Track, holder: Track, key: bytes, run: Run) -> None:
+    def judge_elders(self, track: Track, holder: Track, key: bytes, run: RunTrack) -> None:
         """What is older of the key may be in other partitions: all of it must be over, or wait in the lot."""
         for partition in self._case.elders_of(track.subject, track.partition, key):
             elder = self._case.track(track.subject, track.group, partition)
@@ -171,7 +171,7 @@ class LaneJudge:
             if earlier is not None and earlier.key == key and not self._is_left_over(elder, holder, earlier, run):
                 self._judge_overlap(track, holder, earlier, run)
 
-    def _is_left_over(self, elder: Track, holder: Track, earlier: Run, run: Run) -> bool:
+    def _is_left_over(self, elder: Track, holder: Track, earlier: RunTrack, run: RunTrack) -> bool:
         """Was it started under a lease that has been lost since?"""
         if earlier.under == holder.partition:
             granted = holder.grants.get(run.epoch)
@@ -179,7 +179,7 @@ class LaneJudge:
         lease = elder.lease if earlier.under is None else None
         return lease is None or lease.epoch > earlier.epoch or lease.ended_index is not None
 
-    def _overtook_elders(self, elder: Track, track: Track, run: Run, offsets: tuple[int, ...], how: str) -> None:
+    def _overtook_elders(self, elder: Track, track: Track, run: RunTrack, offsets: tuple[int, ...], how: str) -> None:
         self._case.violation_on(
             track,
             ViolationKind.SKIPPED,
@@ -190,14 +190,14 @@ class LaneJudge:
         )
 
 
-def _may_repeat(last: Run, offset: int) -> bool:
+def _may_repeat(last: RunTrack, offset: int) -> bool:
     """May `offset`, which is not above it, follow `last` in the same lane and epoch? How far back a rollback may go is
     judged by the commits: what they said is done must not be repeated.
     """
     return last.result == "rollback" or (offset == last.offset and last.result in _REPEATED)
 
 
-def _is_of_lost_claim(earlier: Run, run: Run) -> bool:
+def _is_of_lost_claim(earlier: RunTrack, run: RunTrack) -> bool:
     """Was `earlier` started before its claim was lost to another, under whom, or somebody after it, this one runs?"""
     claim = earlier.claim
     if claim is None or run.claim is None or earlier.epoch != run.epoch or earlier.consumer == run.consumer:
@@ -205,6 +205,6 @@ def _is_of_lost_claim(earlier: Run, run: Run) -> bool:
     return claim.lost_index is not None and earlier.index < claim.lost_index <= run.claim.index
 
 
-def _let_on(track: Track, last: Run, run: Run) -> bool:
+def _let_on(track: Track, last: RunTrack, run: RunTrack) -> bool:
     """May `run` come after `last`, which failed, because that was given up, or parked without holding back this key?"""
     return last.offset in track.skipped or (last.offset in track.ever_parked and last.key != run.key)

@@ -6,7 +6,7 @@ from inturn.testing.history import KeyResumed, KeySkipped, OffsetsReset
 from inturn.testing.judges.case import Case
 
 
-class Steering:
+class KeyRequestJudge:
     def __init__(self, case: Case) -> None:
         self._case = case
 
