@@ -57,7 +57,7 @@ from inturn.store.leases import LeaseRows, ProgressRows
 from inturn.store.offsets import GateRows, OffsetRows
 from inturn.store.parking_lots import ParkingLots
 from inturn.store.producers import Producers
-from inturn.store.statistics import SurveyRows
+from inturn.store.statistics import StatisticsRows
 from inturn.store.subjects import Subjects
 from inturn.version import SOFTWARE
 
@@ -96,7 +96,7 @@ class InProcessNode:
         self.intake = Intake(self.broker)
         self._held = LongPolls(threading.RLock(), clock, timers, self._answer, self._due_s)
         self.waking = Waking(self._held, self.membership)
-        self.survey = Survey(self.known, self.broker, self.membership, self._held, SurveyRows(database))
+        self.survey = Survey(self.known, self.broker, self.membership, self._held, StatisticsRows(database))
         self._divide(subjects, groups, observer, neighbours)
         if broker_group:
             self.broker.state = self.registry.get(broker_group).state

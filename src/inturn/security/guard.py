@@ -33,167 +33,6 @@ from inturn.security.session_guard import SessionGuard
 from inturn.security.settings import SecuritySettings
 from inturn.security.tokens import ANONYMOUS, LOCAL, TokenFile, TokenRecord, Tokens, certificate_principal
 
-
-class WatchedFiles:
-    """By name; a name may have several files."""
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[str, str, tuple[int, ...] | None]] = []
-
-    def add(self, name: str, path: str) -> None:
-        self._seen.append((name, path, _file_version(path)))
-
-    def changed(self, *, always: bool = False) -> list[str]:
-        """Since the last look, each name once."""
-        names: dict[str, None] = {}
-        for place, (name, path, version) in enumerate(self._seen):
-            found = _file_version(path)
-            if always or found != version:
-                self._seen[place] = (name, path, found)
-                names[name] = None
-        return list(names)
-
-
-def _file_version(path: str) -> tuple[int, ...] | None:
-    """Another file, another content or another owner has another one; None if it is not there."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-NAMES_MAX = 10_000  # of one principal; beyond that the first are forgotten, which puts only their owner at risk
-
-
-class NameOwners:
-    """Not safe to use from several threads."""
-
-    def __init__(self, names_max: int = NAMES_MAX) -> None:
-        self._names_max = names_max
-        self._owners: dict[Hashable, str] = {}
-        self._names: dict[str, dict[Hashable, None]] = {}  # of each principal, oldest first
-
-    def owner(self, name: Hashable) -> str | None:
-        return self._owners.get(name)
-
-    def take(self, principal: str, *names: Hashable) -> Hashable | None:
-        """The names are this principal's from now on. If one of them is another's, that one, and none is taken."""
-        owners = self._owners
-        new = []
-        for name in names:
-            owner = owners.get(name)
-            if owner is None:
-                new.append(name)
-            elif owner != principal:
-                return name
-        for name in new:
-            self._take(name, principal)
-        return None
-
-    def give(self, principal: str, name: Hashable) -> None:
-        """The name is this principal's from now on, whosever it was."""
-        if self._owners.get(name) != principal:
-            self.forget(name)
-            self._take(name, principal)
-
-    def forget(self, name: Hashable) -> None:
-        """It is nobody's."""
-        owner = self._owners.pop(name, None)
-        if owner is not None:
-            names = self._names[owner]
-            del names[name]
-            if not names:
-                del self._names[owner]
-
-    def _take(self, name: Hashable, principal: str) -> None:
-        names = self._names.setdefault(principal, {})
-        if len(names) >= self._names_max:
-            oldest = next(iter(names))
-            del names[oldest], self._owners[oldest]
-        names[name] = None
-        self._owners[name] = principal
-
-
-DECISIONS_MAX = 10_000  # remembered; a client can ask for as many names as it likes
-_of_group: Callable[[Any], Any] = attrgetter("subject", "group")
-# Commands that come again and again: by what their decision is remembered, without finding out what they need.
-_PLACES: dict[type[Command], Callable[[Any], Any]] = {
-    commands.Append: attrgetter("subject"),
-    commands.Read: _of_group,
-    commands.Pull: _of_group,
-    commands.Commit: _of_group,
-    commands.Renew: _of_group,
-    commands.Heartbeat: _of_group,
-    commands.Fetch: _of_group,
-    commands.Acknowledge: _of_group,
-}
-
-
-class ActivePrincipal:
-    """`access` None: it may do everything."""
-
-    def __init__(self, principal: str, access: Access | None, clock: Clock) -> None:
-        self.principal = principal
-        self.stream_count = 0
-        self.connections_max: int | None = None
-        self.metered: PrincipalMeter | None = None
-        self._clock = clock
-        self._rules: tuple[Rule, ...] | None = None
-        self._decisions: dict[object, bool] = {}
-        if access is not None:
-            self.follow(access)
-
-    def follow(self, access: Access) -> None:
-        """The rules are these from now on. Quotas count anew."""
-        self._rules = access.rules_for(self.principal)
-        self._decisions.clear()
-        quota = access.quota_for(self.principal)
-        self.connections_max = None if quota is None else quota.connections
-        rates = (None, None) if quota is None else (quota.commands_per_s, quota.bytes_per_s)
-        self.metered = None if rates == (None, None) else PrincipalMeter(*rates, self._clock.monotonic)
-
-    @property
-    def may_everything(self) -> bool:
-        return self._rules is None
-
-    @property
-    def is_forgettable(self) -> bool:
-        """It has no streams, and would begin anew with what it has."""
-        return not self.stream_count and (self.metered is None or self.metered.is_full)
-
-    def may_send(self, command: Command) -> bool:
-        if self._rules is None:
-            return True
-        kind = type(command)
-        place = _PLACES.get(kind)
-        if place is None:
-            need = needed(command)
-            return need is None or self.may(need)
-        key = kind, place(command)
-        decided = self._decisions.get(key)
-        if decided is None:
-            need = needed(command)
-            decided = self._remember(key, need is None or self._is_allowed(need))
-        return decided
-
-    def may(self, need: Need) -> bool:
-        if self._rules is None:
-            return True
-        decided = self._decisions.get(need)
-        return self._remember(need, self._is_allowed(need)) if decided is None else decided
-
-    def _is_allowed(self, need: Need) -> bool:
-        assert self._rules is not None
-        return any(rule.allows(need) for rule in self._rules)
-
-    def _remember(self, key: object, decided: bool) -> bool:
-        if len(self._decisions) >= DECISIONS_MAX:
-            self._decisions.clear()
-        self._decisions[key] = decided
-        return decided
-
-
 _log = get_logger("inturn.security")
 
 
@@ -298,3 +137,163 @@ class Guard:
     def close(self) -> None:
         if self.audit_log is not None:
             self.audit_log.close()
+
+
+DECISIONS_MAX = 10_000  # remembered; a client can ask for as many names as it likes
+_of_group: Callable[[Any], Any] = attrgetter("subject", "group")
+# Commands that come again and again: by what their decision is remembered, without finding out what they need.
+_PLACES: dict[type[Command], Callable[[Any], Any]] = {
+    commands.Append: attrgetter("subject"),
+    commands.Read: _of_group,
+    commands.Pull: _of_group,
+    commands.Commit: _of_group,
+    commands.Renew: _of_group,
+    commands.Heartbeat: _of_group,
+    commands.Fetch: _of_group,
+    commands.Acknowledge: _of_group,
+}
+
+
+class ActivePrincipal:
+    """`access` None: it may do everything."""
+
+    def __init__(self, principal: str, access: Access | None, clock: Clock) -> None:
+        self.principal = principal
+        self.stream_count = 0
+        self.connections_max: int | None = None
+        self.metered: PrincipalMeter | None = None
+        self._clock = clock
+        self._rules: tuple[Rule, ...] | None = None
+        self._decisions: dict[object, bool] = {}
+        if access is not None:
+            self.follow(access)
+
+    def follow(self, access: Access) -> None:
+        """The rules are these from now on. Quotas count anew."""
+        self._rules = access.rules_for(self.principal)
+        self._decisions.clear()
+        quota = access.quota_for(self.principal)
+        self.connections_max = None if quota is None else quota.connections
+        rates = (None, None) if quota is None else (quota.commands_per_s, quota.bytes_per_s)
+        self.metered = None if rates == (None, None) else PrincipalMeter(*rates, self._clock.monotonic)
+
+    @property
+    def may_everything(self) -> bool:
+        return self._rules is None
+
+    @property
+    def is_forgettable(self) -> bool:
+        """It has no streams, and would begin anew with what it has."""
+        return not self.stream_count and (self.metered is None or self.metered.is_full)
+
+    def may_send(self, command: Command) -> bool:
+        if self._rules is None:
+            return True
+        kind = type(command)
+        place = _PLACES.get(kind)
+        if place is None:
+            need = needed(command)
+            return need is None or self.may(need)
+        key = kind, place(command)
+        decided = self._decisions.get(key)
+        if decided is None:
+            need = needed(command)
+            decided = self._remember(key, need is None or self._is_allowed(need))
+        return decided
+
+    def may(self, need: Need) -> bool:
+        if self._rules is None:
+            return True
+        decided = self._decisions.get(need)
+        return self._remember(need, self._is_allowed(need)) if decided is None else decided
+
+    def _is_allowed(self, need: Need) -> bool:
+        assert self._rules is not None
+        return any(rule.allows(need) for rule in self._rules)
+
+    def _remember(self, key: object, decided: bool) -> bool:
+        if len(self._decisions) >= DECISIONS_MAX:
+            self._decisions.clear()
+        self._decisions[key] = decided
+        return decided
+
+
+NAMES_MAX = 10_000  # of one principal; beyond that the first are forgotten, which puts only their owner at risk
+
+
+class NameOwners:
+    """Not safe to use from several threads."""
+
+    def __init__(self, names_max: int = NAMES_MAX) -> None:
+        self._names_max = names_max
+        self._owners: dict[Hashable, str] = {}
+        self._names: dict[str, dict[Hashable, None]] = {}  # of each principal, oldest first
+
+    def owner(self, name: Hashable) -> str | None:
+        return self._owners.get(name)
+
+    def take(self, principal: str, *names: Hashable) -> Hashable | None:
+        """The names are this principal's from now on. If one of them is another's, that one, and none is taken."""
+        owners = self._owners
+        new = []
+        for name in names:
+            owner = owners.get(name)
+            if owner is None:
+                new.append(name)
+            elif owner != principal:
+                return name
+        for name in new:
+            self._take(name, principal)
+        return None
+
+    def give(self, principal: str, name: Hashable) -> None:
+        """The name is this principal's from now on, whosever it was."""
+        if self._owners.get(name) != principal:
+            self.forget(name)
+            self._take(name, principal)
+
+    def forget(self, name: Hashable) -> None:
+        """It is nobody's."""
+        owner = self._owners.pop(name, None)
+        if owner is not None:
+            names = self._names[owner]
+            del names[name]
+            if not names:
+                del self._names[owner]
+
+    def _take(self, name: Hashable, principal: str) -> None:
+        names = self._names.setdefault(principal, {})
+        if len(names) >= self._names_max:
+            oldest = next(iter(names))
+            del names[oldest], self._owners[oldest]
+        names[name] = None
+        self._owners[name] = principal
+
+
+class WatchedFiles:
+    """By name; a name may have several files."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[str, str, tuple[int, ...] | None]] = []
+
+    def add(self, name: str, path: str) -> None:
+        self._seen.append((name, path, _file_version(path)))
+
+    def changed(self, *, always: bool = False) -> list[str]:
+        """Since the last look, each name once."""
+        names: dict[str, None] = {}
+        for place, (name, path, version) in enumerate(self._seen):
+            found = _file_version(path)
+            if always or found != version:
+                self._seen[place] = (name, path, found)
+                names[name] = None
+        return list(names)
+
+
+def _file_version(path: str) -> tuple[int, ...] | None:
+    """Another file, another content or another owner has another one; None if it is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
