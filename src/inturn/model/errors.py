@@ -132,7 +132,7 @@ class DiskFull(StorageError):
         left = "" if free_bytes is None else f" ({free_bytes} bytes left)"
         super().__init__(
             partition,
-            f"the disk is full{left}: the append was refused, reads and commits go on; "
+            f"the disk is full{left}: the append was refused, reads and commits work; "
             "free some space and appends resume by themselves",
         )
 
@@ -141,7 +141,7 @@ class LogStopped(StorageError):
     def __init__(self, partition: str, cause: str) -> None:
         self.cause = cause
         super().__init__(
-            partition, f"the log has stopped: {cause}; check the disk, then close and open the folder again"
+            partition, f"the log stopped, because {cause}; check the disk, then close and open the folder again"
         )
 
 
@@ -186,7 +186,7 @@ class StaleEpoch(LeaseError):
     def __init__(self, group: str, partition: str, epoch: int, current: int) -> None:
         self.group, self.partition, self.epoch, self.current = group, partition, epoch, current
         super().__init__(
-            f"epoch {epoch} of partition {partition}, group {group!r} has ended (current: {current}); "
+            f"epoch {epoch} of partition {partition}, group {group!r} is over (current: {current}); "
             "acquire the lease again and continue from the committed offset"
         )
 

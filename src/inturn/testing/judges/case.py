@@ -1,4 +1,4 @@
-"""What the judges of a history know together: what was asked, what the logs hold, the tracks, and what was found."""
+"""The shared state of the judges: the arguments of `check`, the content of the logs, tracks and violations."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Case:
         self.by_key, self.has_lanes = order == "key", order != "none"
         self.complete, self.stored = complete, stored
         self.logs: dict[tuple[str, int], LogTrack] = {}
-        self.tracks: dict[tuple[str, str, int], Track | None] = {}  # None: not asked for
+        self.tracks: dict[tuple[str, str, int], Track | None] = {}  # None: excluded
         self.descents: dict[str, list[tuple[int, int, SlotSet]]] = {}  # by subject: child, parent, slots
         self.violations: list[Violation] = []
         self._elders: dict[tuple[str, int, bytes], tuple[int, ...]] = {}
         self._filters: dict[tuple[str, str], GroupFiltered] = {}  # by subject and group
 
-    # What the log holds. Log order counts, not the time of the acknowledgement, so this is learnt beforehand.
+    # The content of the logs. The order of the log counts, not the time of acknowledgements, so this is the first pass.
 
     def learn_logs(self) -> None:
         logs = self.logs
@@ -81,7 +81,7 @@ class Case:
     # Tracks.
 
     def track(self, subject: str, group: str, partition: int) -> Track | None:
-        """None if it is not asked for."""
+        """The track of a group on a partition; None if `check` excludes the subject or group."""
         place = (subject, group, partition)
         if place not in self.tracks:
             wanted = self.subject in (None, subject) and self.group in (None, group)
@@ -96,7 +96,7 @@ class Case:
         return (track for track in self.tracks.values() if track is not None)
 
     def elders_of(self, subject: str, partition: int, key: bytes) -> tuple[int, ...]:
-        """The partitions that had the key before, oldest first."""
+        """The former partitions of the key, oldest first."""
         found = self._elders.get((subject, partition, key))
         if found is None:
             slot, lineage = slot_of(key), [partition]
@@ -106,7 +106,7 @@ class Case:
             found = self._elders[subject, partition, key] = tuple(lineage[:-1])
         return found
 
-    # Words and evidence.
+    # Violations.
 
     def owner(self, index: int) -> str:
         event = self.events[index]
@@ -128,4 +128,13 @@ class Case:
     ) -> None:
         evidence = tuple(Evidence(index, self.events[index]) for index in sorted(set(indexes)))
         subject, group, partition = place
-        self.violations.append(Violation(kind, message, subject, group, partition, offsets, evidence))
+        violation = Violation(
+            kind=kind,
+            message=message,
+            subject=subject,
+            group=group,
+            partition=partition,
+            offsets=offsets,
+            evidence=evidence,
+        )
+        self.violations.append(violation)

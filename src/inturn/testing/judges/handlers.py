@@ -1,4 +1,4 @@
-"""The judge of handlers: what may be started, by whom; and when it is over."""
+"""The judge of handlers: which messages a consumer may start, and the ends of handlers."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class HandlerJudge:
         if self._case.by_key:
             lane_key = offset if key is None else key
         lane = track.lanes.get(lane_key) or track.lane(lane_key, self._case.by_key)
+        # By position: made for every message.
         run = RunTrack(index, offset, key, epoch, event.consumer, event.attempt, lane)
         holder = track  # of the lease
         if event.under is not None and event.under != event.partition:
@@ -148,13 +149,13 @@ class HandlerJudge:
         offset = event.offset
         running = track.open.get(event.consumer)
         run = None if running is None else running.pop((offset, event.epoch), None)
-        if run is None:  # its consumer crashed, or it never started
+        if run is None:  # the consumer crashed, or the run never started
             return
         run.close(event.result)
         if event.result not in _FINISHED:
             if event.result == "rollback" and track.lots and not self._case.by_key:
                 last_runs = track.last.get(run.term, {})
-                if last_runs.get(None) is run:  # what the lane goes back over may be parked then, and run again
+                if last_runs.get(None) is run:  # rolled back messages may be parked and run again
                     track.last[run.term] = {None: run}
             return
         self.finished += 1

@@ -1,6 +1,6 @@
-"""The judge of lanes: within one, messages are started in log order, never overlap, and none is skipped.
+"""The judge of lanes: within a lane, messages are started in log order, never overlap, and no message is skipped.
 
-Where a subject has grown, a key has elders, too: the partitions that had it before.
+After growth, a key also has elders: the former partitions of the key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class LaneJudge:
         self.leftover_overlaps = 0
 
     def judge(self, track: Track, holder: Track, lane_key: LaneKey, run: RunTrack) -> None:
-        """`holder` is the partition whose lease it runs under: its own, but for what was parked before it moved on."""
+        """`holder` is the partition of the run's lease: the own partition, except for messages that were parked before
+        their key moved."""
         lane, key = run.lane, run.key
         if lane.open is not None:
             self._judge_overlap(track, holder, lane.open, run)
@@ -34,7 +35,7 @@ class LaneJudge:
         if self._case.by_key or key not in track.lots:
             last = last_runs.get(lane_key)
             self._judge_order(track, last, last, run)
-        else:  # under order by partition, a lot is a lane within the lane
+        else:  # under order by partition, a parking lot is a lane within the lane
             last_of_key = last_runs.get(key)
             if run.offset in track.parked:
                 lane_key = key
@@ -47,7 +48,7 @@ class LaneJudge:
             self._judge_attempt(track, run, run.attempt)
 
     def _judge_overlap(self, track: Track, holder: Track, earlier: RunTrack, run: RunTrack) -> None:
-        """`earlier` is still open. It is judged once; after that only its being left over is remembered."""
+        """`earlier` is still open. `earlier` is checked once; afterwards only its being left over is tracked."""
         if earlier.under == run.under:
             granted = holder.grants.get(run.epoch)
             is_of_lost_lease = earlier.epoch < run.epoch and granted is not None and earlier.index < granted
@@ -67,7 +68,7 @@ class LaneJudge:
         )
 
     def _judge_order(self, track: Track, last: RunTrack | None, tried: RunTrack | None, run: RunTrack) -> None:
-        """`last` is the last run of the lane; `tried` the one that must not be passed if it failed."""
+        """`last` is the last run of the lane; `tried` is the run that must not be overtaken after a failure."""
         offset = run.offset
         if last is not None and offset <= last.offset and not _may_repeat(last, offset):
             self._out_of_order(track, last, run)
@@ -106,7 +107,7 @@ class LaneJudge:
             for offset in lane.offsets[lane.position : here]
             if offset not in track.finished and offset not in track.parked
         )
-        lane.position = here  # each gap is reported once
+        lane.position = here  # every gap is reported once
         self._case.violation_on(
             track,
             ViolationKind.SKIPPED,
@@ -157,7 +158,7 @@ class LaneJudge:
             tried[run.offset] = run
 
     def judge_elders(self, track: Track, holder: Track, key: bytes, run: RunTrack) -> None:
-        """What is older of the key may be in other partitions: all of it must be over, or wait in the lot."""
+        """Check the older messages of the key in other partitions: all must be finished, or wait in the parking lot."""
         for partition in self._case.elders_of(track.subject, track.partition, key):
             elder = self._case.track(track.subject, track.group, partition)
             assert elder is not None
@@ -172,7 +173,7 @@ class LaneJudge:
                 self._judge_overlap(track, holder, earlier, run)
 
     def _is_left_over(self, elder: Track, holder: Track, earlier: RunTrack, run: RunTrack) -> bool:
-        """Was it started under a lease that has been lost since?"""
+        """Whether `earlier` was started under a lease that has been lost since."""
         if earlier.under == holder.partition:
             granted = holder.grants.get(run.epoch)
             return earlier.epoch < run.epoch and granted is not None and earlier.index < granted
@@ -191,14 +192,14 @@ class LaneJudge:
 
 
 def _may_repeat(last: RunTrack, offset: int) -> bool:
-    """May `offset`, which is not above it, follow `last` in the same lane and epoch? How far back a rollback may go is
-    judged by the commits: what they said is done must not be repeated.
+    """Whether `offset`, at or below `last`, may follow `last` in the same lane and epoch. The commits limit a rollback:
+    messages that a commit reported as finished must not be repeated.
     """
     return last.result == "rollback" or (offset == last.offset and last.result in _REPEATED)
 
 
 def _is_of_lost_claim(earlier: RunTrack, run: RunTrack) -> bool:
-    """Was `earlier` started before its claim was lost to another, under whom, or somebody after it, this one runs?"""
+    """Whether `earlier` was started before its claim was lost to the claim of `run`, or to a claim before that."""
     claim = earlier.claim
     if claim is None or run.claim is None or earlier.epoch != run.epoch or earlier.consumer == run.consumer:
         return False
@@ -206,5 +207,5 @@ def _is_of_lost_claim(earlier: RunTrack, run: RunTrack) -> bool:
 
 
 def _let_on(track: Track, last: RunTrack, run: RunTrack) -> bool:
-    """May `run` come after `last`, which failed, because that was given up, or parked without holding back this key?"""
+    """Whether `run` may follow the failed run `last`: `last` was skipped, or parked with a different key."""
     return last.offset in track.skipped or (last.offset in track.ever_parked and last.key != run.key)

@@ -1,4 +1,4 @@
-"""The judge of leases: one owner at a time, and every grant with a higher epoch. Claims are only noted here."""
+"""The judge of leases: a single owner at a time, and a higher epoch with every grant. Claims are only recorded here."""
 
 from __future__ import annotations
 
