@@ -1,15 +1,13 @@
-"""The guard of a server: who comes in, and what each of them may do. One for all streams; each stream gets a pass.
+"""The guard of a server: authenticates clients, authorizes commands, and enforces quotas.
 
-Everything here runs in the server's event loop, but for what becomes of an act, which any thread may tell.
+A server has a single `Guard` for all streams, and a `SessionGuard` per stream. `ActivePrincipal` holds the rules, quota
+and streams of a principal. All code runs in the server's event loop, except the audit of acts: any thread may reply.
 
-Files that are looked at from time to time: which of them have changed?
+`NameOwners` binds names to the principal that uses a name first, until the server stops. Members and producers are
+identified by names and numbers that other clients can see or guess. With an owner, no other principal can pull under a
+member's lease, release the lease, or fence a producer.
 
-Who owns a name: whichever principal uses it first, as long as the server lives.
-
-Members and producers are active to a node by names and numbers that others can see or guess. Here they belong to a
-principal, so that nobody can pull under somebody else's lease, give it back, or fence somebody else's producer.
-
-What is active of one principal, on all of its streams: its rules, its quota, how many streams it has.
+`WatchedFiles` finds changed files.
 """
 
 from __future__ import annotations
@@ -37,7 +35,8 @@ _log = get_logger("inturn.security")
 
 
 class Guard:
-    """Made before the server listens: what is wrong with its files is raised here, and only logged later."""
+    """Made before the server listens. Invalid files raise InvalidInput here; later, at `reload`, they are only
+    logged."""
 
     def __init__(self, settings: SecuritySettings, clock: Clock) -> None:
         self._settings = settings
@@ -52,15 +51,15 @@ class Guard:
         self.audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, clock)
         self.members = NameOwners()
         self.producers = NameOwners()
-        self._not_reloaded: dict[str, str] = {}  # names of files, and why
-        self._principals: dict[str, ActivePrincipal] = {}  # principals with a stream, or with something used
+        self._not_reloaded: dict[str, str] = {}  # error by name of the file
+        self._principals: dict[str, ActivePrincipal] = {}  # with a stream, or with a partly used quota
 
     def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> SessionGuard:
-        """A new stream; `certificate` is the client's, as far as TLS has checked one."""
+        """The session guard of a new stream. `certificate` is the client's certificate, if TLS has verified it."""
         return SessionGuard(self, address, certificate, is_local=is_local)
 
     def authenticate(self, hello: Hello, certificate: Mapping[str, Any] | None) -> tuple[str, TokenRecord | None]:
-        """The principal, and the token that says so."""
+        """The principal, and the token that authenticated the principal. Raises AuthenticationFailed."""
         if hello.token and self._token_file is not None:
             record = self.tokens.find(hello.token, self.clock.time_ms())
             return record.principal, record
@@ -71,12 +70,12 @@ class Guard:
         return ANONYMOUS, None
 
     def refused(self, address: str, command: str, why: str) -> None:
-        """Written into the audit log, if there is one, as a refusal of that address."""
+        """Write a refusal of an address into the audit log, if there is an audit log."""
         if self.audit_log is not None:
             self.audit_log.refused(address, address=address, command=command, why=why)
 
     def principal(self, principal: str) -> ActivePrincipal:
-        """What is active of it, from all of its streams."""
+        """The state of a principal, shared by all of the principal's streams."""
         found = self._principals.get(principal)
         if found is None:
             rules = None if principal == LOCAL else self._access
@@ -84,15 +83,17 @@ class Guard:
         return found
 
     def forget(self, active: ActivePrincipal) -> None:
-        """Its last stream is gone. What it used stays used: to come again is no way round a quota."""
+        """Drop a principal without streams. A principal with a partly used quota stays, so that a new connection does
+        not reset the quota."""
         if active.is_forgettable:
             self._principals.pop(active.principal, None)
 
     def reload(self, *, always: bool = False) -> None:
-        """Read files again that have changed. One that cannot be read changes nothing, is told, and is tried again at
-        every look: what was wrong may have been elsewhere, such as the mode of a folder.
+        """Read changed files again. A file that cannot be read changes nothing, is logged, and is tried again at every
+        call: the cause may be elsewhere, such as the mode of a folder.
 
-        Called every second: those who are gone are forgotten here, once what they used has come back."""
+        Called every second. Also drops principals without streams whose quota is fully available again.
+        """
         for active in list(self._principals.values()):
             self.forget(active)
         changed = self._watched.changed(always=always)
@@ -117,7 +118,7 @@ class Guard:
                 if active.principal != LOCAL:
                     active.follow(self._access)
         elif name == "tls" and self._settings.tls is not None:
-            self.tls = self._settings.tls.context()  # streams that are there keep the one they know
+            self.tls = self._settings.tls.context()  # present streams keep their context
 
     def _note_tokens(self, former: Tokens) -> None:
         if self.audit_log is None:
@@ -139,9 +140,9 @@ class Guard:
             self.audit_log.close()
 
 
-DECISIONS_MAX = 10_000  # remembered; a client can ask for as many names as it likes
+DECISIONS_MAX = 10_000  # cached; a client can send any number of names
 _of_group: Callable[[Any], Any] = attrgetter("subject", "group")
-# Commands that come again and again: by what their decision is remembered, without finding out what they need.
+# Frequent commands: decisions are cached by these attributes, without computing the needed permission.
 _PLACES: dict[type[Command], Callable[[Any], Any]] = {
     commands.Append: attrgetter("subject"),
     commands.Read: _of_group,
@@ -155,7 +156,7 @@ _PLACES: dict[type[Command], Callable[[Any], Any]] = {
 
 
 class ActivePrincipal:
-    """`access` None: it may do everything."""
+    """A principal with streams, or with a partly used quota. `access` None: the principal may do everything."""
 
     def __init__(self, principal: str, access: Access | None, clock: Clock) -> None:
         self.principal = principal
@@ -169,7 +170,7 @@ class ActivePrincipal:
             self.follow(access)
 
     def follow(self, access: Access) -> None:
-        """The rules are these from now on. Quotas count anew."""
+        """Use these rules from now on. Quotas start again."""
         self._rules = access.rules_for(self.principal)
         self._decisions.clear()
         quota = access.quota_for(self.principal)
@@ -183,7 +184,7 @@ class ActivePrincipal:
 
     @property
     def is_forgettable(self) -> bool:
-        """It has no streams, and would begin anew with what it has."""
+        """Whether the principal has no streams, and its quota is fully available."""
         return not self.stream_count and (self.metered is None or self.metered.is_full)
 
     def may_send(self, command: Command) -> bool:
@@ -218,22 +219,22 @@ class ActivePrincipal:
         return decided
 
 
-NAMES_MAX = 10_000  # of one principal; beyond that the first are forgotten, which puts only their owner at risk
+NAMES_MAX = 10_000  # per principal; beyond that the oldest names are dropped, at the risk of their owner only
 
 
 class NameOwners:
-    """Not safe to use from several threads."""
+    """The owners of names. Not thread-safe."""
 
     def __init__(self, names_max: int = NAMES_MAX) -> None:
         self._names_max = names_max
         self._owners: dict[Hashable, str] = {}
-        self._names: dict[str, dict[Hashable, None]] = {}  # of each principal, oldest first
+        self._names: dict[str, dict[Hashable, None]] = {}  # by principal, oldest first
 
     def owner(self, name: Hashable) -> str | None:
         return self._owners.get(name)
 
     def take(self, principal: str, *names: Hashable) -> Hashable | None:
-        """The names are this principal's from now on. If one of them is another's, that one, and none is taken."""
+        """Make the principal the owner of names. If a name has a different owner, returns this name and takes none."""
         owners = self._owners
         new = []
         for name in names:
@@ -247,13 +248,13 @@ class NameOwners:
         return None
 
     def give(self, principal: str, name: Hashable) -> None:
-        """The name is this principal's from now on, whosever it was."""
+        """Make the principal the owner of a name, whoever owned the name before."""
         if self._owners.get(name) != principal:
             self.forget(name)
             self._take(name, principal)
 
     def forget(self, name: Hashable) -> None:
-        """It is nobody's."""
+        """Remove the owner of a name."""
         owner = self._owners.pop(name, None)
         if owner is not None:
             names = self._names[owner]
@@ -271,7 +272,7 @@ class NameOwners:
 
 
 class WatchedFiles:
-    """By name; a name may have several files."""
+    """Files by name, checked for changes. A name may have several files."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[str, str, tuple[int, ...] | None]] = []
@@ -280,7 +281,7 @@ class WatchedFiles:
         self._seen.append((name, path, _file_version(path)))
 
     def changed(self, *, always: bool = False) -> list[str]:
-        """Since the last look, each name once."""
+        """The names with a changed file since the last call, without duplicates. `always`: all names."""
         names: dict[str, None] = {}
         for place, (name, path, version) in enumerate(self._seen):
             found = _file_version(path)
@@ -291,7 +292,7 @@ class WatchedFiles:
 
 
 def _file_version(path: str) -> tuple[int, ...] | None:
-    """Another file, another content or another owner has another one; None if it is not there."""
+    """Changes with the file, its content or its owner; None for a missing file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,6 +1,6 @@
-"""Replies that do something on the way back. They know their session, as the reply underneath does.
+"""The session guard: the guard's view of one session. Authenticates the client and authorizes every command.
 
-A visitor: one stream to a guarded server. Who it is, and what becomes of each of its commands.
+`MappedReply` and `AuditedReply` wrap replies of authorized commands. Both have the `session` of the wrapped reply.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPECIAL = frozenset((ListSubjects, ListGroups, OpenProducer, Leave))
 
 
 class SessionGuard:
-    """See `inturn.transport.server_session.Pass` for when it is asked what."""
+    """Implements `inturn.transport.server_session.Pass`, which documents the calls."""
 
     def __init__(self, guard: Guard, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> None:
         self._guard = guard
@@ -80,7 +80,7 @@ class SessionGuard:
 
     @property
     def is_valid(self) -> bool:
-        """Whether it would be let in again."""
+        """Whether the token of the session is still valid."""
         return self._token is None or self._guard.tokens.holds(self._token, self._guard.clock.time_ms())
 
     @property
@@ -89,7 +89,7 @@ class SessionGuard:
 
     def admitted(self, command: Command, reply: Reply) -> Reply | None:
         active = self._principal
-        assert active is not None, "nothing is sent before the greeting"
+        assert active is not None, "no command is sent before the greeting"
         refusal = self._refusal(command, active)
         if refusal is not None:
             fields = where(needed(command))
@@ -116,12 +116,12 @@ class SessionGuard:
         if not active.may_send(command):
             need = needed(command)
             return AccessDenied(principal, type(command).__name__ if need is None else _what(need), _ASK_FOR_RULE)
-        if principal == ANONYMOUS:  # one or many, nobody knows: names are not theirs
+        if principal == ANONYMOUS:  # may be many clients: anonymous clients own no names
             return None
         refusal = self._ownership_refusal(command, principal)
         return None if principal == LOCAL else refusal  # the folder's user may do everything
 
-    # Names belong to whoever used them first
+    # A name belongs to the principal that used the name first
 
     def _ownership_refusal(self, command: Command, principal: str) -> AccessDenied | None:
         kind = type(command)
@@ -145,8 +145,8 @@ class SessionGuard:
         return _not_yours(principal, f"open producer {name!r}")
 
     def _producer_refusal(self, command: Append, principal: str) -> AccessDenied | None:
-        """An id that nobody opened since the server was started belongs to its first user, on that subject: what is
-        sent elsewhere can neither take it away nor be taken for its producer's."""
+        """An id that was not opened since the start of the server belongs to its first user on that subject. Appends to
+        other subjects can neither take the id away nor pass as appends of the producer."""
         producer_id, producers = command.batch.producer_id, self._guard.producers
         owner = producers.owner(producer_id)
         if not producer_id or owner == principal:  # most of the time
@@ -155,11 +155,11 @@ class SessionGuard:
             return None
         return _not_yours(principal, f"send as producer {producer_id}")
 
-    # What is changed on its way back
+    # Changed answers
 
     def _opened(self, name: str | None, answer: Answer) -> Answer:
-        """Whoever opened a producer is its owner, whoever used the id before it was given out. But what was opened
-        through the folder under another's name stays that one's."""
+        """The principal that opened a producer owns the id, even if the id was used before. But a producer that was
+        opened through the folder under the name of a different principal stays with that principal."""
         active, producers = self._principal, self._guard.producers
         if not isinstance(answer, ProducerOpened) or active is None or active.principal == ANONYMOUS:
             return answer
@@ -168,7 +168,8 @@ class SessionGuard:
         return answer
 
     def _listed(self, answer: Answer) -> Answer:
-        """Only subjects that the principal may do something with, and groups that it may describe."""
+        """The answer with only the subjects that the principal has any permission on, and the groups that the principal
+        may describe."""
         active = self._principal
         if active is None or active.may_everything:
             return answer
@@ -196,7 +197,7 @@ def _place(command: Any, member: str) -> tuple[str, str, str]:
 
 
 def _what(need: Need) -> str:
-    """In words: "produce on subject 'a'"."""
+    """The need as text: "produce on subject 'a'"."""
     actions = " or ".join(need.permissions) if len(need.permissions) < len(Permission) else "do anything"
     subject = "" if need.subject is None else f" on subject {need.subject!r}"
     group = "" if need.group is None else f" for group {need.group!r}"
@@ -208,7 +209,7 @@ def _anything(subject: str) -> Need:
 
 
 class MappedReply:
-    """Changes the answer, not an error."""
+    """A reply that changes answers. Errors pass unchanged."""
 
     __slots__ = ("_change", "_reply", "session")
 
@@ -222,7 +223,7 @@ class MappedReply:
 
 
 class AuditedReply:
-    """Writes down what became of an act, before its asker hears of it."""
+    """A reply that writes the outcome of an act into the audit log, before the client receives the answer."""
 
     __slots__ = ("_address", "_command", "_log", "_principal", "_reply", "session")
 
@@ -248,14 +249,14 @@ class AuditedReply:
 
 
 def where(need: Need | None) -> dict[str, object]:
-    """For the audit log."""
+    """The fields of a need for the audit log."""
     if need is None:
         return {}
     return {"action": "|".join(need.permissions), "subject": need.subject, "group": need.group}
 
 
 def _details(command: Command) -> dict[str, object]:
-    """Of what was asked; nothing of a message."""
+    """Details of the command for the audit log, without any content of messages."""
     if isinstance(command, Append):
         return {"to": command.subject, "messages": command.batch.count}
     found = {name: value for name in _DETAILS if (value := getattr(command, name, None)) is not None}

@@ -1,4 +1,4 @@
-"""The judge of losses, for complete histories: an acknowledged message must be in the log, and finished by all groups."""
+"""The judge of losses, for complete histories: acknowledged messages must be in the log and finished by all groups."""
 
 from __future__ import annotations
 
