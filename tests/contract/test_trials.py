@@ -235,7 +235,7 @@ def test_a_member_that_does_not_tell_in_time_is_not_waited_for(line: Connection)
         joined(line)
 
         def is_begun() -> bool:
-            with pytest.raises(TrialTimeout, match=r"has not told within 0.3 s what became of line/0@0"):
+            with pytest.raises(TrialTimeout, match=r"has not reported the trial of line/0@0 within 0.3 s"):
                 line.consume_directly("line", "g", "w", 0, 0, timeout_s=0.3)
             return entered.is_set()
 

@@ -54,10 +54,10 @@ from inturn.store.database import Database
 from inturn.store.groups import Groups, Members
 from inturn.store.keys import Failures, KeyRequests
 from inturn.store.leases import LeaseRows, ProgressRows
-from inturn.store.offsets import GateRows, Offsets
-from inturn.store.parking_lots import Lots
+from inturn.store.offsets import GateRows, OffsetRows
+from inturn.store.parking_lots import ParkingLots
 from inturn.store.producers import Producers
-from inturn.store.statistics import SurveyRows
+from inturn.store.statistics import StatisticsRows
 from inturn.store.subjects import Subjects
 from inturn.version import SOFTWARE
 
@@ -96,7 +96,7 @@ class InProcessNode:
         self.intake = Intake(self.broker)
         self._held = LongPolls(threading.RLock(), clock, timers, self._answer, self._due_s)
         self.waking = Waking(self._held, self.membership)
-        self.survey = Survey(self.known, self.broker, self.membership, self._held, SurveyRows(database))
+        self.survey = Survey(self.known, self.broker, self.membership, self._held, StatisticsRows(database))
         self._divide(subjects, groups, observer, neighbours)
         if broker_group:
             self.broker.state = self.registry.get(broker_group).state
@@ -225,7 +225,7 @@ class InProcessNode:
 
     def _describe(self, _: DescribeNode, __: Try) -> Answer:
         up_s = self._clock.monotonic() - self._started_at_s
-        restless = self.broker.leases.changes.restless()
+        restless = self.broker.leases.changes.unstable()
         return NodeDescription(SOFTWARE, self._clock.time_ms(), up_s, self.readiness(), self._room(), restless)
 
     # The end
@@ -273,11 +273,11 @@ def _broker(
 ) -> Broker:
     return Broker(
         engine,
-        Offsets(database),
+        OffsetRows(database),
         ProgressRows(database),
         Producers(database),
         leases,
-        Keys(Failures(database), Lots(database), KeyRequests(database), clock),
+        Keys(Failures(database), ParkingLots(database), KeyRequests(database), clock),
         GateRows(database),
         clock,
         observer,

@@ -19,7 +19,7 @@ from inturn.node.catalog import Known
 from inturn.node.long_polls import LongPolls
 from inturn.protocol.commands import ReadyPart
 from inturn.store.groups import GroupRecord
-from inturn.store.statistics import SurveyRows
+from inturn.store.statistics import StatisticsRows
 
 LOG_STATES = ("ok", "stopped", "damaged")
 
@@ -86,7 +86,7 @@ class Survey:
         broker: Broker,
         membership: Membership,
         held: LongPolls,
-        rows: SurveyRows,
+        rows: StatisticsRows,
     ) -> None:
         self._known = known
         self._broker = broker
