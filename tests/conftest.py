@@ -17,9 +17,38 @@ settings.load_profile("patient")
 # Whichever test of these comes first makes what all of the file look at, which takes long: one process runs them all.
 TOGETHER = {"tests/cli/test_demo.py", "tests/spark/test_cluster.py", "tests/testing/test_simulation.py"}
 
+# These share a Spark session, whose Java process is slow to start and slow while it is cold: one process has it.
+WITH_SESSION = {
+    f"tests/spark/test_{name}.py"
+    for name in (
+        "audit",
+        "benches",
+        "drain",
+        "for_each",
+        "ordered",
+        "secured",
+        "session",
+        "shipping",
+        "source",
+        "source_stream",
+    )
+}
+
 HERE = Path(__file__).parent
 # `pytest --quick` runs the files in `tests`, the unit tests, and the contract suite on one bed.
-QUICK_FOLDERS = {"broker", "cluster", "consumer", "contract", "log", "meta", "model", "node", "producer", "state", "wire"}
+QUICK_FOLDERS = {
+    "broker",
+    "cluster",
+    "consumer",
+    "contract",
+    "log",
+    "meta",
+    "model",
+    "node",
+    "producer",
+    "state",
+    "wire",
+}
 QUICK_BED = "embedded"
 # Files among these whose tests start programs, servers or clusters.
 NOT_QUICK = {
@@ -66,7 +95,9 @@ def pytest_configure() -> None:
     A shell lets its background jobs ignore SIGINT, and a program inherits an ignored signal, but not a handler. This
     process goes on ignoring SIGINT, with a handler that does nothing.
     """
-    missing = [name for name in (*QUICK_FOLDERS, *NOT_QUICK) if not (HERE / name).exists()]
+    named = [HERE / name for name in (*QUICK_FOLDERS, *NOT_QUICK)]
+    named += [HERE.parent / name for name in (*TOGETHER, *WITH_SESSION)]
+    missing = [str(path) for path in named if not path.exists()]
     if missing:
         raise pytest.UsageError(f"tests/conftest.py names what is not there: {', '.join(missing)}")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -74,10 +105,12 @@ def pytest_configure() -> None:
 
 
 class _Together(LoadScopeScheduling):  # type: ignore[misc]
-    """A test goes to whichever process is free, those of a file above to one."""
+    """A test goes to whichever process is free, those of a file above to one, and those with the session to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
+        if path in WITH_SESSION:
+            return "spark session"
         return path if path in TOGETHER else nodeid
 
 
