@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from inturn import Connection, Context, Hook, LogSettings, Message, ResultKind, aio, suspend
+from inturn import Connection, Context, Hook, LeaseSettings, LogSettings, Message, ResultKind, aio, suspend
 from inturn.consumer.trace import RUNS, chunks, runs_of
 from inturn.model.errors import InvalidInput, NotFound, TrialTimeout
-from tests.contract.bed import SHORT_LEASE, WAIT_S, Bed, Seen, committed, eventually, quick, send
+from tests.contract.bed import WAIT_S, Bed, Seen, committed, eventually, quick, send
 
 
 def only_direct(message: Message, context: Context) -> object:
@@ -282,7 +282,8 @@ def test_a_member_that_leaves_meanwhile_is_not_waited_for(line: Connection) -> N
 
 def test_who_asks_hears_that_the_member_was_counted_out(bed: Bed) -> None:
     """C16"""
-    mq = bed.open(flush="os", lease=SHORT_LEASE)
+    # So long that a busy machine does not count the member out before the trial has begun.
+    mq = bed.open(flush="os", lease=LeaseSettings(life_s=2.0, renew_s=0.15, margin_s=0.05))
     mq.create_subject("line", 1)
     send(mq, "line", "a:slow")
     entered, gate = threading.Event(), threading.Event()
