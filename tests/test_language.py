@@ -23,14 +23,76 @@ GLOSSARY_ENTRIES_MAX = 149
 
 # A sentence with one of these words as its subject or object makes the reader look back for the noun.
 PRONOUNS = frozenset(
-    "it its itself one ones they them their theirs he she his her who whom whose whoever whatever "
-    "somebody anybody everybody nobody someone anyone everyone something anything everything nothing others".split()
+    [
+        "it",
+        "its",
+        "itself",
+        "one",
+        "ones",
+        "they",
+        "them",
+        "their",
+        "theirs",
+        "he",
+        "she",
+        "his",
+        "her",
+        "who",
+        "whom",
+        "whose",
+        "whoever",
+        "whatever",
+        "somebody",
+        "anybody",
+        "everybody",
+        "nobody",
+        "someone",
+        "anyone",
+        "everyone",
+        "something",
+        "anything",
+        "everything",
+        "nothing",
+        "others",
+    ]
 )
 # These stand before a noun as often as in place of a noun. They count where the next word cannot be a noun.
-DETERMINERS = frozenset("this that these those which what each another either neither".split())
+DETERMINERS = frozenset(["this", "that", "these", "those", "which", "what", "each", "another", "either", "neither"])
 NO_NOUN = frozenset(
-    "is are was were be has have had do does did can could may must will would should "
-    "a the it they to of in on for and or but if when".split()
+    [
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "has",
+        "have",
+        "had",
+        "do",
+        "does",
+        "did",
+        "can",
+        "could",
+        "may",
+        "must",
+        "will",
+        "would",
+        "should",
+        "a",
+        "the",
+        "it",
+        "they",
+        "to",
+        "of",
+        "in",
+        "on",
+        "for",
+        "and",
+        "or",
+        "but",
+        "if",
+        "when",
+    ]
 )
 
 

@@ -277,7 +277,7 @@ def test_a_quota_below_what_is_pulled_at_once_costs_a_consumer_no_lease(serve: S
         epochs = {(one.partition, epoch) for one, epoch in zip(seen.messages, seen.epochs, strict=True)}
         assert len(epochs) == len({partition for partition, _ in epochs}), "a lease was lost"
 
-    in_one_of(4, loses_none)
+    in_one_of(4, loses_none)  # the bound: the lease is shorter than the time that the quota takes
 
 
 def test_to_come_again_is_no_way_round_a_quota(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_too_many_commands_are_answered_later_not_refused(serve: Serve) -> None:
             billing.subjects()
         assert time.monotonic() - began_s < took_s
 
-    in_one_of(4, does_not_wait)
+    in_one_of(4, does_not_wait)  # the bound: 100 commands take less time than with a quota
 
 
 def test_a_client_that_has_to_wait_for_long_is_not_lost(serve: Serve) -> None:
