@@ -267,7 +267,7 @@ def test_a_server_does_not_start_with_a_token_file_that_is_not_there(tmp_path: P
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "queue.example.com"])
 def test_nobody_else_is_served_without_being_asked_who_they_are(tmp_path: Path, host: str) -> None:
-    with pytest.raises(InvalidInput, match="--insecure serves all the same"):
+    with pytest.raises(InvalidInput, match="--insecure serves without authentication"):
         Service(tmp_path / "data", address=Address(host))
     assert not (tmp_path / "data").exists()
     SecuritySettings(is_insecure=True).check_host(host)
