@@ -335,7 +335,7 @@ def test_where_the_sender_chooses_the_partition_it_must_be_given(machine: Machin
 def test_requests_are_bounded(machine: Machine, epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inturn.broker.keys.WAITING_COUNT_MAX", 1)
     first = steer(machine, "park")
-    with pytest.raises(InvalidInput, match="start the group.s consumers"):
+    with pytest.raises(InvalidInput, match="start the group's consumers"):
         steer(machine, "park", OTHER)
     commit(machine, epoch, requests=(first.id,))
     steer(machine, "park", OTHER)
