@@ -160,7 +160,7 @@ def test_a_token_ends_when_it_has_expired(serve: Serve) -> None:
 
 
 def test_a_token_that_has_expired_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="expired already"):
+    with pytest.raises(InvalidInput, match="has already passed"):
         TokenFile(tmp_path / "tokens.json").create("shop", NOW_MS, expires_at_ms=NOW_MS)
 
 
