@@ -22,7 +22,7 @@ from inturn.model.errors import InvalidInput, NotFound
 from inturn.model.routing import ALL_SLOTS
 from inturn.model.settings import Order
 from inturn.model.time import SystemClock
-from inturn.spark.audit import audit
+from inturn.spark import audit
 from inturn.spark.audit.fast_path import looked_at, place_number
 from inturn.spark.audit.leases import Place, Terms
 from inturn.spark.audit.traces import EVENT_SCHEMA, RUN_SCHEMA, Traces, read_traces
@@ -399,7 +399,7 @@ def test_a_task_that_repeats_what_a_killed_one_did_in_the_same_epoch_is_in_order
 def _event(
     owner: str, kind: str, at_ns: int, until_ns: int, epoch: int, offset: int = -1, **more: Any
 ) -> tuple[Any, ...]:
-    sets = more.get("finished", []), [], []
+    sets: tuple[list[int], ...] = (more.get("finished", []), [], [])
     about = owner, at_ns, kind, at_ns, until_ns, 0, epoch, offset
     return "orders", "billing", *about, None, more.get("why", ""), *sets, more.get("is_claim", False), False
 
