@@ -18,7 +18,7 @@ from inturn.consumer.core import ConsumerCore
 from inturn.consumer.decoder import Opened, opened
 from inturn.consumer.lane import STRAIGHT, Lane
 from inturn.consumer.outcome import DONE, Next, Outcome
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
 from inturn.consumer.scope import EVERYTHING, Duty
 from inturn.model.errors import InturnError
@@ -199,7 +199,9 @@ class SimConsumer(SimClient):
             if self.quick is not None and self.quick.random() < 0.5:
                 self.core.handling.scheduler.expect(QUICK_S)
             self.core.answered(command, what, self.world.now_s)
-            self._coverage["lane.straight"] += any(STRAIGHT in held.lanes for held in self.core.held.values())
+            self._coverage["lane.straight"] += any(
+                STRAIGHT in state.buffer.lanes for state in self.core.partitions.values()
+            )
         else:
             self.core.answered(command, answer, self.world.now_s)
         if self.core.error is not None:
@@ -256,22 +258,22 @@ class SimConsumer(SimClient):
         """What is rolled back together."""
         return context.partition, context.epoch, message.key if self._order is Order.KEY else None
 
-    def _watch_act(self, held: HeldPartition, request: KeyRequest) -> bool:
+    def _watch_act(self, state: PartitionState, request: KeyRequest) -> bool:
         """The checker wants to know when something that was asked for begins to count: before anything runs by it."""
-        where = self.core.subject, self.core.group, held.index
-        lot = held.lots.get(request.key)
+        where = self.core.subject, self.core.group, state.index
+        lot = state.progress.parking_lots.get(request.key)
         is_resuming = lot is not None and lot.state is LotState.RESUMING
-        done = self._act(held, request)
+        done = self._act(state, request)
         if done:
             self._coverage[f"request.{request.kind}"] += 1
             self._coverage["request.park while resuming"] += is_resuming and request.kind == KeyAction.PARK
             if request.kind == KeyAction.RESUME:
                 self._recorder.key_resumed(*where, request.key)
             elif request.kind == KeyAction.SKIP and request.offset is not None:
-                origin = held.index if request.origin is None else request.origin
+                origin = state.index if request.origin is None else request.origin
                 self._recorder.key_skipped(*where[:2], origin, request.offset, request.key)
                 for place in [place for place, due in self._rolled_back.items() if due == request.offset]:
-                    if place[0] == held.index:
+                    if place[0] == state.index:
                         del self._rolled_back[place]
         return done
 
@@ -283,7 +285,7 @@ class SimConsumer(SimClient):
     @property
     def waiting_count(self) -> int:
         """How many messages it has and has not done yet."""
-        return sum(held.waiting_count for held in self.core.held.values())
+        return sum(state.buffer.waiting_count for state in self.core.partitions.values())
 
     def _finish(self, run: Run) -> None:
         self._running -= 1
@@ -360,7 +362,7 @@ class SimConsumer(SimClient):
 
     def _note_stages(self, in_poll: bool = False) -> None:
         """Count how partitions change their stage; the product itself knows nothing of this."""
-        stages = {index: held.stage.value for index, held in self.core.held.items()}
+        stages = {index: state.lease.stage.value for index, state in self.core.partitions.items()}
         if in_poll:
             self._note_pauses()
         if stages == self._stages:
@@ -375,7 +377,7 @@ class SimConsumer(SimClient):
         self._stages = stages
 
     def _note_pauses(self) -> None:
-        for held in self.core.held.values():
-            if held.is_paused:
-                by_span = held.pull_offset - held.tracker.known_low >= self._settings.flow.span
+        for state in self.core.partitions.values():
+            if state.buffer.is_paused:
+                by_span = state.buffer.pull_offset - state.progress.tracker.known_low >= self._settings.flow.span
                 self._coverage[f"flow.paused by {'span' if by_span else 'count'}"] += 1

@@ -7,8 +7,8 @@ import msgspec
 import inturn.store.parking_lots
 from inturn.consumer.handling import Handling
 from inturn.consumer.lane import Lane
-from inturn.consumer.parking import HeldLot
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.parking import ParkingLot
+from inturn.consumer.partition_state import PartitionState
 from inturn.model.message import Message
 from inturn.model.settings import LotState
 from inturn.protocol.commands import Granted
@@ -20,34 +20,36 @@ _instead_of, _add, _add_edit = BUGS.instead_of, BUGS.add, BUGS.add_edit
 # Parking
 
 _park = Handling._park
-_held_granted = HeldPartition.granted
-_begin_again = HeldLot.begin_again
+_granted = PartitionState.granted
+_begin_again = ParkingLot.begin_again
 
 
 @_instead_of(Handling, "_add_to_lot")
-def parked_messages_are_not_written(self: Handling, held: HeldPartition, lot: HeldLot, messages: list[Message]) -> None:
+def parked_messages_are_not_written(
+    self: Handling, state: PartitionState, lot: ParkingLot, messages: list[Message]
+) -> None:
     """Messages of a parked key count as passed by, but nobody stores them."""
-    held.pass_by(messages)
+    state.pass_by(messages)
 
 
 _add(
     "newer_messages_of_a_parked_key_run",
     "consumer",
     "While a key is parked, its newer messages run.",
-    Patch(HeldLot, "takes_to_tail", property(lambda lot: False)),
+    Patch(ParkingLot, "takes_to_tail", property(lambda lot: False)),
 )
 _add(
     "newer_messages_do_not_wait_for_a_resumed_key",
     "consumer",
     "While a key is being resumed, its newer messages go to a lane instead of the tail of its lot.",
-    Patch(HeldLot, "takes_to_tail", property(lambda lot: lot.state is LotState.PARKED)),
+    Patch(ParkingLot, "takes_to_tail", property(lambda lot: lot.state is LotState.PARKED)),
 )
 
 
-@_instead_of(HeldPartition, "granted")
-def parked_keys_are_not_handed_over(self: HeldPartition, answer: Granted, deadline_s: float, now_s: float) -> None:
+@_instead_of(PartitionState, "granted")
+def parked_keys_are_not_handed_over(self: PartitionState, answer: Granted, deadline_s: float, now_s: float) -> None:
     """The next holder does not know which keys are parked."""
-    _held_granted(self, msgspec.structs.replace(answer, lots=()), deadline_s, now_s)
+    _granted(self, msgspec.structs.replace(answer, lots=()), deadline_s, now_s)
 
 
 _add(
@@ -71,7 +73,7 @@ _add_edit(
     Handling,
     "lot_read",
     "lane = lot.lane\n",
-    "lane = lot.lane; held.news.lot(lot.key, lot.state).removed += [(one.partition, one.offset) for one in read]\n",
+    "lane = lot.lane; state.progress.changes.of_lot(lot.key, lot.state).removed += places\n",
 )
 _add_edit(
     "tail_is_forgotten_when_the_end_is_read",
@@ -91,8 +93,8 @@ _add_edit(
 )
 
 
-@_instead_of(HeldLot, "begin_again")
-def lot_that_is_parked_again_is_read_on(self: HeldLot) -> None:
+@_instead_of(ParkingLot, "begin_again")
+def lot_that_is_parked_again_is_read_on(self: ParkingLot) -> None:
     """A key that is parked while it is resumed goes on later behind what had been read, not from its head."""
     after = self.after
     _begin_again(self)
@@ -102,9 +104,9 @@ def lot_that_is_parked_again_is_read_on(self: HeldLot) -> None:
 @_instead_of(Handling, "_park")
 def rows_at_hand_leave_the_lot_when_it_is_parked_again(self: Handling, lane: Lane, reason: str) -> None:
     """A key that is parked while it is resumed loses the messages of its lot that were at hand."""
-    lot, held = lane.lot, lane.held
+    lot, state = lane.lot, lane.state
     if lot is not None:
-        held.news.lot(lot.key, LotState.PARKED).removed += list(lot.rows)
+        state.progress.changes.of_lot(lot.key, LotState.PARKED).removed += list(lot.rows)
     _park(self, lane, reason)
 
 

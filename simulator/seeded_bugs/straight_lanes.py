@@ -30,5 +30,5 @@ _add_edit(
     Handling,
     "_after_straight",
     "self.scheduler.unready(goes_on)\n",
-    "goes_on = Lane(held, key, [], held.inbox)\n",
+    "goes_on = Lane(state, key, [], state.buffer.inbox)\n",
 )

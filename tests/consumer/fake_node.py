@@ -12,7 +12,8 @@ from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.decoder import opened
 from inturn.consumer.outcome import Outcome
-from inturn.consumer.partition_state import NEVER, HeldPartition
+from inturn.consumer.partition_lease import NEVER
+from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import CHUNK_MAX, CHUNK_S
 from inturn.model.batch import BatchHeader, StoredBatch, encode, parse_header, partition_seed, payload_checksum
@@ -253,8 +254,8 @@ class Bench:
         return self.node.logs
 
     @property
-    def held(self) -> HeldPartition:
-        return self.core.held[0]
+    def state(self) -> PartitionState:
+        return self.core.partitions[0]
 
     def committed(self, partition: int = 0) -> int:
         return self.node.partitions[partition].offset

@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.core import CLAIM_RENEW_S, ConsumerCore
-from inturn.consumer.partition_state import Stage
+from inturn.consumer.partition_lease import Stage
 from inturn.consumer.scope import EVERYTHING, Duty
 from inturn.model.batch import StoredBatch, chosen, decode
 from inturn.model.errors import ConnectionLost, InturnError, LeaseHeld, LogDamaged, StaleEpoch
@@ -100,7 +100,7 @@ def test_nothing_is_pulled_when_all_that_is_to_be_handled_is() -> None:
     pulls = len(bench.sent(Pull))
     bench.live(130.0, 1.0)  # longer than `idle_s_max`
     assert len(bench.sent(Pull)) == pulls
-    assert bench.held.stage is Stage.ACTIVE
+    assert bench.state.lease.stage is Stage.ACTIVE
     assert bench.sent(Renew)
 
 
@@ -136,7 +136,7 @@ def test_a_node_that_is_away_for_a_moment_holds_nothing_up() -> None:
     bench.now_s += 1.0
     bench.poll()
     bench.answer(bench.take_command(Acquire), Granted(5, 0, LEASE.life_s))
-    assert bench.held.error is None
+    assert bench.state.lease.error is None
     bench.poll()
     bench.answer(bench.take_command(Pull), ConnectionLost("node", "it went away"))
     assert not bench.core.is_held_up
@@ -176,7 +176,7 @@ def test_a_request_that_has_to_wait_keeps_it_from_being_through() -> None:
     bench.settle()
     bench.handle_all()
     assert bench.core.is_through()
-    bench.held.requests.append(KeyRequest(1, 0, b"a", "park"))
+    bench.state.progress.key_requests.append(KeyRequest(1, 0, b"a", "park"))
     assert not bench.core.is_through()
     bench.poll()
     assert bench.core.is_through()
@@ -202,8 +202,8 @@ def test_a_keeper_holds_and_renews_and_pulls_nothing() -> None:
     bench = bench_with(Duty(keeps_only=True))
     bench.store(0, 6)
     bench.live(300.0, 1.0)
-    assert bench.held.stage is Stage.ACTIVE
-    assert bench.held.epoch == 1
+    assert bench.state.lease.stage is Stage.ACTIVE
+    assert bench.state.lease.epoch == 1
     assert not bench.sent(Pull)
     assert not bench.sent(Commit)
     assert len(bench.sent(Renew)) > 100
@@ -436,10 +436,10 @@ def test_what_was_told_is_told_again_until_it_is_stored() -> None:
     one.pull(keyed_batch(2, "aa"))
     one.bench.handle_all()
     one.bench.wait(60.0)  # the answer is given up
-    one.bench.core.held[0].lease_ends_s = one.bench.now_s + 100.0
+    one.bench.core.partitions[0].lease.ends_s = one.bench.now_s + 100.0
     assert one.commit() == [0, 1, 2, 3]
     one.bench.answer(one.last, committed(one.last))
-    assert not one.bench.core.held[0].has_progress
+    assert not one.bench.core.partitions[0].progress.has_changes
 
 
 def test_what_is_stored_is_not_told_again() -> None:
@@ -482,7 +482,7 @@ def test_what_is_called_back_is_finished_committed_and_given_back() -> None:
     renew = one.bench.take_command(Renew)
     one.bench.answer(renew, Renewed((0,), (0,)))
     one.bench.poll()
-    assert one.bench.held.stage is Stage.DRAINING
+    assert one.bench.state.lease.stage is Stage.DRAINING
     assert not one.bench.has(Release)
     job.end()
     one.bench.poll()

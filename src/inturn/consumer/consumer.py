@@ -25,7 +25,7 @@ from inturn.consumer.broadcast import BroadcastNode
 from inturn.consumer.context import Hook
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.decoder import Opened, OpenedFetch, opened, opened_fetch
-from inturn.consumer.partition_state import Stage
+from inturn.consumer.partition_lease import Stage
 from inturn.consumer.run import Run
 from inturn.consumer.scope import EVERYTHING, Duty
 from inturn.consumer.shared_core import SharedCore
@@ -307,9 +307,11 @@ class Consumer:
         now_s = self._clock.monotonic()
         with self._lock:
             core = self._core
-            held = [one for one in core.held.values() if one.stage in (Stage.ACTIVE, Stage.DRAINING)]
+            held = [state for state in core.partitions.values() if state.lease.is_holding]
+            buffers = [state.buffer for state in held]
+            parked = [key for state in held for key in state.progress.parking_lots]
             return ConsumerStatistics(
-                partitions=tuple(sorted(one.index for one in held)),
+                partitions=tuple(sorted(state.index for state in held)),
                 lag=sum(core.lags().values()),
                 ok_count=core.statistics.ok_count,
                 failed_count=core.statistics.failed_count,
@@ -317,17 +319,17 @@ class Consumer:
                 ok_per_s=core.statistics.ok_per_s(now_s),
                 failed_per_s=core.statistics.failed_per_s(now_s),
                 handling_ms_mean=core.statistics.handling_ms_mean,
-                waiting_count=sum(one.waiting_count for one in held),
-                paused=tuple(sorted(one.index for one in held if one.is_paused)),
-                missing=sum(one.missing for one in held),
-                errors=tuple(str(one.error) for one in held if one.error is not None),
+                waiting_count=sum(buffer.waiting_count for buffer in buffers),
+                paused=tuple(sorted(state.index for state in held if state.buffer.is_paused)),
+                missing=sum(buffer.missing for buffer in buffers),
+                errors=tuple(str(state.lease.error) for state in held if state.lease.error is not None),
                 concurrency=self._workers.count,
-                failing_count=sum(len(one.recorded) for one in held),
-                parked=tuple(sorted(key.decode(errors="backslashreplace") for one in held for key in one.lots)),
+                failing_count=sum(len(state.progress.failures) for state in held),
+                parked=tuple(sorted(key.decode(errors="backslashreplace") for key in parked)),
                 blocking=self._find_blocking(),
                 handling_s=core.statistics.handling_s,
                 refused_count=self._refused_count,
-                unwanted_count=sum(one.unwanted_count for one in held),
+                unwanted_count=sum(buffer.filtered_out_count for buffer in buffers),
             )
 
     def leases(self) -> dict[int, HeldLease]:
@@ -335,8 +337,13 @@ class Consumer:
         with self._lock:
             if isinstance(self._core, SharedCore):
                 return {}
-            active = [one for one in self._core.held.values() if one.stage is Stage.ACTIVE]
-            return {one.index: HeldLease(one.epoch, one.committed, one.missing, one.error) for one in active}
+            active = [state for state in self._core.partitions.values() if state.lease.stage is Stage.ACTIVE]
+            return {
+                state.index: HeldLease(
+                    state.lease.epoch, state.progress.committed_offset, state.buffer.missing, state.lease.error
+                )
+                for state in active
+            }
 
     def assigned(self) -> frozenset[int]:
         """The partitions that it should have, as far as it was told."""
@@ -347,11 +354,13 @@ class Consumer:
         """The same of a consumer that only keeps leases, with those that it is giving back."""
         with self._lock:
             found = {}
-            for one in self._core.held.values():
-                if one.stage in (Stage.ACTIVE, Stage.DRAINING, Stage.RELEASING) and not one.is_claim:
-                    failed, parked = tuple(sorted(one.recorded)), tuple(sorted(one.lots))
-                    is_wanted_back = one.stage is not Stage.ACTIVE
-                    found[one.index] = KeptLease(one.epoch, *one.tracker.snapshot(), failed, parked, is_wanted_back)
+            for state in self._core.partitions.values():
+                lease, progress = state.lease, state.progress
+                if lease.stage in (Stage.ACTIVE, Stage.DRAINING, Stage.RELEASING) and not lease.is_claim:
+                    failed, parked = tuple(sorted(progress.failures)), tuple(sorted(progress.parking_lots))
+                    is_wanted_back = lease.stage is not Stage.ACTIVE
+                    place = progress.tracker.snapshot()
+                    found[state.index] = KeptLease(lease.epoch, *place, failed, parked, is_wanted_back)
             return found
 
     def wait_until_through(self, patience_s: float, timeout_s: float) -> bool:
@@ -384,7 +393,8 @@ class Consumer:
     def _find_blocking(self) -> tuple[Blocking, ...]:
         found = []
         for index, head in sorted(self._core.blocking().items()):
-            found.append(Blocking(index, head.offset, head.key_text, self._core.held[index].limit or "span"))
+            limit = self._core.partitions[index].buffer.limit or "span"
+            found.append(Blocking(index, head.offset, head.key_text, limit))
         return tuple(found)
 
     def __enter__(self) -> Self:

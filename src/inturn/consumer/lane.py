@@ -17,8 +17,8 @@ from inturn.consumer.outcome import Outcome
 from inturn.model.message import Message
 
 if TYPE_CHECKING:
-    from inturn.consumer.parking import HeldLot
-    from inturn.consumer.partition_state import HeldPartition
+    from inturn.consumer.parking import ParkingLot
+    from inturn.consumer.partition_state import PartitionState
     from inturn.consumer.run import Run
 
 LaneKey: TypeAlias = bytes | int | None  # a key; the offset of a message on its own; None: the whole partition
@@ -32,7 +32,7 @@ class Lane(msgspec.Struct, eq=False, gc=False):
     as messages, so they are kept from the garbage collector: whoever drops a partition takes its lanes apart.
     """
 
-    held: HeldPartition
+    state: PartitionState
     key: LaneKey
     messages: list[Message]
     inbox: list[Message]  # where the worker notes what is finished
@@ -44,7 +44,7 @@ class Lane(msgspec.Struct, eq=False, gc=False):
     kept: Sequence[Message] = ()  # manual acknowledgement: handled, not committed
     failed: Sequence[Message] = ()  # given to the handler, and not over
     outcome: Outcome | None = None  # why the run stopped here; None: no failure
-    lot: HeldLot | None = None  # its messages come from a parking lot
+    lot: ParkingLot | None = None  # its messages come from a parking lot
     # A straight lane that was spread: nothing of it is begun any more. If it ran then, what is left of the key that may
     # have been running waits in `then`, from the place `spread_at` on.
     is_spread: bool = False

@@ -22,7 +22,7 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 @dataclass(slots=True, eq=False)
-class HeldLot:
+class ParkingLot:
     key: bytes
     state: LotState
     lane: Lane | None = None  # while it is being resumed

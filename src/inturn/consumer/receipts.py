@@ -7,19 +7,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from inturn.consumer.outcome import moved_batch
-from inturn.consumer.partition_state import NEVER, HeldPartition
+from inturn.consumer.partition_lease import NEVER, Stage
+from inturn.consumer.partition_state import PartitionState
 from inturn.model.message import Message
 from inturn.protocol.commands import Acknowledge, Move, PartitionReceipts, Receipt, Returned
 
 
-@dataclass(slots=True, eq=False)
-class Delivered(HeldPartition):
-    """What came with one Fetch: as far as lanes and runs know, a partition that is held until `deadline_s`."""
+class DeliveredBatch(PartitionState):
+    """The messages of one Fetch. For lanes and runs, a partition whose lease ends when the receipts expire."""
 
-    receipts: dict[int, int] = field(default_factory=dict)  # numbers, by offset
+    __slots__ = ("receipts",)
+
+    def __init__(
+        self, index: int, subject: str, group: str, member: str, epoch: int, ends_s: float, receipts: dict[int, int]
+    ) -> None:
+        """`receipts`: numbers, by offset."""
+        super().__init__(index, subject, group, member, stage=Stage.ACTIVE)
+        self.lease.epoch = epoch
+        self.lease.deadline_s = self.lease.ends_s = ends_s
+        self.receipts = receipts
 
     def receipt(self, message: Message) -> Receipt:
         return Receipt(message.offset, self.receipts[message.offset])
@@ -51,14 +60,14 @@ class Receipts:
     def is_unanswered(self) -> bool:
         return self._said is not None
 
-    def done(self, delivered: Delivered, messages: Sequence[Message]) -> None:
-        receipts = self._done.setdefault((delivered.index, delivered.epoch), [])
+    def done(self, delivered: DeliveredBatch, messages: Sequence[Message]) -> None:
+        receipts = self._done.setdefault((delivered.index, delivered.lease.epoch), [])
         receipts += [delivered.receipt(message) for message in messages]
-        self._end_s = max(self._end_s, delivered.lease_ends_s)
+        self._end_s = max(self._end_s, delivered.lease.ends_s)
 
     def give_back(
         self,
-        delivered: Delivered,
+        delivered: DeliveredBatch,
         offset: int,
         delay_s: float = 0.0,
         error: str | None = None,
@@ -66,8 +75,8 @@ class Receipts:
     ) -> None:
         """It is to be given out again, after this time. Without an error that is no failure."""
         returned = Returned(offset, delivered.receipts[offset], delay_s, error, key)
-        self._returned.setdefault((delivered.index, delivered.epoch), []).append(returned)
-        self._end_s = max(self._end_s, delivered.lease_ends_s)
+        self._returned.setdefault((delivered.index, delivered.lease.epoch), []).append(returned)
+        self._end_s = max(self._end_s, delivered.lease.ends_s)
 
     def say(self) -> Acknowledge:
         """What was said and not answered, word for word; or else all there is."""
@@ -97,7 +106,7 @@ MOVED_AT_ONCE = 1000
 class ReceiptMove:
     """Messages that failed in one call, and where they go."""
 
-    delivered: Delivered
+    delivered: DeliveredBatch
     messages: Sequence[Message]
     to_subject: str
     to_partition: int
@@ -105,7 +114,7 @@ class ReceiptMove:
     @property
     def place(self) -> tuple[int, int, str, int]:
         """One Move takes what has all of this in common."""
-        return self.delivered.index, self.delivered.epoch, self.to_subject, self.to_partition
+        return self.delivered.index, self.delivered.lease.epoch, self.to_subject, self.to_partition
 
 
 class ReceiptMoves:
@@ -121,7 +130,7 @@ class ReceiptMoves:
     def __bool__(self) -> bool:
         return bool(self._waiting or self._moving)
 
-    def add(self, delivered: Delivered, messages: Sequence[Message], to_subject: str, to_partition: int) -> None:
+    def add(self, delivered: DeliveredBatch, messages: Sequence[Message], to_subject: str, to_partition: int) -> None:
         self._waiting.append(ReceiptMove(delivered, messages, to_subject, to_partition))
 
     def move(self) -> Move:
@@ -134,7 +143,7 @@ class ReceiptMoves:
                 (self._moving if is_next else rest).append(one)
             self._waiting = rest
         each = [(one.delivered, message) for one in self._moving for message in one.messages]
-        attempts = {message.offset: delivered.attempts.get(message.offset, 1) for delivered, message in each}
+        attempts = {message.offset: delivered.progress.attempts.get(message.offset, 1) for delivered, message in each}
         index, epoch, to_subject, to_partition = self._moving[0].place
         return Move(
             self._subject,

@@ -19,7 +19,7 @@ from inturn.model.result import ResultKind
 
 if TYPE_CHECKING:
     from inturn.consumer.lane import Lane
-    from inturn.consumer.partition_state import HeldPartition
+    from inturn.consumer.partition_state import PartitionState
     from inturn.consumer.trace import Notes
 
 _BROKEN = Outcome(Next.REPEAT, ResultKind.EXCEPTION)
@@ -29,9 +29,9 @@ _NO_CONTEXT = Context("", "", -1, "", 0)
 
 class Run:
     __slots__ = (
-        "_held",
         "_left",
         "_monotonic",
+        "_state",
         "asked_at_s",
         "context",
         "done",
@@ -55,7 +55,7 @@ class Run:
         self.lane: Lane | None = None
         self.notes: Notes | None = None  # for the trace, if there is one
         self._monotonic: Callable[[], float] | None = None
-        self._held: HeldPartition | None = None
+        self._state: PartitionState | None = None
         self.context = _NO_CONTEXT
         self.given = _NOTHING  # to the handler, and not settled yet
         self.started_at_s = self.asked_at_s = now_s
@@ -75,7 +75,7 @@ class Run:
     @property
     def deadline_s(self) -> float:
         """Nothing of the lane that it is at may be begun from then on."""
-        return float("-inf") if self._held is None else self._held.deadline_s
+        return float("-inf") if self._state is None else self._state.lease.deadline_s
 
     def calls(self, monotonic: Callable[[], float], count: int = 1) -> Iterator[list[Message]]:
         """What to call the handler with, one after the other: a message, or up to `count` of one lane.
@@ -94,28 +94,28 @@ class Run:
                     lane = self.lane = todo.popleft()
                 except IndexError:
                     return
-                held, messages, inbox = lane.held, lane.messages, lane.inbox
-                if self._held is not held:
-                    self._held = held
-                    self.context = held.context()
+                state, messages, inbox = lane.state, lane.messages, lane.inbox
+                if self._state is not state:
+                    self._state, lease, progress = state, state.lease, state.progress
+                    self.context = state.context()
                     if notes is not None:
-                        notes.part(held)
+                        notes.part(state)
                 if notes is not None:
                     notes.first = lane.at
                 while True:
                     at = lane.at
                     if at == len(messages) or lane.parks:
                         break
-                    if now_s >= held.deadline_s:
+                    if now_s >= lease.deadline_s:
                         break
                     if (left <= 0 or now_s >= self.until_s) and left < self._left:
                         return
                     given = [messages[at]] if count == 1 else messages[at : at + count]
-                    if held.attempts:
-                        given = _alike(given, held)
+                    if progress.attempts:
+                        given = _alike(given, state)
                         if not given:
                             break
-                        self.context.attempt = held.attempts.get(held.mark(given[0]), 0) + 1
+                        self.context.attempt = progress.attempts.get(state.mark(given[0]), 0) + 1
                         if notes is not None:
                             notes.attempt(lane, len(given), self.context.attempt)
                     elif self.context.attempt > 1:
@@ -160,7 +160,7 @@ class Run:
 
     def begin(self, lane: Lane, message: Message, attempt: int) -> None:
         """This was handled elsewhere, and is to be settled next."""
-        self.lane, self.given, self.context = lane, [message], lane.held.context()
+        self.lane, self.given, self.context = lane, [message], lane.state.context()
         self.context.attempt = attempt
 
     def not_begun(self) -> None:
@@ -203,11 +203,12 @@ class Run:
             self.over.append(lane)
 
 
-def _alike(messages: list[Message], held: HeldPartition) -> list[Message]:
+def _alike(messages: list[Message], state: PartitionState) -> list[Message]:
     """Those from the first on that were tried as often, up to one that is not to be tried again."""
-    attempts = held.attempts.get(held.mark(messages[0]), 0)
+    progress = state.progress
+    attempts = progress.attempts.get(state.mark(messages[0]), 0)
 
     def is_alike(mark: int) -> bool:
-        return held.attempts.get(mark, 0) == attempts and mark not in held.exhausted
+        return progress.attempts.get(mark, 0) == attempts and mark not in progress.exhausted
 
-    return list(itertools.takewhile(lambda one: is_alike(held.mark(one)), messages))
+    return list(itertools.takewhile(lambda one: is_alike(state.mark(one)), messages))

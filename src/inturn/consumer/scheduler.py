@@ -106,7 +106,7 @@ class Scheduler:
                 if lane.bucket == bucket:
                     lane.bucket = -1
                     lane.run = run
-                    lane.held.active += 1
+                    lane.state.buffer.lanes_in_runs += 1
                     lanes.append(lane)
                     left -= len(lane.messages) - lane.at
                     if left <= 0:
@@ -183,7 +183,7 @@ class Scheduler:
         while over:
             lane = over.popleft()
             lane.run = None
-            lane.held.active -= 1
+            lane.state.buffer.lanes_in_runs -= 1
             lanes.append(lane)
         return lanes
 
@@ -199,4 +199,4 @@ class Scheduler:
 
     def _free(self, lane: Lane) -> None:
         lane.run = None
-        lane.held.active -= 1
+        lane.state.buffer.lanes_in_runs -= 1

@@ -18,8 +18,9 @@ from inturn.consumer.decoder import Opened, OpenedFetch
 from inturn.consumer.handling import ERROR_LENGTH_MAX, back_off_s
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import Next, Outcome, text_of
-from inturn.consumer.partition_state import NEVER, HeldPartition, Pending, Stage
-from inturn.consumer.receipts import Delivered, ReceiptMoves, Receipts
+from inturn.consumer.partition_lease import NEVER, Pending, Stage
+from inturn.consumer.partition_state import PartitionState
+from inturn.consumer.receipts import DeliveredBatch, ReceiptMoves, Receipts
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import Scheduler
 from inturn.consumer.statistics import Statistics
@@ -75,7 +76,7 @@ class SharedCore:
         self.scheduler = Scheduler()
         self.error: InturnError | None = None  # set: it cannot go on, and why
         self.is_stopped = False
-        self.held: dict[int, HeldPartition] = {}  # what is known of each partition
+        self.partitions: dict[int, PartitionState] = {}  # what is known of each partition
         self.left: dict[int, int] = {}
         self.damage: list[LogDamaged] = []  # found in what was fetched; for the log
         self.refused: list[tuple[int, int]] = []  # partition and offset of what was acknowledged too late; for the log
@@ -91,6 +92,7 @@ class SharedCore:
         self._is_stopping = False
         self._lanes: dict[Lane, None] = {}  # a message may be in two: it came again before the first one was over
         self._wanted = settings.concurrency  # how many messages to have at hand
+        self._fetch_numbers: dict[int, int] = {}  # of the last Fetch that was sent, by partition
         self._answered: dict[int, int] = {}  # the last ask that was answered, by partition
         self._each_s: float | None = None  # how long a message takes, smoothed
         self._moves = ReceiptMoves(subject, group, member)
@@ -107,7 +109,7 @@ class SharedCore:
         self.wants_poll = False
         if self.is_stopped:
             return []
-        for pending in (self._pending, *(held.pending for held in self.held.values())):
+        for pending in (self._pending, *(state.lease.pending for state in self.partitions.values())):
             for kind in [kind for kind, one in pending.items() if now_s >= one.until_s]:
                 del pending[kind]
         self._settle(self.scheduler.take_back(now_s), now_s)
@@ -149,32 +151,36 @@ class SharedCore:
         return not (self._lanes or self._moves or has_news or self.trials.is_busy)
 
     def _poll_fetch(self, commands: list[Command], now_s: float) -> None:
-        for index in self.assigned - self.held.keys():
-            self.held[index] = HeldPartition(index, self.subject, self.group, self.member, stage=Stage.ACTIVE)
+        for index in self.assigned - self.partitions.keys():
+            self.partitions[index] = PartitionState(index, self.subject, self.group, self.member, stage=Stage.ACTIVE)
         free = self._room()
-        idle = [held for held in self.held.values() if held.index in self.assigned and self._may_fetch(held, now_s)]
+        idle = [
+            state
+            for state in self.partitions.values()
+            if state.index in self.assigned and self._may_fetch(state, now_s)
+        ]
         if free <= 0 or self._is_stopping:
             return
-        for place, held in enumerate(idle):
+        for place, state in enumerate(idle):
             count = max(1, free // (len(idle) - place))
             free -= count
-            held.ask += 1
+            number = self._fetch_numbers[state.index] = self._fetch_numbers.get(state.index, 0) + 1
             fetch = Fetch(
                 self.subject,
                 self.group,
-                held.index,
+                state.index,
                 self.member,
-                held.ask,
-                self._answered.get(held.index, 0),
+                number,
+                self._answered.get(state.index, 0),
                 count,
                 self._settings.pull_bytes,
                 self._settings.visibility_s,
                 self._settings.pull_wait_s,
             )
-            self._send(commands, fetch, now_s, held)
+            self._send(commands, fetch, now_s, state)
 
-    def _may_fetch(self, held: HeldPartition, now_s: float) -> bool:
-        return Fetch not in held.pending and now_s >= held.retry_at_s
+    def _may_fetch(self, state: PartitionState, now_s: float) -> bool:
+        return state.lease.may_send(Fetch, now_s)
 
     def _room(self) -> int:
         """How many more to ask for: about as many as are handled in BACKLOG_S, one for each worker at least."""
@@ -184,11 +190,11 @@ class SharedCore:
             wanted = max(wanted, int(self.concurrency * backlog_s / max(self._each_s, 1e-7)))
         wanted = min(wanted, max(BACKLOG_COUNT_MAX, self.concurrency), self._settings.flow.buffered_count)
         self._wanted = wanted
-        if sum(held.waiting_bytes for held in self.held.values()) >= self._settings.flow.buffered_bytes:
+        if sum(state.buffer.waiting_bytes for state in self.partitions.values()) >= self._settings.flow.buffered_bytes:
             return 0
         asked = 0
-        for held in self.held.values():
-            pending = held.pending.get(Fetch)
+        for state in self.partitions.values():
+            pending = state.lease.pending.get(Fetch)
             if pending is not None and isinstance(pending.command, Fetch):
                 asked += pending.command.max_count
         have = self.waiting_count
@@ -197,7 +203,7 @@ class SharedCore:
     @property
     def waiting_count(self) -> int:
         """Fetched, and not over."""
-        return sum(held.waiting_count for held in self.held.values())
+        return sum(state.buffer.waiting_count for state in self.partitions.values())
 
     def _poll_move(self, commands: list[Command], now_s: float) -> None:
         if self._moves and self._may_send(Move, now_s):
@@ -218,8 +224,10 @@ class SharedCore:
     def _may_send(self, kind: type[Command], now_s: float) -> bool:
         return kind not in self._pending and now_s >= self._retry_at_s.get(kind, NEVER)
 
-    def _send(self, commands: list[Command], command: Command, now_s: float, held: HeldPartition | None = None) -> None:
-        pending = self._pending if held is None else held.pending
+    def _send(
+        self, commands: list[Command], command: Command, now_s: float, state: PartitionState | None = None
+    ) -> None:
+        pending = self._pending if state is None else state.lease.pending
         until_s = now_s + getattr(command, "wait_s", 0.0) + self._settings.answer_timeout_s
         pending[type(command)] = Pending(command, now_s, until_s)
         commands.append(command)
@@ -229,9 +237,9 @@ class SharedCore:
         due = [now_s + self._settings.heartbeat_s, self.scheduler.next_overdue_s()]
         due += [pending.until_s for pending in self._pending.values()]
         due += [at_s for at_s in self._retry_at_s.values() if at_s > now_s]
-        for held in self.held.values():
-            due += [pending.until_s for pending in held.pending.values()]
-            due += [held.retry_at_s] if held.retry_at_s > now_s else []
+        for state in self.partitions.values():
+            due += [pending.until_s for pending in state.lease.pending.values()]
+            due += [state.lease.retry_at_s] if state.lease.retry_at_s > now_s else []
         if self._receipts.has_news and Acknowledge not in self._pending:
             due.append(max(self._acknowledge_due_s(), self._retry_at_s.get(Acknowledge, NEVER)))
         elif self._lanes and Acknowledge not in self._pending:
@@ -254,7 +262,7 @@ class SharedCore:
     def kill(self) -> None:
         """No handler is started any more; nothing is acknowledged."""
         for lane in self._lanes:
-            lane.held.deadline_s = NEVER
+            lane.state.lease.forbid_starts()
 
     # What came back
 
@@ -263,8 +271,8 @@ class SharedCore:
         return self._waited(command) is not None
 
     def _waited(self, command: Command) -> Pending | None:
-        held = self.held.get(command.partition) if isinstance(command, Fetch) else None
-        waited = (self._pending if held is None else held.pending).get(type(command))
+        state = self.partitions.get(command.partition) if isinstance(command, Fetch) else None
+        waited = (self._pending if state is None else state.lease.pending).get(type(command))
         return waited if waited is not None and waited.command is command else None
 
     def answered(self, command: Command, answer: object, now_s: float) -> None:
@@ -272,10 +280,10 @@ class SharedCore:
         waited = self._waited(command)
         if waited is None:
             return
-        held = self.held.get(command.partition) if isinstance(command, Fetch) else None
-        del (self._pending if held is None else held.pending)[type(command)]
+        state = self.partitions.get(command.partition) if isinstance(command, Fetch) else None
+        del (self._pending if state is None else state.lease.pending)[type(command)]
         if isinstance(answer, InturnError):
-            self._failed_command(command, held, answer, now_s)
+            self._failed_command(command, state, answer, now_s)
             return
         match answer:
             case Assignment():
@@ -284,8 +292,8 @@ class SharedCore:
                 self.trials.read(answer)
             case Done() if isinstance(command, ReportTrial):
                 self.trials.reported()
-            case OpenedFetch() if held is not None and isinstance(command, Fetch):
-                self._fetched(held, command, answer, waited.sent_at_s)
+            case OpenedFetch() if state is not None and isinstance(command, Fetch):
+                self._fetched(state, command, answer, waited.sent_at_s)
             case Acknowledged():
                 self._receipts.answered()
                 self.refused += answer.refused
@@ -303,10 +311,9 @@ class SharedCore:
             if not self.assigned:  # the server is about to stop
                 self._give_back_unbegun()
 
-    def _failed_command(self, command: Command, held: HeldPartition | None, error: InturnError, now_s: float) -> None:
-        if held is not None and not isinstance(error, AccessDenied):
-            held.error = error
-            held.retry_at_s = now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S)
+    def _failed_command(self, command: Command, state: PartitionState | None, error: InturnError, now_s: float) -> None:
+        if state is not None and not isinstance(error, AccessDenied):
+            state.lease.failed(error, now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S))
         elif isinstance(command, Read | ReportTrial):
             if error.retriable:
                 self._retry_at_s[type(command)] = now_s + RETRY_S
@@ -328,41 +335,42 @@ class SharedCore:
             if isinstance(command, Acknowledge):
                 self._receipts.failed(now_s)
 
-    def _fetched(self, held: HeldPartition, command: Fetch, answer: OpenedFetch, sent_at_s: float) -> None:
+    def _fetched(self, state: PartitionState, command: Fetch, answer: OpenedFetch, sent_at_s: float) -> None:
         fetched = answer.fetched
-        self._answered[held.index] = command.ask
-        held.error = next(iter(answer.damage), None)
-        held.pull_offset, held.end_offset = fetched.pulled.next_offset, fetched.pulled.end_offset
+        self._answered[state.index] = command.ask
+        state.lease.error = next(iter(answer.damage), None)
+        state.buffer.pull_offset, state.buffer.end_offset = fetched.pulled.next_offset, fetched.pulled.end_offset
         if not fetched.deliveries:
             return
         deliveries = {one.offset: one for one in fetched.deliveries}
-        delivered = Delivered(held.index, self.subject, self.group, self.member, stage=Stage.ACTIVE)
-        delivered.epoch = fetched.epoch
         # Both counted from before: when the ask was sent, and how long the node had it.
-        ends_s = sent_at_s + fetched.waited_s + self._settings.visibility_s
-        delivered.deadline_s = delivered.lease_ends_s = ends_s - self._margin_s
-        delivered.receipts = {one.offset: one.number for one in fetched.deliveries}
-        delivered.attempts = {one.offset: one.deliveries - 1 for one in fetched.deliveries if one.deliveries > 1}
+        ends_s = sent_at_s + fetched.waited_s + self._settings.visibility_s - self._margin_s
+        receipts = {one.offset: one.number for one in fetched.deliveries}
+        who = self.subject, self.group, self.member
+        delivered = DeliveredBatch(state.index, *who, fetched.epoch, ends_s, receipts)
+        delivered.progress.attempts = {
+            one.offset: one.deliveries - 1 for one in fetched.deliveries if one.deliveries > 1
+        }
         messages = [one for one in answer.messages if deliveries.pop(one.offset, None) is not None]
         self.damage += answer.damage
         for offset in deliveries:  # damaged, or not to be decoded here: it may be read elsewhere, or later
             self._receipts.give_back(delivered, offset, DAMAGE_RETRY_S)
-        held.waiting_count += len(messages)
-        held.waiting_bytes += sum([len(message.body) for message in messages])
+        state.buffer.add(messages)
         self._offer(delivered, messages)
 
-    def _offer(self, delivered: Delivered, messages: list[Message]) -> None:
+    def _offer(self, delivered: DeliveredBatch, messages: list[Message]) -> None:
         limit = self._settings.max_attempts
-        if limit is not None and delivered.attempts:
+        if limit is not None and delivered.progress.attempts:
             # Given out so often and never acknowledged: whoever had them did not come to an end with them.
-            over = [one for one in messages if delivered.attempts.get(one.offset, 0) >= limit]
+            attempts = delivered.progress.attempts
+            over = [one for one in messages if attempts.get(one.offset, 0) >= limit]
             for one in over:
                 self._moves.add(delivered, [one], self._dead_letter_subject, 0)
-            messages = [one for one in messages if delivered.attempts.get(one.offset, 0) < limit]
+            messages = [one for one in messages if attempts.get(one.offset, 0) < limit]
         size = self._settings.batch
         for first in range(0, len(messages), size):
             some = messages[first : first + size]
-            lane = Lane(delivered, some[0].offset, some, delivered.inbox)
+            lane = Lane(delivered, some[0].offset, some, delivered.buffer.inbox)
             self._lanes[lane] = None
             if self._is_stopping or not self.assigned:
                 self._give_back(lane)
@@ -396,44 +404,42 @@ class SharedCore:
         )
 
     def _may_be_fed(self) -> bool:
-        return any(Fetch not in held.pending for held in self.held.values())
+        return any(Fetch not in state.lease.pending for state in self.partitions.values())
 
     def _settle(self, lanes: Iterable[Lane], now_s: float) -> None:
         """These lanes are in no run any more."""
         for lane in lanes:
-            delivered = lane.held
-            assert isinstance(delivered, Delivered)
-            count = len(delivered.inbox)
-            if count:
-                finished = delivered.inbox[:count]
-                del delivered.inbox[:count]
-                self._finish(delivered, finished)
+            delivered = lane.state
+            assert isinstance(delivered, DeliveredBatch)
+            if delivered.buffer.inbox:
+                self._finish(delivered, delivered.buffer.take_inbox())
             outcome = lane.outcome
             if outcome is not None:
                 failed, lane.outcome, lane.failed = lane.failed, None, ()
                 if outcome.next is Next.ROLLBACK:
                     failed, lane.kept = [*lane.kept, *failed], ()
                 self._failed(delivered, failed, outcome)
-            if lane.waiting and not self._is_stopping and self.assigned and now_s < delivered.deadline_s:
+            if lane.waiting and not self._is_stopping and self.assigned and now_s < delivered.lease.deadline_s:
                 self.scheduler.ready(lane)
-            elif lane.waiting and now_s < delivered.deadline_s:
+            elif lane.waiting and now_s < delivered.lease.deadline_s:
                 self._give_back(lane)
             else:
                 self._forget(lane)
 
-    def _finish(self, delivered: Delivered, messages: Sequence[Message]) -> None:
+    def _finish(self, delivered: DeliveredBatch, messages: Sequence[Message]) -> None:
         self._receipts.done(delivered, messages)
         self._count_off(delivered, messages)
 
-    def _failed(self, delivered: Delivered, failed: Sequence[Message], outcome: Outcome) -> None:
+    def _failed(self, delivered: DeliveredBatch, failed: Sequence[Message], outcome: Outcome) -> None:
         settings = self._settings
         if isinstance(outcome.error, asyncio.CancelledError):  # the loop ends: no fault of the message
             for message in failed:
                 self._receipts.give_back(delivered, message.offset)
             self._count_off(delivered, failed)
             return
+        failed_counts = delivered.progress.attempts
         for message in failed:
-            attempts = delivered.attempts[message.offset] = delivered.attempts.get(message.offset, 0) + 1
+            attempts = failed_counts[message.offset] = failed_counts.get(message.offset, 0) + 1
         is_fault = outcome.kind in (ResultKind.EXCEPTION, ResultKind.INVALID)
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
             self._moves.add(delivered, failed, self._dead_letter_subject, 0)
@@ -448,8 +454,8 @@ class SharedCore:
 
     def _give_back(self, lane: Lane) -> None:
         """What was not begun is somebody else's at once."""
-        delivered = lane.held
-        assert isinstance(delivered, Delivered)
+        delivered = lane.state
+        assert isinstance(delivered, DeliveredBatch)
         for message in lane.messages[lane.at :]:
             self._receipts.give_back(delivered, message.offset)
         self._forget(lane)
@@ -457,12 +463,10 @@ class SharedCore:
     def _forget(self, lane: Lane) -> None:
         """Whatever of it is not over yet comes again when its receipt is over: begun too late, or not acknowledged."""
         self._lanes.pop(lane, None)
-        self._count_off(lane.held, [*lane.kept, *lane.messages[lane.at :]])
+        self._count_off(lane.state, [*lane.kept, *lane.messages[lane.at :]])
 
-    def _count_off(self, delivered: HeldPartition, messages: Sequence[Message]) -> None:
-        held = self.held[delivered.index]
-        held.waiting_count -= len(messages)
-        held.waiting_bytes -= sum([len(message.body) for message in messages])
+    def _count_off(self, delivered: PartitionState, messages: Sequence[Message]) -> None:
+        self.partitions[delivered.index].buffer.remove(messages)
 
     # Views
 
@@ -472,9 +476,7 @@ class SharedCore:
 
     def lags(self) -> dict[int, int]:
         """How many messages of each partition wait, here or at the node, as far as known, and not with others."""
-        return {
-            held.index: max(0, held.end_offset - held.pull_offset) + held.waiting_count for held in self.held.values()
-        }
+        return {state.index: state.buffer.lag for state in self.partitions.values()}
 
     def blocking(self) -> dict[int, Message]:
         """Nothing holds a partition of a shared group up."""

@@ -55,7 +55,7 @@ from inturn.protocol.commands import (
 if TYPE_CHECKING:
     from inturn.consumer.core import ConsumerCore
     from inturn.consumer.lane import Lane
-    from inturn.consumer.partition_state import HeldPartition
+    from inturn.consumer.partition_state import PartitionState
     from inturn.model.time import Clock
 
 SUFFIX = ".trace"
@@ -173,9 +173,9 @@ class Notes:
         self.results: dict[int, int] = {}
         self.first = 0  # in its lane: the first message that was given out
 
-    def part(self, held: HeldPartition) -> None:
+    def part(self, state: PartitionState) -> None:
         """The lanes from here on are of this partition."""
-        self.parts.append((held.index, held.epoch, len(self.handled)))
+        self.parts.append((state.index, state.lease.epoch, len(self.handled)))
 
     def mark(self, lane: Lane, now_s: float) -> None:
         """All that was given out so far is over."""
@@ -370,22 +370,22 @@ class Trace:
                         self._ended(progress.partition, progress.epoch, "lost", now_s)
             case Done() if isinstance(command, Release):
                 self._committed(core, command.progress, asked_at_s, now_s)
-                held = core.held.get(command.partition)
-                is_claim = held is not None and held.is_claim
+                state = core.partitions.get(command.partition)
+                is_claim = state is not None and state.lease.is_claim
                 self._ended(command.partition, command.progress.epoch, "released", now_s, is_claim=is_claim)
             case Renewed() if isinstance(command, Renew):
                 for index, epoch in command.held:
                     if index not in answer.partitions and index not in answer.unreached:
                         self._ended(index, epoch, "lost", now_s)
             case StaleEpoch():
-                held = core.held.get(getattr(command, "partition", -1))
-                if held is not None and held.epoch and not isinstance(command, Acquire):
-                    self._ended(held.index, held.epoch, "lost", now_s)
+                state = core.partitions.get(getattr(command, "partition", -1))
+                if state is not None and state.lease.epoch and not isinstance(command, Acquire):
+                    self._ended(state.index, state.lease.epoch, "lost", now_s)
 
-    def acted(self, held: HeldPartition, request: KeyRequest) -> None:
+    def acted(self, state: PartitionState, request: KeyRequest) -> None:
         """What somebody asked for counts from here on."""
         now_s = self._monotonic()
-        about = {"partition": held.index, "epoch": held.epoch, "key_hash": key_hash(request.key)}
+        about = {"partition": state.index, "epoch": state.lease.epoch, "key_hash": key_hash(request.key)}
         if request.kind == KeyAction.SKIP and request.offset is not None:
             self._event("skipped", now_s, offset=request.offset, **about)
         elif request.kind == KeyAction.RESUME:
@@ -405,7 +405,7 @@ class Trace:
         )
 
     def _committed(self, core: ConsumerCore, progress: Progress, asked_at_s: float, now_s: float) -> None:
-        held = core.held.get(progress.partition)
+        state = core.partitions.get(progress.partition)
         finished = b""
         if progress.finished:
             place = progress.partition, progress.epoch
@@ -423,7 +423,7 @@ class Trace:
             finished=finished,
             parked=tuple((one.partition, one.offset) for lot in progress.lots for one in lot.added),
             unparked=tuple(place for lot in progress.lots for place in lot.removed),
-            is_claim=held is not None and held.is_claim,
+            is_claim=state is not None and state.lease.is_claim,
         )
 
     def _ended(self, partition: int, epoch: int, why: str, now_s: float, *, is_claim: bool = False) -> None:
@@ -431,10 +431,10 @@ class Trace:
         self._event("ended", now_s, partition=partition, epoch=epoch, why=why, is_claim=is_claim)
 
     def _moved(self, core: ConsumerCore, command: Move, answer: object, now_s: float) -> None:
-        held = core.held.get(command.partition)
-        if isinstance(answer, Done) and held is not None and held.moving_batch is command.batch:
-            for message in [one for moving in held.moving_now for one in moving.messages]:
-                self._event("moved", now_s, partition=held.index, epoch=held.epoch, offset=message.offset)
+        state = core.partitions.get(command.partition)
+        if isinstance(answer, Done) and state is not None and state.progress.move_batch is command.batch:
+            for message in [one for move in state.progress.moves_in_flight for one in move.messages]:
+                self._event("moved", now_s, partition=state.index, epoch=state.lease.epoch, offset=message.offset)
 
     def _event(self, kind: str, at_s: float, until_s: float | None = None, **fields: Any) -> None:
         at_ns = self._anchor_ns + round(at_s * 1e9)

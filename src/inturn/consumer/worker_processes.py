@@ -47,8 +47,8 @@ class ChunkLane:
     first: int  # the number of its first call
 
     def given(self) -> GivenLane:
-        held = self.lane.held
-        where = held.subject, held.group, held.index, held.member, held.epoch, held.deadline_s
+        state = self.lane.state
+        where = state.subject, state.group, state.index, state.member, state.lease.epoch, state.lease.deadline_s
         return GivenLane(*where, self.messages, self.attempts)
 
 
@@ -99,17 +99,17 @@ def take_chunk(run: Run, now_s: float) -> list[ChunkLane]:
             lane = run.todo.popleft()
         except IndexError:
             break
-        held = lane.held
-        messages = [] if lane.parks or now_s >= held.deadline_s else lane.messages[lane.at : lane.at + left]
-        exhausted = held.exhausted
+        state = lane.state
+        messages = [] if lane.parks or now_s >= state.lease.deadline_s else lane.messages[lane.at : lane.at + left]
+        exhausted = state.progress.exhausted
         if exhausted:
-            stop = next((at for at, one in enumerate(messages) if held.mark(one) in exhausted), len(messages))
+            stop = next((at for at, one in enumerate(messages) if state.mark(one) in exhausted), len(messages))
             messages = messages[:stop]
         if not messages:
             run.over.append(lane)
             continue
-        attempts = held.attempts
-        tries = [attempts.get(held.mark(one), 0) + 1 for one in messages] if attempts else [1] * len(messages)
+        attempts = state.progress.attempts
+        tries = [attempts.get(state.mark(one), 0) + 1 for one in messages] if attempts else [1] * len(messages)
         lanes.append(ChunkLane(lane, messages, tries, first))
         first += len(messages)
         left -= len(messages)
