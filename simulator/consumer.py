@@ -124,10 +124,10 @@ class SimConsumer(SimClient):
         self.is_calm = False  # handlers succeed from now on
         self.core = ConsumerCore(subject, group, name, order, "first", settings, lease, duty=duty)
         self.quick: random.Random | None = None  # by what it thinks now and then that its handlers are quick
-        self._act = self.core.handling.act
-        self._spread = self.core.handling.spread
-        self.core.handling.act = self._watch_act  # type: ignore[method-assign]
-        self.core.handling.spread = self._watch_spread  # type: ignore[method-assign]
+        self._act = self.core.key_requests.act
+        self._spread = self.core.dispatcher.spread
+        self.core.key_requests.act = self._watch_act  # type: ignore[method-assign]
+        self.core.dispatcher.spread = self._watch_spread  # type: ignore[method-assign]
         self.later(0.0, self._tick)
 
     @property
@@ -183,7 +183,7 @@ class SimConsumer(SimClient):
             self._running += 1
             self._coverage["run.of several lanes"] += len(run.todo) > 1
             self._next(run, run.calls(self.world.monotonic))
-            if run not in self.core.handling.scheduler.runs and not run.handled:
+            if run not in self.core.scheduler.runs and not run.handled:
                 return  # its lease is over, which the next poll will notice
 
     def _answered(self, command: Command, answer: Answer | InturnError) -> None:
@@ -197,7 +197,7 @@ class SimConsumer(SimClient):
             what = opened(answer, command.subject, command.partition, self._tags)
             self._recorder.pulled(command.partition, what)
             if self.quick is not None and self.quick.random() < 0.5:
-                self.core.handling.scheduler.expect(QUICK_S)
+                self.core.scheduler.expect(QUICK_S)
             self.core.answered(command, what, self.world.now_s)
             self._coverage["lane.straight"] += any(
                 STRAIGHT in state.buffer.lanes for state in self.core.partitions.values()

@@ -9,7 +9,7 @@ import msgspec
 
 import inturn.consumer.outcome
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.handling import Handling
+from inturn.consumer.dispatcher import Dispatcher
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import DONE, Next, Outcome
 from inturn.consumer.partition_lease import Stage
@@ -30,8 +30,8 @@ _instead_of, _add, _add_edit = BUGS.instead_of, BUGS.add, BUGS.add_edit
 _answered = ConsumerCore.answered
 _core_granted = ConsumerCore._granted
 _poll_partition = ConsumerCore._poll_partition
-_drop = Handling.drop
-_failed_lane = Handling._failed
+_drop = Dispatcher.drop
+_failed_lane = Dispatcher._failed
 _state_granted = PartitionState.granted
 _begin_commit = PartitionState.begin_commit
 _run_settle = Run.settle
@@ -77,7 +77,7 @@ def released_while_a_handler_runs(
 _Buffer: TypeAlias = tuple[dict[Any, Lane], CommitTracker, int]
 
 
-def _drop_but_keep(self: Handling, state: PartitionState, stage: Stage) -> None:
+def _drop_but_keep(self: Dispatcher, state: PartitionState, stage: Stage) -> None:
     lanes = state.buffer.lanes
     _drop(self, state, stage)
     if stage is Stage.LOST:
@@ -100,7 +100,7 @@ def _go_on_where_it_was(
         state.buffer.lanes, state.progress.tracker, state.buffer.pull_offset = buffers.pop(state.index)
         for lane in list(state.buffer.lanes.values()):
             lane.state, lane.inbox = state, state.buffer.inbox
-            self.handling._go_on(lane)
+            self.dispatcher.go_on(lane)
 
 
 _add(
@@ -108,13 +108,13 @@ _add(
     "consumer",
     "A consumer that gets a lost lease back goes on with what it had pulled before.",
     Patch(ConsumerCore, "_poll_partition", _forget_but_keep),
-    Patch(Handling, "drop", _drop_but_keep),
+    Patch(Dispatcher, "drop", _drop_but_keep),
     Patch(ConsumerCore, "_granted", _go_on_where_it_was),
 )
 
 
-@_instead_of(Handling, "drop")
-def dropped_partition_goes_on(self: Handling, state: PartitionState, stage: Stage) -> None:
+@_instead_of(Dispatcher, "drop")
+def dropped_partition_goes_on(self: Dispatcher, state: PartitionState, stage: Stage) -> None:
     """Lanes that wait are not taken from the workers when their partition is given up."""
     lanes, state.buffer.lanes = state.buffer.lanes, {}
     deadline_s = state.lease.deadline_s
@@ -188,9 +188,9 @@ def exception_is_a_success(error: BaseException, settings: ConsumerSettings) -> 
     return DONE
 
 
-@_instead_of(Handling, "_failed")
+@_instead_of(Dispatcher, "_failed")
 def rollback_forgets_what_was_kept(
-    self: Handling, lane: Lane, outcome: Outcome, failed: Sequence[Message], now_s: float
+    self: Dispatcher, lane: Lane, outcome: Outcome, failed: Sequence[Message], now_s: float
 ) -> None:
     """A rollback repeats only the message that asked for it."""
     if outcome.next is Next.ROLLBACK:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.handling import Handling
+from inturn.consumer.dispatcher import Dispatcher
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import Outcome
 from inturn.consumer.partition_state import PartitionState
@@ -22,14 +22,14 @@ _instead_of, _add_edit = BUGS.instead_of, BUGS.add_edit
 # Lanes
 
 _answered = ConsumerCore.answered
-_exhausted = Handling._exhausted
+_exhausted = Dispatcher._exhausted
 _granted = PartitionState.granted
 _take_back = Scheduler.take_back
 
 _add_edit(
     "lane_is_ready_while_it_runs",
     "A lane to which messages come is given to a worker, though another one is busy with it.",
-    Handling,
+    Dispatcher,
     "offer",
     "if lane.run is None and not lane.waits:",
     "if not lane.waits:",
@@ -37,7 +37,7 @@ _add_edit(
 _add_edit(
     "suspended_lane_goes_on_with_the_next_pull",
     "A lane that waits before a repeat is ready at once when messages come to it.",
-    Handling,
+    Dispatcher,
     "offer",
     "if lane.run is None and not lane.waits:",
     "if lane.run is None:",
@@ -77,16 +77,16 @@ def blocked_message_is_tried_by_the_next_holder(
 _add_edit(
     "repeat_does_not_wait_for_the_commit",
     "A message is tried again before it is stored that it failed.",
-    Handling,
+    Dispatcher,
     "_failed",
     "progress.waits.append(self._wait(lane, now_s + wait_s))",
     "(one := self._wait(lane, now_s + wait_s), heapq.heappush(self._suspended, (one.until_s, one.number, one)))",
 )
 
 
-@_instead_of(Handling, "_exhausted")
+@_instead_of(Dispatcher, "_exhausted")
 def dead_letter_is_not_waited_for(
-    self: Handling,
+    self: Dispatcher,
     lane: Lane,
     outcome: Outcome,
     failed: Sequence[Message],

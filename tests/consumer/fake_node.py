@@ -397,7 +397,7 @@ class Bench:
 
     def take(self, count: int = 1) -> Job | None:
         """Work for a worker, or None."""
-        self.core.handling.scheduler._handling_s = CHUNK_S / self.chunk
+        self.core.scheduler._handling_s = CHUNK_S / self.chunk
         run = self.core.take(self.now_s)
         if run is None:
             return None

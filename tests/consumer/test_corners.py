@@ -23,9 +23,9 @@ def test_an_empty_pull_makes_no_lane() -> None:
     bench = Bench(order=Order.PARTITION)
     bench.store(0, 3)
     bench.settle()
-    handling, state = bench.core.handling, bench.state
-    handling.offer(state, [])
-    handling.offer(state, [])
+    dispatcher, state = bench.core.dispatcher, bench.state
+    dispatcher.offer(state, [])
+    dispatcher.offer(state, [])
     first = bench.job()
     assert first.next() is not None
     assert bench.take() is None, "one handler at a time"

@@ -73,7 +73,7 @@ def is_killed(bench: Bench) -> None:
 
 def end_runs(bench: Bench) -> None:
     for job in bench._jobs:
-        if job.run in bench.core.handling.scheduler.runs:
+        if job.run in bench.core.scheduler.runs:
             job.end()
 
 

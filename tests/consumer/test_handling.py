@@ -291,7 +291,7 @@ def test_exceptions_wait_twice_as_long_every_time_from_10_ms_to_30_s() -> None:
         assert len(bench.work(failing(RAISED, 0))) == 1
         failed_at_s = bench.now_s
         bench.settle()
-        due_s = bench.core.handling.next_due_s()
+        due_s = bench.core.dispatcher.next_due_s()
         while bench.now_s + 0.5 < due_s:
             bench.live(0.5)
         bench.now_s = due_s - 0.001

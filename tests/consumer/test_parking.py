@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inturn.consumer.handling import Handling
+from inturn.consumer.key_requests import KeyRequests
 from inturn.consumer.outcome import KEEP, Next, Outcome
 from inturn.model.errors import DiskFull
 from inturn.model.message import Message, Origin
@@ -609,11 +609,11 @@ def test_a_skip_of_a_message_that_is_over_drops_no_other() -> None:
     """C11, M5: it was of a parent; the one at the head now has the same offset, but is of this partition."""
     settled: list[int] = []
     state = SimpleNamespace(index=2, progress=SimpleNamespace(settle=settled.append))
-    handling = object.__new__(Handling)
+    requests = object.__new__(KeyRequests)
     lane = SimpleNamespace(
         run=None, waiting=1, at=0, messages=[Message(b"x", b"k", offset=10, origin=Origin("line", 2))]
     )
     request = KeyRequest(1, 2, b"k", "skip", offset=10, origin=0)
-    assert handling._act_skip(state, None, lane, request)  # type: ignore[arg-type]
+    assert requests._act_skip(state, None, lane, request)  # type: ignore[arg-type]
     assert lane.at == 0
     assert settled == [mark_of(0, 10, 2)]

@@ -19,7 +19,7 @@ RAISED = Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, ValueError("no"))
 def quick(keys: str = "", order: Order = Order.KEY, **settings: object) -> Bench:
     """Handlers have been quick so far."""
     bench = Bench(order=order, **settings)  # type: ignore[arg-type]
-    bench.core.handling.scheduler._handling_s = CHUNK_S / bench.chunk
+    bench.core.scheduler._handling_s = CHUNK_S / bench.chunk
     bench.store_keys(keys)
     bench.settle()
     return bench
@@ -114,7 +114,7 @@ def test_what_was_taken_and_not_begun_when_it_was_spread_is_not_lost() -> None:
     lane = straight_of(bench)
     assert lane is not None
     lane.at += 1  # the next one is taken
-    bench.core.handling.spread(lane)
+    bench.core.dispatcher.spread(lane)
     assert bench.handle_all() == [2], "of the key that was taken nothing runs"
     lane.at -= 1  # and given back
     job.end()
@@ -126,7 +126,7 @@ def test_a_lane_that_no_worker_has_begun_is_spread_as_a_whole() -> None:
     job = bench.job()
     lane = straight_of(bench)
     assert lane is not None
-    bench.core.handling.spread(lane)
+    bench.core.dispatcher.spread(lane)
     assert sorted(bench.handle_all()) == [0, 1, 2, 3]
     assert job.next() is None
     job.end()

@@ -157,7 +157,7 @@ class Consumer:
         core = ConsumerCore(*who, order, self._start_text, self._settings, lease, retries_of=retries_of, duty=duty)
         if self._settings.trace is not None:
             self._trace = Trace(Path(self._settings.trace), *who, order, self._clock)
-            core.handling.acted = self._trace.acted
+            core.key_requests.acted = self._trace.acted
         return core
 
     def _has_retries(self, mode: GroupMode, duty: Duty) -> bool:

@@ -1,4 +1,4 @@
-"""The consumer without I/O: which commands to send, and what the answers change. What runs is up to `Handling`.
+"""The consumer without I/O: which commands to send, and what the answers change. `Dispatcher` decides what runs.
 
     assigned ─ Acquire ─► ASKING ─ granted ─► ACTIVE ─ taken away ─► DRAINING ─ nothing runs ─► RELEASING ─► gone
                                                 │
@@ -19,27 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inturn.consumer.decoder import Opened
-from inturn.consumer.handling import Handling
+from inturn.consumer.dispatcher import Dispatcher
+from inturn.consumer.key_requests import KeyRequests
+from inturn.consumer.member_core import DAMAGE_RETRY_S, RETRY_S, MemberCore
 from inturn.consumer.outcome import past_attempts
-from inturn.consumer.partition_lease import HOLDING, NEVER, Pending, Stage
+from inturn.consumer.partition_lease import HOLDING, NEVER, Stage
 from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
-from inturn.consumer.scheduler import Scheduler
 from inturn.consumer.scope import EVERYTHING, Duty
-from inturn.consumer.statistics import Statistics
-from inturn.consumer.trial import MemberTrials
 from inturn.model.errors import (
-    AccessDenied,
-    Closed,
-    ConnectionLost,
     GroupConflict,
     InturnError,
-    InvalidInput,
     LeaseHeld,
-    LogDamaged,
-    NotFound,
     StaleEpoch,
-    VersionMismatch,
 )
 from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings, LeaseSettings, LotState, OnExhausted, Order
@@ -53,29 +45,22 @@ from inturn.protocol.commands import (
     Granted,
     Heartbeat,
     KeyRequest,
-    Leave,
     LotContent,
     Move,
     Pull,
     Pulled,
-    Read,
     ReadLot,
     Release,
     Renew,
     Renewed,
-    ReportTrial,
 )
 
-RETRY_S = 0.2  # after an error that says nothing about when to try again
-DAMAGE_RETRY_S = 5.0
 CLAIM_RENEW_S = 1.0
 MANY = 32
 PAUSED_RETRY_S = 1.0  # how often it is looked at whether a paused partition may be pulled again, at the least
 
 
-class ConsumerCore:
-    """Called by one thread at a time, but for the runs it gives out. Time comes in as `now_s` (monotonic)."""
-
+class ConsumerCore(MemberCore):
     def __init__(
         self,
         subject: str,
@@ -90,36 +75,20 @@ class ConsumerCore:
         duty: Duty = EVERYTHING,
     ) -> None:
         """`retries_of`: the subject is the retry subject of that one, and its messages wait before they are handled."""
-        self.subject = subject
-        self.group = group
-        self.member = member
-        self.statistics = Statistics()
-        self.error: InturnError | None = None  # set: it cannot go on, and why
-        self.is_stopped = False
-        self.partitions: dict[int, PartitionState] = {}
-        self.left: dict[int, int] = {}  # by partition that was given back: how many were pulled and not finished
-        self.handling = Handling(group, subject if retries_of is None else retries_of, order, settings)
-        self.trials = MemberTrials(subject, group, member)
-        self.damage: list[LogDamaged] = []  # found in what was pulled; for the log
-        # Something happened that `poll` should not learn of only when it is due.
-        self.wants_poll = False
+        origin = subject if retries_of is None else retries_of
+        self.dispatcher = Dispatcher(group, origin, order, settings)
+        super().__init__(subject, group, member, start, settings, self.dispatcher.scheduler)
+        self.key_requests = KeyRequests(self.dispatcher)
+        self._limits = self.dispatcher.limits
         self._delays_s = () if retries_of is None else settings.retry.levels_s
         self._order = order
         self._asked_order = order
         self._next_order: Order | None = None  # decided by somebody; kept to once nothing is held any more
-        self._start = start
-        self._settings = settings
         self._lease = lease
         self._duty = duty
-        self.assigned: frozenset[int] = frozenset()
         self._authorised_until_s = NEVER  # then the node has given it up, unless a newer heartbeat was answered
-        self._generation = 0
         self._requests: tuple[KeyRequest, ...] = ()
         self._asks = 0
-        self._is_stopping = False
-        self._refusal: InturnError | None = None  # why it stops by itself, when it has left
-        self._pending: dict[type[Command], Pending] = {}  # commands that are not about one partition
-        self._retry_at_s: dict[type[Command], float] = {}
         self._renewed_at_s = float("-inf")
         self._committed_at_s = float("-inf")
         # Most of many partitions have nothing to do but to wait for their pull. Those that have, in the order of
@@ -137,10 +106,10 @@ class ConsumerCore:
             return []
         if now_s >= self._rest_until_s:
             self._wake_all()
-        self._forget_overdue(now_s)
-        self.handling.look_around(now_s)
+        self._forget_overdue(self._awake.values(), now_s)
+        self.dispatcher.look_around(now_s)
         if self._next_order is not None and not self.partitions:
-            self._order = self.handling.order = self._next_order
+            self._order = self.dispatcher.order = self._next_order
             self._next_order = None
         commands: list[Command] = []
         for state in self._in_order():
@@ -182,11 +151,8 @@ class ConsumerCore:
             self._rest_until_s = self._authorised_until_s
 
     def stop(self, now_s: float) -> None:
-        """Start nothing new; when the running handlers are over: commit, release, leave."""
-        self._is_stopping = True
-        self.assigned = frozenset()
+        super().stop(now_s)
         self._rest_until_s = NEVER
-        self.trials.forget_waiting()
 
     def kill(self) -> None:
         """No handler is started any more; nothing is committed or released."""
@@ -196,16 +162,16 @@ class ConsumerCore:
             state.forget_parking_lots()
 
     def next_due_s(self, now_s: float) -> float:
-        """When `poll` has something to do at the latest, if nothing else happens before."""
-        due = [now_s + self._settings.heartbeat_s, self.handling.next_due_s(), self._rest_until_s]
+        due = self._due_times(self._awake.values(), now_s)
+        due += [self.dispatcher.next_due_s(), self._rest_until_s]
         if Renew not in self._pending and any(state.lease.is_holding for state in self.partitions.values()):
             due.append(self._renewed_at_s + self._renew_s)
-        due += [pending.until_s for pending in self._pending.values()]
-        due += [at_s for at_s in (*self._retry_at_s.values(), self._authorised_until_s) if at_s > now_s]
+        if self._authorised_until_s > now_s:
+            due.append(self._authorised_until_s)
         for state in self._awake.values():
             lease, buffer = state.lease, state.buffer
-            due += [pending.until_s for pending in lease.pending.values()]
-            due += [at_s for at_s in (lease.retry_at_s, lease.ends_s) if at_s > now_s]
+            if lease.ends_s > now_s:
+                due.append(lease.ends_s)
             if buffer.delayed:
                 due.append(buffer.delayed[0][0])
             if buffer.is_paused:
@@ -222,34 +188,35 @@ class ConsumerCore:
         is_ready = now_s < self._authorised_until_s and self._next_order is None
         return self.assigned if is_ready else frozenset()
 
-    def _poll_membership(self, commands: list[Command], now_s: float) -> None:
-        if not self._is_stopping and self._may_send(Heartbeat, now_s):
-            # A third of the time to be held back, a third for the answer: so one that is lost is repeated in time.
-            third_s = max(0.0, self._authorised_until_s - now_s) / 3
-            beat = Heartbeat(
-                self.subject,
-                self.group,
-                self.member,
-                self._asked_order.value,
-                self._start,
-                self._generation,
-                min(self._settings.heartbeat_s, third_s),
-                str(self._settings.assignment),
-                self._duty.takes_over,
-                tags=self._settings.tags or "",
-            )
-            self._send(commands, beat, now_s, timeout_s=max(third_s, RETRY_S) if third_s else None)
-        elif self._is_stopping and not self.partitions and not self.trials.is_busy and self._may_send(Leave, now_s):
-            self._pending.pop(Heartbeat, None)
-            self._send(commands, Leave(self.subject, self.group, self.member), now_s)
+    @property
+    def _is_drained(self) -> bool:
+        return not self.partitions and not self.trials.is_busy
+
+    def _beat(self, commands: list[Command], now_s: float) -> None:
+        # A third of the time for the node to hold the heartbeat back, a third for the answer: so a heartbeat that is
+        # lost is repeated in time.
+        third_s = max(0.0, self._authorised_until_s - now_s) / 3
+        beat = Heartbeat(
+            self.subject,
+            self.group,
+            self.member,
+            self._asked_order.value,
+            self._start,
+            self._generation,
+            min(self._settings.heartbeat_s, third_s),
+            str(self._settings.assignment),
+            self._duty.takes_over,
+            tags=self._settings.tags or "",
+        )
+        self._send(commands, beat, now_s, timeout_s=max(third_s, RETRY_S) if third_s else None)
 
     def _poll_partition(self, state: PartitionState, commands: list[Command], now_s: float) -> None:
         is_wanted = state.index in self._wanted(now_s)
         lease = state.lease
         if lease.stage in (Stage.ACTIVE, Stage.RELEASING, Stage.DRAINING) and now_s >= lease.ends_s:
-            self.handling.drop(state, Stage.LOST)
+            self.dispatcher.drop(state, Stage.LOST)
         if lease.stage is Stage.ACTIVE and not (is_wanted and self._is_pulled_enough(state, now_s)):
-            self.handling.drop(state, Stage.DRAINING)
+            self.dispatcher.drop(state, Stage.DRAINING)
         match lease.stage:
             case Stage.ASKING if is_wanted:
                 self._ask(state, commands, now_s)
@@ -271,12 +238,12 @@ class ConsumerCore:
         state.collect()
         for lot in state.progress.parking_lots.values():
             if lot.lane is not None:
-                self.handling.collect_lot(lot.lane)
+                state.collect_parked(lot.lane)
         delayed = state.buffer.delayed
         while delayed and delayed[0][0] <= now_s:
-            self.handling.offer(state, delayed.popleft()[1])
+            self.dispatcher.offer(state, delayed.popleft()[1])
         if state.progress.key_requests:
-            self.handling.act_on_requests(state)
+            self.key_requests.act_on_all(state)
         self._move(state, commands, now_s)
         self._read_lot(state, commands, now_s)
         self._pull(state, commands, now_s)
@@ -305,11 +272,11 @@ class ConsumerCore:
 
     def _pull(self, state: PartitionState, commands: list[Command], now_s: float) -> None:
         buffer = state.buffer
-        buffer.is_paused = self._pauses(state, now_s)
+        buffer.is_paused = self._limits.pauses(state, now_s)
         if buffer.is_paused:
             buffer.pulled_at_s = now_s  # a withheld pull counts as a pull
             if buffer.limit is not None:
-                self.handling.name_blocking(state)
+                self._limits.name_blocking(state)
             return
         if not self._may_send(Pull, now_s, state):
             return
@@ -325,19 +292,6 @@ class ConsumerCore:
             self._settings.tags or "",
         )
         self._send(commands, pull, now_s, state)
-
-    def _pauses(self, state: PartitionState, now_s: float) -> bool:
-        """Whether flow control holds back the pulling of this partition. Its lease is renewed all the same."""
-        buffer, is_through = state.buffer, state.is_through
-        buffer.limit = None if is_through else self.handling.limit_of(state)
-        if is_through or buffer.limit is not None:
-            return True
-        flow = self._settings.flow
-        count_max = self.handling.buffered_count
-        if buffer.waiting_count < count_max and buffer.waiting_bytes < flow.buffered_bytes:
-            return False
-        count, size_bytes = self.handling.held_back(state, now_s)
-        return buffer.waiting_count - count >= count_max or buffer.waiting_bytes - size_bytes >= flow.buffered_bytes
 
     def _move(self, state: PartitionState, commands: list[Command], now_s: float) -> None:
         if not state.progress.has_moves or not self._may_send(Move, now_s, state):
@@ -359,7 +313,7 @@ class ConsumerCore:
     def _read_lot(self, state: PartitionState, commands: list[Command], now_s: float) -> None:
         if not state.progress.parking_lots or not self._may_send(ReadLot, now_s, state):
             return
-        lot = self.handling.lot_to_read(state)
+        lot = state.progress.lot_to_read()
         if lot is not None:
             lot.since_read = state.progress.additions_to_store(lot.key)
             lot.not_again = state.progress.removals_to_store(lot.key)
@@ -376,11 +330,6 @@ class ConsumerCore:
             self._renewed_at_s = now_s
             self._send(commands, Renew(self.subject, self.group, self.member, leases), now_s)
 
-    def _poll_trial(self, commands: list[Command], now_s: float) -> None:
-        command = self.trials.next_command()
-        if command is not None and self._may_send(type(command), now_s):
-            self._send(commands, command, now_s)
-
     def _poll_commit(self, commands: list[Command], now_s: float) -> None:
         if not self._may_send(Commit, now_s):
             return
@@ -396,78 +345,34 @@ class ConsumerCore:
         due_s = NEVER if state.progress.is_urgent else self._committed_at_s + self._settings.commit_interval_s
         return max(due_s, self._retry_at_s.get(Commit, NEVER))
 
-    def _may_send(self, kind: type[Command], now_s: float, state: PartitionState | None = None) -> bool:
-        """One command of a kind is on its way at once, per partition; after an error it has to wait."""
-        if state is None:
-            return kind not in self._pending and now_s >= self._retry_at_s.get(kind, 0.0)
-        return state.lease.may_send(kind, now_s)
+    # Answers
 
-    def _send(
-        self,
-        commands: list[Command],
-        command: Command,
-        now_s: float,
-        state: PartitionState | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        pending = self._pending if state is None else state.lease.pending
-        longest_s = self._settings.answer_timeout_s
-        timeout_s = longest_s if timeout_s is None else min(timeout_s, longest_s)
-        until_s = now_s + getattr(command, "wait_s", 0.0) + timeout_s
-        pending[type(command)] = Pending(command, now_s, until_s)
-        commands.append(command)
-
-    def _forget_overdue(self, now_s: float) -> None:
-        for pending in (self._pending, *(state.lease.pending for state in self._awake.values())):
-            for kind in [kind for kind, one in pending.items() if now_s >= one.until_s]:
-                del pending[kind]
-
-    # What came back
-
-    def awaits(self, command: Command) -> bool:
-        """Whether an answer to this would change anything."""
-        state = self.partitions.get(command.partition) if isinstance(command, _OF_PARTITION) else None
-        waited = (self._pending if state is None else state.lease.pending).get(type(command))
-        is_active = state is None or state.lease.stage in (Stage.ASKING, Stage.ACTIVE)
-        return waited is not None and waited.command is command and is_active
-
-    def asked_at_s(self, command: Command) -> float | None:
-        """When this was sent; None if its answer is not waited for."""
-        state = self.partitions.get(command.partition) if isinstance(command, _OF_PARTITION) else None
-        waited = (self._pending if state is None else state.lease.pending).get(type(command))
-        return waited.sent_at_s if waited is not None and waited.command is command else None
+    def _state_of(self, command: Command) -> PartitionState | None:
+        return self.partitions.get(command.partition) if isinstance(command, _PARTITION_COMMANDS) else None
 
     def answered(self, command: Command, answer: object, now_s: float) -> None:
-        """Answers to commands that are no longer waited for change nothing. Give a Pulled as `opened`."""
-        state = self.partitions.get(command.partition) if isinstance(command, _OF_PARTITION) else None
+        state = self._state_of(command)
         if state is not None:
             self._awake[state.index] = state
-        pending = self._pending if state is None else state.lease.pending
-        waited = pending.get(type(command))
-        if isinstance(command, Move) and isinstance(answer, Done) and state is not None:
-            self._moved(state, command)  # however late: they are stored
-            return
-        if waited is None or waited.command is not command:
-            return
-        del pending[type(command)]
-        if isinstance(answer, InturnError):
-            self._failed(command, state, answer, now_s)
-            return
+            if isinstance(command, Move) and isinstance(answer, Done):
+                self._moved(state, command)  # however late the answer comes: the messages are stored
+                return
+        super().answered(command, answer, now_s)
+
+    def _accept(
+        self, command: Command, state: PartitionState | None, answer: object, sent_at_s: float, now_s: float
+    ) -> None:
         match answer:
             case Assignment():
-                self._assigned_to(answer, waited.sent_at_s, now_s)
+                self._assigned_to(answer, sent_at_s, now_s)
             case Granted() if state is not None:
-                self._granted(state, answer, waited.sent_at_s, now_s)
-            case Opened() if isinstance(command, Read):
-                self.trials.read(answer)
-            case Done() if isinstance(command, ReportTrial):
-                self.trials.reported()
+                self._granted(state, answer, sent_at_s, now_s)
             case Opened() if state is not None and isinstance(command, Pull):
-                self._pulled(state, command, answer, waited.sent_at_s, now_s)
+                self._pulled(state, command, answer, sent_at_s, now_s)
             case Pulled():
-                raise TypeError("what was pulled is to be opened first")
+                raise TypeError("decode a Pulled first: inturn.consumer.decoder")
             case Renewed() if isinstance(command, Renew):
-                self._renewed(command, answer, waited.sent_at_s)
+                self._renewed(command, answer, sent_at_s)
                 if answer.wanted_back:
                     self.assigned -= set(answer.wanted_back)
                     self._rest_until_s = NEVER
@@ -477,8 +382,6 @@ class ConsumerCore:
                 self._lot_read(state, command, answer)
             case Done() if isinstance(command, Release) and state is not None:
                 self._forget(state)
-            case Done() if isinstance(command, Leave):
-                self.is_stopped, self.error = True, self._refusal
 
     def _assigned_to(self, answer: Assignment, sent_at_s: float, now_s: float) -> None:
         self._rest_until_s = NEVER
@@ -489,7 +392,7 @@ class ConsumerCore:
         self._requests = answer.requests
         if not self._is_stopping:
             self.trials.heard(answer.trials)
-        self.handling.keyless = answer.subject.keyless
+        self.dispatcher.keyless = answer.subject.keyless
         if not self._is_stopping:
             self.assigned = frozenset(answer.partitions)
             self._follow(answer.order, now_s)
@@ -565,7 +468,7 @@ class ConsumerCore:
                     state.progress.attempts.setdefault(message.offset, past_attempts(message))
                 buffer.delayed.append((now_s + buffer.delay_s - age_s, messages))
             else:
-                self.handling.offer(state, messages)
+                self.dispatcher.offer(state, messages)
         if answer.damage is not None:
             # It is pulled again, in case it was only damaged on its way.
             lease.damaged(answer.damage, now_s + DAMAGE_RETRY_S)
@@ -590,14 +493,14 @@ class ConsumerCore:
         progress = state.progress
         if state.lease.is_holding and progress.moves_in_flight and progress.move_batch is command.batch:
             state.lease.pending.pop(Move, None)
-            self.handling.moved(state)
+            self.dispatcher.moved(state)
 
     def _lot_read(self, state: PartitionState, command: ReadLot, answer: LotContent) -> None:
         lot = state.progress.parking_lots.get(command.key)
         if state.lease.stage is not Stage.ACTIVE or state.lease.epoch != command.epoch or lot is None:
             return
         if lot.after == command.after and lot.since_read is not None:
-            self.handling.lot_read(state, lot, answer)
+            self.dispatcher.lot_read(state, lot, answer)
 
     def _renewed(self, command: Renew, answer: Renewed, sent_at_s: float) -> None:
         alive = set(answer.partitions)
@@ -609,7 +512,7 @@ class ConsumerCore:
                 state.lease.renewed(self._deadline_s(state, sent_at_s))
             elif index not in answer.unreached:
                 self._awake[index] = state
-                self.handling.drop(state, Stage.LOST)
+                self.dispatcher.drop(state, Stage.LOST)
 
     def _committed(self, command: Commit, answer: Committed, now_s: float) -> None:
         taken = set(answer.partitions)
@@ -620,78 +523,48 @@ class ConsumerCore:
             if progress.partition in taken:
                 commit = state.progress.commit_stored(progress.number)
                 if commit is not None:
-                    self.handling.stored(commit, now_s)
+                    self.dispatcher.stored(commit, now_s)
             elif progress.partition not in answer.unreached:
-                self.handling.drop(state, Stage.LOST)
+                self.dispatcher.drop(state, Stage.LOST)
 
-    def _failed(self, command: Command, state: PartitionState | None, error: InturnError, now_s: float) -> None:
-        if isinstance(command, Read | ReportTrial):
-            if error.retriable:
-                self._retry_at_s[type(command)] = now_s + RETRY_S
-            else:
-                self.trials.failed(command, error)
-        elif state is None:
-            if isinstance(command, Leave) and isinstance(error, NotFound | AccessDenied | Closed | ConnectionLost):
-                # Nothing is held any more: whoever cannot hear it will count us out for our silence.
-                self.is_stopped, self.error = True, self._refusal
-            elif isinstance(error, NotFound | GroupConflict | InvalidInput | VersionMismatch | AccessDenied | Closed):
-                self.error = error
-            else:
-                self._retry_at_s[type(command)] = now_s + RETRY_S
-        elif isinstance(error, AccessDenied):
-            self.error = error
-        elif isinstance(error, LeaseHeld):
-            if not isinstance(command, Acquire):  # which waited already, and is asked again at once
-                state.lease.retry_at_s = now_s + RETRY_S
-                if state.lease.stage is Stage.RELEASING:
-                    state.lease.stage = Stage.DRAINING  # others work under the lease: it is renewed until they are done
+    def _partition_failed(self, command: Command, state: PartitionState, error: InturnError, now_s: float) -> None:
+        lease = state.lease
+        if isinstance(error, LeaseHeld):
+            if not isinstance(command, Acquire):  # the node held the Acquire back already: repeat it at once
+                lease.retry_at_s = now_s + RETRY_S
+                if lease.stage is Stage.RELEASING:
+                    lease.stage = Stage.DRAINING  # other members work under the lease: renew it until they are done
         elif isinstance(error, StaleEpoch):
-            if state.lease.stage is Stage.RELEASING:
+            if lease.stage is Stage.RELEASING:
                 self._forget(state)
-            elif state.lease.is_holding:
-                self.handling.drop(state, Stage.LOST)
+            elif lease.is_holding:
+                self.dispatcher.drop(state, Stage.LOST)
             else:
-                state.lease.failed(error, now_s + RETRY_S)
+                lease.failed(error, now_s + RETRY_S)
         else:
-            state.lease.failed(error, now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S))
+            super()._partition_failed(command, state, error, now_s)
 
-    # Handling
+    # Workers
 
-    def take(self, now_s: float) -> Run | None:
-        """Work for one worker. Whoever takes it calls `finish` at the end, in any case."""
-        run = self.handling.take(now_s)
-        self._look_for_urgent()
-        return run
+    def _next_run(self, now_s: float) -> Run | None:
+        return self.dispatcher.take(now_s)
 
-    def finish(self, run: Run, now_s: float) -> None:
-        """The run is over: note what is done, and what becomes of its lanes."""
-        self.handling.finish(run, now_s)
-        self.statistics.add(run, now_s)
-        self._look_for_urgent()
+    def _end_run(self, run: Run, now_s: float) -> None:
+        self.dispatcher.finish(run, now_s)
 
     def _look_for_urgent(self) -> None:
-        self.wants_poll = self.wants_poll or self.handling.is_urgent
-        self.handling.is_urgent = False
-
-    @property
-    def scheduler(self) -> Scheduler:
-        return self.handling.scheduler
-
-    @property
-    def wanted_workers(self) -> int:
-        return self.handling.scheduler.wanted_workers
+        self.wants_poll = self.wants_poll or self.dispatcher.is_urgent
+        self.dispatcher.is_urgent = False
 
     @property
     def is_quiet(self) -> bool:
         """Nothing runs, and nothing could without waiting for something."""
-        return not self.handling.scheduler.ready_count and not self.handling.scheduler.runs
+        return not self.scheduler.ready_count and not self.scheduler.runs
 
     @property
     def is_held_up(self) -> bool:
         """Nothing runs or could but what has failed before, and nothing is still to be asked for or to be pulled."""
-        busy = self.handling.scheduler.ready_count + sum(
-            state.buffer.lanes_in_runs for state in self.partitions.values()
-        )
+        busy = self.scheduler.ready_count + sum(state.buffer.lanes_in_runs for state in self.partitions.values())
         if busy > sum(_failing_count(state) for state in self.partitions.values()):
             return False
         for index in self._duty.until:
@@ -708,7 +581,7 @@ class ConsumerCore:
 
     def _is_exhausted(self, state: PartitionState) -> bool:
         """It is held, there is nothing to pull or to read of a lot, and no answer is waited for."""
-        has_asked = state.progress.has_moves or ReadLot in state.lease.pending or self.handling.lot_to_read(state)
+        has_asked = state.progress.has_moves or ReadLot in state.lease.pending or state.progress.lot_to_read()
         return state.lease.stage is Stage.ACTIVE and state.buffer.is_paused and not has_asked
 
     def is_through(self) -> bool:
@@ -728,14 +601,10 @@ class ConsumerCore:
                 return False
         return True
 
-    def lags(self) -> dict[int, int]:
-        """How many messages of each held partition are not done yet, as far as known."""
-        return {state.index: state.buffer.lag for state in _holding(self.partitions.values())}
-
     def blocking(self) -> dict[int, Message]:
         """By partition that cannot be pulled because of one key: the message that it waits for."""
         full = [state for state in _holding(self._in_order()) if state.buffer.limit is not None]
-        found = {state.index: self.handling.blocking(state) for state in full}
+        found = {state.index: self._limits.blocking(state) for state in full}
         return {index: head for index, head in found.items() if head is not None}
 
     def _forget(self, state: PartitionState) -> None:
@@ -758,7 +627,7 @@ def _failing_count(state: PartitionState) -> int:
     return found
 
 
-_OF_PARTITION = Acquire | Pull | Move | ReadLot | Release
+_PARTITION_COMMANDS = Acquire | Pull | Move | ReadLot | Release
 _STRICTNESS: dict[str, int] = {Order.NONE: 0, Order.KEY: 1, Order.PARTITION: 2}
 
 

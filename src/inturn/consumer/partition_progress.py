@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from inturn.consumer.lane import Lane
 from inturn.consumer.parking import ParkingLot
 from inturn.consumer.partition_lease import NEVER
@@ -153,11 +155,22 @@ class PartitionProgress:
             self.changes.failures.pop(mark, None)
             self.changes.settled.append(mark)
 
+    def reset_attempts(self, key: bytes) -> None:
+        """An operator resumed the key: its attempts count from the beginning."""
+        attempts = self.attempts
+        for failure in [one for one in self.failures.values() if one.key == key and attempts.get(one.offset)]:
+            attempts[failure.offset] = 0
+            self.exhausted.discard(failure.offset)
+            self.record(msgspec.structs.replace(failure, attempts=0, is_exhausted=False))
+
     # Moves to other subjects
 
     @property
     def has_moves(self) -> bool:
         return bool(self.moves or self.moves_in_flight)
+
+    def is_moving(self, lane: Lane) -> bool:
+        return any(move.wait.lane is lane for move in (*self.moves, *self.moves_in_flight))
 
     def begin_moves(self) -> list[Message]:
         """Take the waiting moves that go to the place of the first one; returns the messages."""
@@ -228,6 +241,13 @@ class PartitionProgress:
             self.commit_in_flight.waits = []
 
     # Parking lots
+
+    def lot_to_read(self) -> ParkingLot | None:
+        """A parking lot that is being resumed and has no message at hand to run."""
+        for lot in self.parking_lots.values():
+            if lot.state is LotState.RESUMING and not lot.is_read and not (lot.lane and lot.lane.waiting):
+                return lot
+        return None
 
     def additions_to_store(self, key: bytes) -> list[ParkedMessage]:
         """Messages on the way to the tail of this parking lot."""

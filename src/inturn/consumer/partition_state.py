@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pyroaring import BitMap64
 
 from inturn.consumer.context import Context
+from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import moved_batch
+from inturn.consumer.parking import ParkingLot, parked
 from inturn.consumer.partition_buffer import PartitionBuffer
 from inturn.consumer.partition_lease import PartitionLease, Stage
 from inturn.consumer.partition_progress import PartitionProgress
 from inturn.model.batch import CHOSEN, Batch, BatchHeader
 from inturn.model.message import Message
 from inturn.model.offsets import ClaimTracker, mark_of
+from inturn.model.settings import LotState
 from inturn.protocol.commands import Granted, Progress, Pull
 
 
@@ -157,6 +160,43 @@ class PartitionState:
         if progress.attempts:
             for message in messages:
                 progress.settle(message.offset)
+
+    # Parked messages
+
+    def park(self, lot: ParkingLot, messages: list[Message]) -> None:
+        """Add messages to the tail of the parking lot: the next commit stores them there."""
+        if messages:
+            added = [parked(message) for message in messages]
+            self.progress.changes.of_lot(lot.key, lot.state).added += added
+            if lot.since_read is not None:
+                lot.since_read += added
+            self.pass_by(messages)
+
+    def collect_parked(self, lane: Lane) -> None:
+        """Take over the finished messages of a lane whose messages come from a parking lot."""
+        if lane.lot is None:
+            return
+        count = len(lane.inbox)
+        messages = lane.inbox[:count]
+        del lane.inbox[:count]
+        self.finish_parked(lane.lot, messages)
+
+    def finish_parked(self, lot: ParkingLot, messages: Iterable[Message]) -> None:
+        """Finish messages of a resumed key: rows of the parking lot, or newer messages behind the last row."""
+        for message in messages:
+            place = message.partition, message.offset
+            if place in lot.rows:
+                lot.rows.discard(place)
+                self.progress.changes.of_lot(lot.key, lot.state).removed.append(place)
+                self.progress.settle(self.mark(message))
+            else:
+                self.finish([message])
+
+    def free(self, lane: Lane, lot: ParkingLot) -> None:
+        """The parking lot is empty: the key is an ordinary key again from the next commit on."""
+        self.progress.changes.of_lot(lot.key, LotState.FREE)
+        del self.progress.parking_lots[lot.key]
+        lane.lot, lane.inbox = None, self.buffer.inbox
 
     # Commands
 

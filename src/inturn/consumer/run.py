@@ -123,7 +123,7 @@ class Run:
                     self.given = given
                     taken = len(given)
                     lane.at = at + taken
-                    if lane.is_spread:  # looked at after `at` was moved: see `Handling.spread`
+                    if lane.is_spread:  # looked at after `at` was moved: see `Dispatcher.spread`
                         lane.at = at
                         self.given = _NOTHING
                         break

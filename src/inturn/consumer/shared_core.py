@@ -14,28 +14,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from inturn.consumer.decoder import Opened, OpenedFetch
-from inturn.consumer.handling import ERROR_LENGTH_MAX, back_off_s
+from inturn.consumer.decoder import OpenedFetch
+from inturn.consumer.dispatcher import ERROR_LENGTH_MAX, back_off_s
 from inturn.consumer.lane import Lane
+from inturn.consumer.member_core import DAMAGE_RETRY_S, MemberCore
 from inturn.consumer.outcome import Next, Outcome, text_of
-from inturn.consumer.partition_lease import NEVER, Pending, Stage
+from inturn.consumer.partition_lease import NEVER, Stage
 from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.receipts import DeliveredBatch, ReceiptMoves, Receipts
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import Scheduler
-from inturn.consumer.statistics import Statistics
-from inturn.consumer.trial import MemberTrials
 from inturn.model.errors import (
     AccessDenied,
-    Closed,
-    ConnectionLost,
-    GroupConflict,
     InturnError,
-    InvalidInput,
-    LogDamaged,
-    NotFound,
     ReceiptExpired,
-    VersionMismatch,
 )
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
@@ -51,45 +43,23 @@ from inturn.protocol.commands import (
     Heartbeat,
     Leave,
     Move,
-    Read,
-    ReportTrial,
 )
 
-RETRY_S = 0.2  # after an error that says nothing about when to try again
-DAMAGE_RETRY_S = 5.0
 BACKLOG_S = 0.5  # what is fetched should last so long: others may want the rest
 BACKLOG_COUNT_MAX = 4096
-_MEMBERSHIP = Heartbeat | Leave
 
 
-class SharedCore:
-    """Called by one thread at a time, but for the runs it gives out. Time comes in as `now_s` (monotonic)."""
-
+class SharedCore(MemberCore):
     def __init__(
         self, subject: str, group: str, member: str, start: str, settings: ConsumerSettings, lease: LeaseSettings
     ) -> None:
-        self.subject = subject
-        self.group = group
-        self.member = member
+        super().__init__(subject, group, member, start, settings, Scheduler())
         self.concurrency = settings.concurrency
-        self.statistics = Statistics()
-        self.scheduler = Scheduler()
-        self.error: InturnError | None = None  # set: it cannot go on, and why
-        self.is_stopped = False
-        self.partitions: dict[int, PartitionState] = {}  # what is known of each partition
-        self.left: dict[int, int] = {}
-        self.damage: list[LogDamaged] = []  # found in what was fetched; for the log
-        self.refused: list[tuple[int, int]] = []  # partition and offset of what was acknowledged too late; for the log
-        self.wants_poll = False
-        self.assigned: frozenset[int] = frozenset()
-        self._start = start
-        self._settings = settings
+        self.refused: list[tuple[int, int]] = []  # partition and offset of messages acknowledged too late; for the log
         self._margin_s = min(lease.margin_s, settings.visibility_s / 5)
         self._beat_wait_s = min(settings.heartbeat_s, lease.life_s / 3)
         self._retry_subject = retry_subject(group, subject)
         self._dead_letter_subject = dead_letter_subject(group, subject)
-        self._generation = 0
-        self._is_stopping = False
         self._lanes: dict[Lane, None] = {}  # a message may be in two: it came again before the first one was over
         self._wanted = settings.concurrency  # how many messages to have at hand
         self._fetch_numbers: dict[int, int] = {}  # of the last Fetch that was sent, by partition
@@ -97,10 +67,7 @@ class SharedCore:
         self._each_s: float | None = None  # how long a message takes, smoothed
         self._moves = ReceiptMoves(subject, group, member)
         self._receipts = Receipts(subject, group, member)
-        self.trials = MemberTrials(subject, group, member)
         self._acknowledged_at_s = NEVER
-        self._pending: dict[type[Command], Pending] = {}  # commands that are not about one partition
-        self._retry_at_s: dict[type[Command], float] = {}
 
     # What to send
 
@@ -109,9 +76,7 @@ class SharedCore:
         self.wants_poll = False
         if self.is_stopped:
             return []
-        for pending in (self._pending, *(state.lease.pending for state in self.partitions.values())):
-            for kind in [kind for kind, one in pending.items() if now_s >= one.until_s]:
-                del pending[kind]
+        self._forget_overdue(self.partitions.values(), now_s)
         self._settle(self.scheduler.take_back(now_s), now_s)
         commands: list[Command] = []
         self._poll_fetch(commands, now_s)
@@ -121,29 +86,19 @@ class SharedCore:
         self._poll_trial(commands, now_s)
         return commands
 
-    def _poll_trial(self, commands: list[Command], now_s: float) -> None:
-        command = self.trials.next_command()
-        if command is not None and self._may_send(type(command), now_s):
-            self._send(commands, command, now_s)
-
-    def _poll_membership(self, commands: list[Command], now_s: float) -> None:
-        if not self._is_stopping:
-            if self._may_send(Heartbeat, now_s):
-                beat = Heartbeat(
-                    self.subject,
-                    self.group,
-                    self.member,
-                    Order.NONE.value,
-                    self._start,
-                    self._generation,
-                    self._beat_wait_s if self._generation else 0.0,
-                    str(self._settings.assignment),
-                    mode=GroupMode.SHARED.value,
-                )
-                self._send(commands, beat, now_s)
-        elif self._is_drained and self._may_send(Leave, now_s):
-            self._pending.pop(Heartbeat, None)
-            self._send(commands, Leave(self.subject, self.group, self.member), now_s)
+    def _beat(self, commands: list[Command], now_s: float) -> None:
+        beat = Heartbeat(
+            self.subject,
+            self.group,
+            self.member,
+            Order.NONE.value,
+            self._start,
+            self._generation,
+            self._beat_wait_s if self._generation else 0.0,
+            str(self._settings.assignment),
+            mode=GroupMode.SHARED.value,
+        )
+        self._send(commands, beat, now_s)
 
     @property
     def _is_drained(self) -> bool:
@@ -221,25 +176,9 @@ class SharedCore:
             return NEVER
         return self._acknowledged_at_s + self._settings.commit_interval_s
 
-    def _may_send(self, kind: type[Command], now_s: float) -> bool:
-        return kind not in self._pending and now_s >= self._retry_at_s.get(kind, NEVER)
-
-    def _send(
-        self, commands: list[Command], command: Command, now_s: float, state: PartitionState | None = None
-    ) -> None:
-        pending = self._pending if state is None else state.lease.pending
-        until_s = now_s + getattr(command, "wait_s", 0.0) + self._settings.answer_timeout_s
-        pending[type(command)] = Pending(command, now_s, until_s)
-        commands.append(command)
-
     def next_due_s(self, now_s: float) -> float:
-        """When `poll` has something to do at the latest, if nothing else happens before."""
-        due = [now_s + self._settings.heartbeat_s, self.scheduler.next_overdue_s()]
-        due += [pending.until_s for pending in self._pending.values()]
-        due += [at_s for at_s in self._retry_at_s.values() if at_s > now_s]
-        for state in self.partitions.values():
-            due += [pending.until_s for pending in state.lease.pending.values()]
-            due += [state.lease.retry_at_s] if state.lease.retry_at_s > now_s else []
+        due = self._due_times(self.partitions.values(), now_s)
+        due.append(self.scheduler.next_overdue_s())
         if self._receipts.has_news and Acknowledge not in self._pending:
             due.append(max(self._acknowledge_due_s(), self._retry_at_s.get(Acknowledge, NEVER)))
         elif self._lanes and Acknowledge not in self._pending:
@@ -247,10 +186,8 @@ class SharedCore:
         return max(min(due), now_s)
 
     def stop(self, now_s: float) -> None:
-        """Start nothing new; when the running handlers are over: acknowledge, give the rest back, leave."""
-        self._is_stopping = True
-        self.assigned = frozenset()
-        self.trials.forget_waiting()
+        """Return messages that no handler has begun; when the running handlers are over: acknowledge, leave."""
+        super().stop(now_s)
         self._give_back_unbegun()
 
     def _give_back_unbegun(self) -> None:
@@ -264,44 +201,25 @@ class SharedCore:
         for lane in self._lanes:
             lane.state.lease.forbid_starts()
 
-    # What came back
+    # Answers
 
-    def awaits(self, command: Command) -> bool:
-        """Whether an answer to this would change anything."""
-        return self._waited(command) is not None
+    def _state_of(self, command: Command) -> PartitionState | None:
+        return self.partitions.get(command.partition) if isinstance(command, Fetch) else None
 
-    def _waited(self, command: Command) -> Pending | None:
-        state = self.partitions.get(command.partition) if isinstance(command, Fetch) else None
-        waited = (self._pending if state is None else state.lease.pending).get(type(command))
-        return waited if waited is not None and waited.command is command else None
-
-    def answered(self, command: Command, answer: object, now_s: float) -> None:
-        """Answers to commands that are no longer waited for change nothing. Give a Fetched as OpenedFetch."""
-        waited = self._waited(command)
-        if waited is None:
-            return
-        state = self.partitions.get(command.partition) if isinstance(command, Fetch) else None
-        del (self._pending if state is None else state.lease.pending)[type(command)]
-        if isinstance(answer, InturnError):
-            self._failed_command(command, state, answer, now_s)
-            return
+    def _accept(
+        self, command: Command, state: PartitionState | None, answer: object, sent_at_s: float, now_s: float
+    ) -> None:
         match answer:
             case Assignment():
                 self._assigned_to(answer)
-            case Opened() if isinstance(command, Read):
-                self.trials.read(answer)
-            case Done() if isinstance(command, ReportTrial):
-                self.trials.reported()
             case OpenedFetch() if state is not None and isinstance(command, Fetch):
-                self._fetched(state, command, answer, waited.sent_at_s)
+                self._fetched(state, command, answer, sent_at_s)
             case Acknowledged():
                 self._receipts.answered()
                 self.refused += answer.refused
             case Done() if isinstance(command, Move):
                 for one in self._moves.moved():
                     self._finish(one.delivered, one.messages)
-            case Done() if isinstance(command, Leave):
-                self.is_stopped = True
 
     def _assigned_to(self, answer: Assignment) -> None:
         self._generation = answer.generation
@@ -311,29 +229,19 @@ class SharedCore:
             if not self.assigned:  # the server is about to stop
                 self._give_back_unbegun()
 
-    def _failed_command(self, command: Command, state: PartitionState | None, error: InturnError, now_s: float) -> None:
-        if state is not None and not isinstance(error, AccessDenied):
-            state.lease.failed(error, now_s + (RETRY_S if error.retriable else DAMAGE_RETRY_S))
-        elif isinstance(command, Read | ReportTrial):
-            if error.retriable:
-                self._retry_at_s[type(command)] = now_s + RETRY_S
-            else:
-                self.trials.failed(command, error)
-        elif isinstance(command, Leave) and isinstance(error, NotFound | AccessDenied | Closed | ConnectionLost):
-            self.is_stopped = True  # whoever cannot hear it will count us out for our silence
-        elif isinstance(command, Move) and isinstance(error, ReceiptExpired):
+    def _failed(self, command: Command, state: PartitionState | None, error: InturnError, now_s: float) -> None:
+        if isinstance(command, Move) and isinstance(error, ReceiptExpired):
             for one in self._moves.drop(error.offsets):
                 self.refused += [(one.delivered.index, message.offset) for message in one.messages]
                 self._count_off(one.delivered, one.messages)
-        elif isinstance(error, AccessDenied) or (
-            isinstance(command, _MEMBERSHIP)
-            and isinstance(error, NotFound | GroupConflict | InvalidInput | VersionMismatch | Closed)
-        ):
-            self.error = error
-        else:
-            self._retry_at_s[type(command)] = now_s + RETRY_S
-            if isinstance(command, Acknowledge):
-                self._receipts.failed(now_s)
+            return
+        super()._failed(command, state, error, now_s)
+        if isinstance(command, Acknowledge) and self.error is None:
+            self._receipts.failed(now_s)
+
+    def _is_fatal(self, command: Command, error: InturnError) -> bool:
+        is_membership = isinstance(command, Heartbeat | Leave)
+        return isinstance(error, AccessDenied) or (is_membership and super()._is_fatal(command, error))
 
     def _fetched(self, state: PartitionState, command: Fetch, answer: OpenedFetch, sent_at_s: float) -> None:
         fetched = answer.fetched
@@ -377,25 +285,17 @@ class SharedCore:
             else:
                 self.scheduler.ready(lane)
 
-    # Handling
+    # Workers
 
-    def take(self, now_s: float) -> Run | None:
-        """Work for one worker. Whoever takes it calls `finish` at the end, in any case."""
+    def _next_run(self, now_s: float) -> Run | None:
         self._settle(self.scheduler.take_back(now_s), now_s)
-        run = self.scheduler.take(now_s)
-        if run is not None:
-            run.slow_s = self._settings.handler_timeout_s
-        self._look_for_urgent()
-        return run
+        return self.scheduler.take(now_s)
 
-    def finish(self, run: Run, now_s: float) -> None:
-        """The run is over: note what is done, and what failed."""
+    def _end_run(self, run: Run, now_s: float) -> None:
         if run.handled:
             each_s = (now_s - run.started_at_s) / run.handled
             self._each_s = each_s if self._each_s is None else 0.8 * self._each_s + 0.2 * each_s
         self._settle(self.scheduler.end(run, now_s), now_s)
-        self.statistics.add(run, now_s)
-        self._look_for_urgent()
 
     def _look_for_urgent(self) -> None:
         is_hungry = 2 * self.scheduler.ready_count <= self._wanted and not self._is_stopping and self._may_be_fed()
@@ -418,7 +318,7 @@ class SharedCore:
                 failed, lane.outcome, lane.failed = lane.failed, None, ()
                 if outcome.next is Next.ROLLBACK:
                     failed, lane.kept = [*lane.kept, *failed], ()
-                self._failed(delivered, failed, outcome)
+                self._handler_failed(delivered, failed, outcome)
             if lane.waiting and not self._is_stopping and self.assigned and now_s < delivered.lease.deadline_s:
                 self.scheduler.ready(lane)
             elif lane.waiting and now_s < delivered.lease.deadline_s:
@@ -430,7 +330,7 @@ class SharedCore:
         self._receipts.done(delivered, messages)
         self._count_off(delivered, messages)
 
-    def _failed(self, delivered: DeliveredBatch, failed: Sequence[Message], outcome: Outcome) -> None:
+    def _handler_failed(self, delivered: DeliveredBatch, failed: Sequence[Message], outcome: Outcome) -> None:
         settings = self._settings
         if isinstance(outcome.error, asyncio.CancelledError):  # the loop ends: no fault of the message
             for message in failed:
@@ -467,25 +367,3 @@ class SharedCore:
 
     def _count_off(self, delivered: PartitionState, messages: Sequence[Message]) -> None:
         self.partitions[delivered.index].buffer.remove(messages)
-
-    # Views
-
-    @property
-    def wanted_workers(self) -> int:
-        return self.scheduler.wanted_workers
-
-    def lags(self) -> dict[int, int]:
-        """How many messages of each partition wait, here or at the node, as far as known, and not with others."""
-        return {state.index: state.buffer.lag for state in self.partitions.values()}
-
-    def blocking(self) -> dict[int, Message]:
-        """Nothing holds a partition of a shared group up."""
-        return {}
-
-    def is_through(self) -> bool:
-        """It has no end."""
-        return False
-
-    @property
-    def is_held_up(self) -> bool:
-        return False

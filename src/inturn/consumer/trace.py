@@ -343,7 +343,7 @@ class Trace:
 
     def _asked_at_s(self, core: ConsumerCore, command: Command) -> float | None:
         """None: its answer is not waited for any more."""
-        at_s = core.asked_at_s(command)
+        at_s = core.sent_at_s(command)
         if at_s is not None and isinstance(command, Commit | Release):
             partition = command.progress.partition if isinstance(command, Release) else None
             asked = self._asked.pop((type(command), partition), None)

@@ -26,7 +26,7 @@ from structlog.typing import EventDict, WrappedLogger
 from inturn.client import Connection
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.handling import STUCK_SHARE
+from inturn.consumer.flow_limits import STUCK_SHARE
 from inturn.consumer.outcome import text_of
 from inturn.consumer.scope import Duty
 from inturn.model.errors import ConnectionLost, InturnError, LogDamaged
