@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import pytest
 
 from inturn.consumer.decoder import opened_fetch
+from inturn.consumer.member_core import DAMAGE_RETRY_S
 from inturn.consumer.outcome import Next, Outcome
-from inturn.consumer.shared_core import DAMAGE_RETRY_S, SharedCore
+from inturn.consumer.shared_core import SharedCore
 from inturn.model.errors import AccessDenied, ConnectionLost, GroupConflict, InturnError, ReceiptExpired
 from inturn.model.message import Message
 from inturn.model.result import ResultKind

@@ -25,12 +25,14 @@ from inturn.consumer.broadcast import BroadcastNode
 from inturn.consumer.context import Hook
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.decoder import Opened, OpenedFetch, opened, opened_fetch
+from inturn.consumer.lane import Lane
 from inturn.consumer.partition_lease import Stage
 from inturn.consumer.run import Run
 from inturn.consumer.scope import EVERYTHING, Duty
 from inturn.consumer.shared_core import SharedCore
 from inturn.consumer.statistics import Blocking, ConsumerStatistics, HeldLease, KeptLease
 from inturn.consumer.trace import Trace
+from inturn.consumer.tracing_run import TracingRun
 from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.validation import check_handler, check_mode, fit, is_async, order_in
 from inturn.consumer.worker import Handler, Worker
@@ -158,6 +160,7 @@ class Consumer:
         if self._settings.trace is not None:
             self._trace = Trace(Path(self._settings.trace), *who, order, self._clock)
             core.key_requests.acted = self._trace.acted
+            core.scheduler.new_run = partial(_tracing_run, self._trace)
         return core
 
     def _has_retries(self, mode: GroupMode, duty: Duty) -> bool:
@@ -546,18 +549,20 @@ class Consumer:
         now_s = self._clock.monotonic()
         core = self._core
         if run is not None:
-            if self._trace is not None and run.notes is not None:
+            if self._trace is not None and isinstance(run, TracingRun):
                 self._trace.add(run.notes)
             core.finish(run, now_s)
         next_run = core.take(now_s) if takes and not self._is_killed else None
-        if self._trace is not None and next_run is not None:
-            next_run.notes = self._trace.notes()
         wanted = core.wanted_workers
         if wanted:
             self._workers.wake(wanted)
         if core.wants_poll and not self._is_dirty:
             self._wake()
         return next_run
+
+
+def _tracing_run(trace: Trace, lanes: deque[Lane], now_s: float, until_s: float, budget: int) -> Run:
+    return TracingRun(trace.notes(), lanes, now_s, until_s, budget)
 
 
 def _unique_name() -> str:

@@ -20,17 +20,15 @@ from inturn.model.result import ResultKind
 if TYPE_CHECKING:
     from inturn.consumer.lane import Lane
     from inturn.consumer.partition_state import PartitionState
-    from inturn.consumer.trace import Notes
 
-_BROKEN = Outcome(Next.REPEAT, ResultKind.EXCEPTION)
-_NOTHING: list[Message] = []
+BROKEN = Outcome(Next.REPEAT, ResultKind.EXCEPTION)
+NOTHING: list[Message] = []
 _NO_CONTEXT = Context("", "", -1, "", 0)
 
 
 class Run:
     __slots__ = (
         "_left",
-        "_monotonic",
         "_state",
         "asked_at_s",
         "context",
@@ -39,7 +37,6 @@ class Run:
         "given",
         "handled",
         "lane",
-        "notes",
         "over",
         "slow_count",
         "slow_s",
@@ -53,11 +50,9 @@ class Run:
         self.todo = lanes
         self.over: deque[Lane] = deque()  # the worker is done with these for now
         self.lane: Lane | None = None
-        self.notes: Notes | None = None  # for the trace, if there is one
-        self._monotonic: Callable[[], float] | None = None
         self._state: PartitionState | None = None
         self.context = _NO_CONTEXT
-        self.given = _NOTHING  # to the handler, and not settled yet
+        self.given = NOTHING  # to the handler, and not settled yet
         self.started_at_s = self.asked_at_s = now_s
         self.until_s = until_s
         self._left = budget
@@ -82,11 +77,9 @@ class Run:
 
         Going on says that the last call succeeded, unless `settle` said something else.
         """
-        todo, over, left, slow_s, notes = self.todo, self.over, self._left, self.slow_s, self.notes
-        self._monotonic = monotonic
+        todo, over, left, slow_s = self.todo, self.over, self._left, self.slow_s
         now_s = asked_at_s = self.asked_at_s = monotonic()
-        if notes is not None:
-            notes.start_s = now_s
+        current: PartitionState | None = None
         done = 0
         try:
             while True:
@@ -95,13 +88,10 @@ class Run:
                 except IndexError:
                     return
                 state, messages, inbox = lane.state, lane.messages, lane.inbox
-                if self._state is not state:
-                    self._state, lease, progress = state, state.lease, state.progress
+                if current is not state:
+                    current = self._state = state
+                    lease, progress = state.lease, state.progress
                     self.context = state.context()
-                    if notes is not None:
-                        notes.part(state)
-                if notes is not None:
-                    notes.first = lane.at
                 while True:
                     at = lane.at
                     if at == len(messages) or lane.parks:
@@ -112,51 +102,55 @@ class Run:
                         return
                     given = [messages[at]] if count == 1 else messages[at : at + count]
                     if progress.attempts:
-                        given = _alike(given, state)
+                        given = self._of_one_attempt(given, state)
                         if not given:
                             break
-                        self.context.attempt = progress.attempts.get(state.mark(given[0]), 0) + 1
-                        if notes is not None:
-                            notes.attempt(lane, len(given), self.context.attempt)
                     elif self.context.attempt > 1:
                         self.context.attempt = 1
                     self.given = given
                     taken = len(given)
                     lane.at = at + taken
-                    if lane.is_spread:  # looked at after `at` was moved: see `Dispatcher.spread`
+                    if lane.is_spread:  # checked after `at` was moved: see `Dispatcher.spread`
                         lane.at = at
-                        self.given = _NOTHING
+                        self.given = NOTHING
                         break
                     left -= taken
                     asked_at_s = self.asked_at_s = now_s
                     yield given
-                    # The look at the clock before the next start is the end of this one. It comes before anybody can
-                    # know that the message is over, so that what follows from its end has a later time in the trace.
+                    # This time is the end of the call and the start of the next call.
                     now_s = monotonic()
                     if now_s - asked_at_s > slow_s:
                         self.slow_count += 1
                     if self.given is given:
-                        if notes is not None and now_s > notes.due_s:
-                            notes.mark(lane, now_s)
                         inbox += given
-                        self.given = _NOTHING
+                        self.given = NOTHING
                         done += taken
-                    elif self.lane is None:  # it failed
+                    elif self.lane is None:  # the call failed
                         break
                 if self.lane is not None:
-                    if notes is not None:
-                        if lane.at == notes.first + 1:
-                            notes.handled.append(messages[notes.first])
-                        else:
-                            notes.leave(lane)
                     self.lane = None
                     over.append(lane)
         finally:
-            if self.given:
-                self.settle(_BROKEN)  # its worker broke, and nobody knows how far it came
-            self.handled = self._left - left
-            self.done += done
-            self._leave()
+            self._end(left, done)
+
+    def _of_one_attempt(self, given: list[Message], state: PartitionState) -> list[Message]:
+        """The messages from the first on that failed as often as the first, up to an exhausted message. Sets the
+        attempt of the context."""
+        attempts, exhausted, mark = state.progress.attempts, state.progress.exhausted, state.mark
+        count = attempts.get(mark(given[0]), 0)
+        marked = ((message, mark(message)) for message in given)
+        alike = itertools.takewhile(lambda one: attempts.get(one[1], 0) == count and one[1] not in exhausted, marked)
+        given = [message for message, _ in alike]
+        if given:
+            self.context.attempt = count + 1
+        return given
+
+    def _end(self, left: int, done: int) -> None:
+        if self.given:
+            self.settle(BROKEN)  # the worker broke, and nobody knows how far the handler came
+        self.handled = self._left - left
+        self.done += done
+        self._leave()
 
     def begin(self, lane: Lane, message: Message, attempt: int) -> None:
         """This was handled elsewhere, and is to be settled next."""
@@ -174,9 +168,7 @@ class Run:
         """What became of what was given out last; False: it failed, and its lane does not go on in this run."""
         lane, given = self.lane, self.given
         assert lane is not None
-        if self.notes is not None and self._monotonic is not None:
-            self.notes.settled(lane, len(given), outcome, self._monotonic())
-        self.given = _NOTHING
+        self.given = NOTHING
         self.context.is_acknowledged = False
         match outcome.next:
             case Next.DONE:
@@ -196,19 +188,6 @@ class Run:
         return True
 
     def _leave(self) -> None:
-        lane, self.lane, self.given = self.lane, None, _NOTHING
+        lane, self.lane, self.given = self.lane, None, NOTHING
         if lane is not None:
-            if self.notes is not None:
-                self.notes.leave(lane)
             self.over.append(lane)
-
-
-def _alike(messages: list[Message], state: PartitionState) -> list[Message]:
-    """Those from the first on that were tried as often, up to one that is not to be tried again."""
-    progress = state.progress
-    attempts = progress.attempts.get(state.mark(messages[0]), 0)
-
-    def is_alike(mark: int) -> bool:
-        return progress.attempts.get(mark, 0) == attempts and mark not in progress.exhausted
-
-    return list(itertools.takewhile(lambda one: is_alike(state.mark(one)), messages))

@@ -13,6 +13,7 @@ after STUCK_S in any case.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from inturn.consumer.lane import Lane
 from inturn.consumer.run import Run
@@ -36,6 +37,7 @@ class Scheduler:
         self._takes = 0
         self._turn = _BUCKETS  # the bucket that ageing served last
         self._handling_s = CHUNK_S  # how long one message takes, smoothed
+        self.new_run: Callable[[deque[Lane], float, float, int], Run] = Run
         self.ready_count = 0
         self.runs: dict[Run, None] = {}  # in their order: the same history is to be the same again
 
@@ -90,7 +92,7 @@ class Scheduler:
             return None
         chunk = left = self.chunk
         lanes: deque[Lane] = deque()
-        run = Run(lanes, now_s, now_s + 2 * CHUNK_S, chunk)
+        run = self.new_run(lanes, now_s, now_s + 2 * CHUNK_S, chunk)
         below = self._below()
         while left > 0:
             filled = self._filled & below

@@ -25,6 +25,7 @@ from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import Next, Outcome, of_exception, of_return
 from inturn.consumer.process_frames import CALLS_MAX, DONE, LANES_MAX, UNTOUCHED, GivenLane, Told, Work, returned_of
 from inturn.consumer.run import Run
+from inturn.consumer.tracing_run import TracingRun
 from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Handler, Worker
 from inturn.consumer.worker_process import HandlerReference, WorkerProcess
@@ -219,7 +220,7 @@ class ProcessWorker(Worker):
             self._replace()
 
     def work(self, run: Run) -> None:
-        if self._is_plain and run.notes is None and run.budget > 1:
+        if self._is_plain and not isinstance(run, TracingRun) and run.budget > 1:
             self._work_chunks(run)
             return
         for given in run.calls(self._monotonic, self._batch):
