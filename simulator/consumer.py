@@ -15,12 +15,12 @@ from pyroaring import BitMap64
 from inturn.consumer import outcome as outcomes
 from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.decoder import Opened, opened
+from inturn.consumer.decoder import DecodedPull, decode_pull
 from inturn.consumer.lane import STRAIGHT, Lane
 from inturn.consumer.outcome import DONE, Next, Outcome
 from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
-from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.model.errors import InturnError
 from inturn.model.message import Message, tag_filter
 from inturn.model.result import Result, suspend
@@ -78,7 +78,7 @@ class SimRecorder(Recorder):
         self._known[partition].add(offset)
         super().sent(subject, partition, offset, key, message_id, tags)
 
-    def pulled(self, partition: int, what: Opened) -> None:
+    def pulled(self, partition: int, what: DecodedPull) -> None:
         self._known[partition].update(message.offset for messages in what.messages for message in messages)
 
     def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
@@ -102,7 +102,7 @@ class SimConsumer(SimClient):
         lease: LeaseSettings,
         handler_s_max: float,
         order: Order = Order.PARTITION,
-        duty: Duty = EVERYTHING,
+        scope: Scope = EVERYTHING,
     ) -> None:
         super().__init__(world, name)
         self._network = network
@@ -122,7 +122,7 @@ class SimConsumer(SimClient):
         self.slow_next = False  # the next handler outlives a lease
         self.is_sluggish = False  # handlers take so long that there is always something to do
         self.is_calm = False  # handlers succeed from now on
-        self.core = ConsumerCore(subject, group, name, order, "first", settings, lease, duty=duty)
+        self.core = ConsumerCore(subject, group, name, order, "first", settings, lease, scope=scope)
         self.quick: random.Random | None = None  # by what it thinks now and then that its handlers are quick
         self._act = self.core.key_requests.act
         self._spread = self.core.dispatcher.spread
@@ -194,7 +194,7 @@ class SimConsumer(SimClient):
         elif isinstance(answer, LotContent):
             self._coverage["lot.read in several pieces"] += not answer.is_end
         if isinstance(answer, Pulled) and isinstance(command, Pull):
-            what = opened(answer, command.subject, command.partition, self._tags)
+            what = decode_pull(answer, command.subject, command.partition, self._tags)
             self._recorder.pulled(command.partition, what)
             if self.quick is not None and self.quick.random() < 0.5:
                 self.core.scheduler.expect(QUICK_S)

@@ -194,7 +194,7 @@ def rollback_forgets_what_was_kept(
 ) -> None:
     """A rollback repeats only the message that asked for it."""
     if outcome.next is Next.ROLLBACK:
-        lane.kept = ()
+        lane.uncommitted = ()
     _failed_lane(self, lane, outcome, failed, now_s)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.decoder import opened
+from inturn.consumer.decoder import decode_pull
 from inturn.consumer.outcome import Outcome
 from inturn.consumer.partition_lease import NEVER
 from inturn.consumer.partition_state import PartitionState
@@ -293,7 +293,7 @@ class Bench:
 
     def answer(self, command: Command, answer: object) -> None:
         if isinstance(answer, Pulled) and isinstance(command, Pull):
-            answer = opened(answer, self.core.subject, command.partition)
+            answer = decode_pull(answer, self.core.subject, command.partition)
         self.core.answered(command, answer, self.now_s)
 
     def good_answer(self, command: Command) -> object | None:

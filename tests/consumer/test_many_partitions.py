@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.decoder import opened
+from inturn.consumer.decoder import decode_pull
 from inturn.consumer.partition_lease import Stage
 from inturn.consumer.partition_state import PartitionState
 from inturn.model.routing import Partition, Route, even_ranges
@@ -77,7 +77,7 @@ class Member:
 
     def give(self, index: int, now_s: float) -> None:
         """One message."""
-        pulled = opened(Pulled((batch_of(0, 1),), 1, 1, 0), "orders", index)
+        pulled = decode_pull(Pulled((batch_of(0, 1),), 1, 1, 0), "orders", index)
         self.core.answered(self.pulls[index], pulled, now_s)
 
 

@@ -25,7 +25,7 @@ from inturn import Connection, ConsumerSettings, Context, Hook, Message, ResultK
 from inturn.consumer import worker_processes as processes
 from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.process_child import _Calls
-from inturn.consumer.process_frames import BEGUN, DONE, UNTOUCHED, GivenLane, Work
+from inturn.consumer.process_frames import BEGUN, DONE, UNTOUCHED, GivenLane, WorkFrame
 from inturn.consumer.worker_process import WorkerProcess
 from inturn.consumer.worker_processes import take_chunk
 from inturn.model.errors import InvalidInput
@@ -420,7 +420,7 @@ def test_a_process_begins_nothing_after_the_deadline_of_the_lease() -> None:
     lane = GivenLane("line", "g", 0, "c", 1, now_s + 60.0, messages, [1, 1, 1])
     late = GivenLane("line", "g", 0, "c", 1, now_s, messages, [1, 1, 1])
     states = bytearray(6)
-    over = _Calls(handle, Work([lane, late], 900.0), states, lambda over: None).run(0)
+    over = _Calls(handle, WorkFrame([lane, late], 900.0), states, lambda over: None).run(0)
     assert over.told == []
     assert calls == [0]
     assert list(states) == [DONE, UNTOUCHED, UNTOUCHED] + [UNTOUCHED] * 3

@@ -24,11 +24,11 @@ from typing import Self
 from inturn.consumer.broadcast import BroadcastNode
 from inturn.consumer.context import Hook
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.decoder import Opened, OpenedFetch, opened, opened_fetch
+from inturn.consumer.decoder import DecodedFetch, DecodedPull, decode_fetch, decode_pull
 from inturn.consumer.lane import Lane
 from inturn.consumer.partition_lease import Stage
 from inturn.consumer.run import Run
-from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.consumer.shared_core import SharedCore
 from inturn.consumer.statistics import Blocking, ConsumerStatistics, HeldLease, KeptLease
 from inturn.consumer.trace import Trace
@@ -103,7 +103,7 @@ class Consumer:
         name: str | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         retries_of: str | None = None,
-        duty: Duty = EVERYTHING,
+        duty: Scope = EVERYTHING,
     ) -> None:
         check_name("subject", subject, reserved=True)
         check_name("group", group)
@@ -151,20 +151,20 @@ class Consumer:
         self._refused_count = 0
 
     def _new_core(
-        self, mode: GroupMode, order: Order, lease: LeaseSettings, retries_of: str | None, duty: Duty
+        self, mode: GroupMode, order: Order, lease: LeaseSettings, retries_of: str | None, scope: Scope
     ) -> ConsumerCore | SharedCore:
         who = self.subject, self.group, self.name
         if mode is GroupMode.SHARED:
             return SharedCore(*who, self._start_text, self._settings, lease)
-        core = ConsumerCore(*who, order, self._start_text, self._settings, lease, retries_of=retries_of, duty=duty)
+        core = ConsumerCore(*who, order, self._start_text, self._settings, lease, retries_of=retries_of, scope=scope)
         if self._settings.trace is not None:
             self._trace = Trace(Path(self._settings.trace), *who, order, self._clock)
             core.key_requests.acted = self._trace.acted
             core.scheduler.new_run = partial(_tracing_run, self._trace)
         return core
 
-    def _has_retries(self, mode: GroupMode, duty: Duty) -> bool:
-        is_part = bool(duty.until)  # the rest of its group has the retries
+    def _has_retries(self, mode: GroupMode, scope: Scope) -> bool:
+        is_part = bool(scope.until)  # the rest of its group has the retries
         is_shared = mode is GroupMode.SHARED  # there nothing waits behind a message that could be blocked
         gives_up = self._has_dead_letters and (is_shared or self._settings.on_exhausted is not OnExhausted.BLOCK)
         return not is_part and (self._settings.strategy is Strategy.BEST_EFFORT or gives_up)
@@ -457,17 +457,17 @@ class Consumer:
         else:
             self._workers.try_out(trial, over)
 
-    def _take_answers(self) -> list[tuple[Command, Answer | Opened | OpenedFetch | InturnError]]:
+    def _take_answers(self) -> list[tuple[Command, Answer | DecodedPull | DecodedFetch | InturnError]]:
         """Opening what was pulled takes its time: it is done without the lock."""
-        answers: list[tuple[Command, Answer | Opened | OpenedFetch | InturnError]] = []
+        answers: list[tuple[Command, Answer | DecodedPull | DecodedFetch | InturnError]] = []
         while self._answers:
             command, answer = self._answers.popleft()
             if isinstance(answer, Pulled) and isinstance(command, Pull):
-                answers.append((command, opened(answer, self.subject, command.partition, self._tags)))
+                answers.append((command, decode_pull(answer, self.subject, command.partition, self._tags)))
             elif isinstance(answer, Pulled) and isinstance(command, Read):
-                answers.append((command, opened(answer, self.subject, command.partition)))
+                answers.append((command, decode_pull(answer, self.subject, command.partition)))
             elif isinstance(answer, Fetched) and isinstance(command, Fetch):
-                answers.append((command, opened_fetch(answer, self.subject, command.partition)))
+                answers.append((command, decode_fetch(answer, self.subject, command.partition)))
             else:
                 answers.append((command, answer))
         return answers
@@ -520,7 +520,7 @@ class Consumer:
         self._is_dirty = True
         self._talk.notify()
 
-    def _note(self, command: Command, answer: Answer | Opened | OpenedFetch | InturnError) -> None:
+    def _note(self, command: Command, answer: Answer | DecodedPull | DecodedFetch | InturnError) -> None:
         if isinstance(answer, InturnError) and not answer.retriable and self._core.awaits(command):
             partition = getattr(command, "partition", None)
             _log.warning(

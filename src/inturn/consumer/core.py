@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inturn.consumer.decoder import Opened
+from inturn.consumer.decoder import DecodedPull
 from inturn.consumer.dispatcher import Dispatcher
 from inturn.consumer.key_requests import KeyRequests
 from inturn.consumer.member_core import DAMAGE_RETRY_S, RETRY_S, MemberCore
@@ -26,7 +26,7 @@ from inturn.consumer.outcome import past_attempts
 from inturn.consumer.partition_lease import HOLDING, NEVER, Stage
 from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
-from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.model.errors import (
     GroupConflict,
     InturnError,
@@ -72,7 +72,7 @@ class ConsumerCore(MemberCore):
         lease: LeaseSettings,
         *,
         retries_of: str | None = None,
-        duty: Duty = EVERYTHING,
+        scope: Scope = EVERYTHING,
     ) -> None:
         """`retries_of`: the subject is the retry subject of that one, and its messages wait before they are handled."""
         origin = subject if retries_of is None else retries_of
@@ -85,7 +85,7 @@ class ConsumerCore(MemberCore):
         self._asked_order = order
         self._next_order: Order | None = None  # decided by somebody; kept to once nothing is held any more
         self._lease = lease
-        self._duty = duty
+        self._scope = scope
         self._authorised_until_s = NEVER  # then the node has given it up, unless a newer heartbeat was answered
         self._requests: tuple[KeyRequest, ...] = ()
         self._asks = 0
@@ -116,7 +116,7 @@ class ConsumerCore(MemberCore):
             self._poll_partition(state, commands, now_s)
         for index in self._wanted(now_s) - self.partitions.keys():
             delay_s = self._delays_s[index] if self._delays_s else 0.0
-            until = self._duty.until.get(index)
+            until = self._scope.until.get(index)
             state = PartitionState(index, self.subject, self.group, self.member, delay_s=delay_s, until=until)
             self.partitions[index] = self._awake[index] = state
             self._poll_partition(state, commands, now_s)
@@ -205,7 +205,7 @@ class ConsumerCore(MemberCore):
             self._generation,
             min(self._settings.heartbeat_s, third_s),
             str(self._settings.assignment),
-            self._duty.takes_over,
+            self._scope.takes_over,
             tags=self._settings.tags or "",
         )
         self._send(commands, beat, now_s, timeout_s=max(third_s, RETRY_S) if third_s else None)
@@ -232,7 +232,7 @@ class ConsumerCore(MemberCore):
                 self._forget(state)
 
     def _poll_active(self, state: PartitionState, commands: list[Command], now_s: float) -> None:
-        if self._duty.keeps_only:
+        if self._scope.keeps_only:
             state.buffer.pulled_at_s = now_s
             return
         state.collect()
@@ -254,7 +254,7 @@ class ConsumerCore(MemberCore):
         if state.lease.stage is Stage.DRAINING:
             state.collect()
             state.lease.stage = Stage.RELEASING
-        progress = state.granted_progress() if self._duty.keeps_only else state.begin_commit()
+        progress = state.granted_progress() if self._scope.keeps_only else state.begin_commit()
         self._send(commands, Release(self.subject, self.group, self.member, progress), now_s, state)
 
     def _ask(self, state: PartitionState, commands: list[Command], now_s: float) -> None:
@@ -263,7 +263,7 @@ class ConsumerCore(MemberCore):
         self._asks += 1
         state.lease.acquire_number = self._asks
         wait_s = self._settings.pull_wait_s
-        keeps, outlives = self._duty.keeps_only, self._settings.workers == "processes"
+        keeps, outlives = self._scope.keeps_only, self._settings.workers == "processes"
         ask = Acquire(self.subject, self.group, state.index, self.member, self._asks, wait_s, keeps, outlives)
         self._send(commands, ask, now_s, state)
 
@@ -367,7 +367,7 @@ class ConsumerCore(MemberCore):
                 self._assigned_to(answer, sent_at_s, now_s)
             case Granted() if state is not None:
                 self._granted(state, answer, sent_at_s, now_s)
-            case Opened() if state is not None and isinstance(command, Pull):
+            case DecodedPull() if state is not None and isinstance(command, Pull):
                 self._pulled(state, command, answer, sent_at_s, now_s)
             case Pulled():
                 raise TypeError("decode a Pulled first: inturn.consumer.decoder")
@@ -407,7 +407,7 @@ class ConsumerCore(MemberCore):
             return
         decided = Order(order)
         parks = self._settings.on_exhausted is OnExhausted.PARK and decided is not Order.KEY
-        if _STRICTNESS[decided] < _STRICTNESS[self._asked_order] or self._duty is not EVERYTHING or parks:
+        if _STRICTNESS[decided] < _STRICTNESS[self._asked_order] or self._scope is not EVERYTHING or parks:
             why = "its settings park keys" if parks else f"this consumer was made for order={self._asked_order.value!r}"
             self._refusal = GroupConflict(
                 self.group,
@@ -442,7 +442,9 @@ class ConsumerCore(MemberCore):
             )
             self.stop(now_s)
 
-    def _pulled(self, state: PartitionState, command: Pull, answer: Opened, sent_at_s: float, now_s: float) -> None:
+    def _pulled(
+        self, state: PartitionState, command: Pull, answer: DecodedPull, sent_at_s: float, now_s: float
+    ) -> None:
         lease, buffer = state.lease, state.buffer
         if lease.stage is not Stage.ACTIVE or lease.epoch != command.epoch or buffer.pull_offset != command.offset:
             return
@@ -450,9 +452,9 @@ class ConsumerCore(MemberCore):
         pulled = answer.pulled
         buffer.pulled_at_s, buffer.end_offset = now_s, pulled.end_offset
         lease.renewed(self._deadline_s(state, sent_at_s))
-        if answer.unwanted:
+        if answer.filtered_out:
             damage = None if answer.damage is None else answer.damage.offset
-            state.leave_out(answer.unwanted, pulled.next_offset if damage is None else damage)
+            state.leave_out(answer.filtered_out, pulled.next_offset if damage is None else damage)
         for batch, messages in zip(pulled.batches, answer.messages, strict=False):
             header = batch.header
             state.skip_to(buffer.bounded(header.base_offset))
@@ -567,7 +569,7 @@ class ConsumerCore(MemberCore):
         busy = self.scheduler.ready_count + sum(state.buffer.lanes_in_runs for state in self.partitions.values())
         if busy > sum(_failing_count(state) for state in self.partitions.values()):
             return False
-        for index in self._duty.until:
+        for index in self._scope.until:
             state = self.partitions.get(index)
             if state is None and (index in self.assigned or not self._generation):
                 return False
@@ -588,7 +590,7 @@ class ConsumerCore(MemberCore):
         """All that it was to handle is over, and so are lots that are being resumed, and requests."""
         if not self.is_quiet:
             return False
-        for index in self._duty.until:
+        for index in self._scope.until:
             state = self.partitions.get(index)
             if state is None and index not in self.assigned and self._generation:
                 continue  # called back

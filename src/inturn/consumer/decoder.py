@@ -13,18 +13,18 @@ from inturn.protocol.commands import Fetched, Pulled
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class DecodedPull:
     """What was pulled, with the messages of each batch up to the first that is damaged. `unwanted` are offsets that
     the tags of the group leave out."""
 
     pulled: Pulled
     messages: list[list[Message]]
     damage: LogDamaged | None = None
-    unwanted: BitMap64 = field(default_factory=BitMap64)
+    filtered_out: BitMap64 = field(default_factory=BitMap64)
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedFetch:
+class DecodedFetch:
     """What a member of a shared group was given, with the messages of all batches that can be read: none of them waits
     for another."""
 
@@ -33,25 +33,25 @@ class OpenedFetch:
     damage: list[LogDamaged]  # one for each batch that cannot be read
 
 
-def opened(pulled: Pulled, subject: str, partition: int, tags: TagFilter | None = None) -> Opened:
+def decode_pull(pulled: Pulled, subject: str, partition: int, tags: TagFilter | None = None) -> DecodedPull:
     """The node has left out what `tags` do not want, as far as it could: a server may be older, or not know how to
     decompress a batch."""
     origin = Origin(subject, partition)
-    unwanted = BitMap64.deserialize(pulled.unwanted) if pulled.unwanted else BitMap64()
+    filtered_out = BitMap64.deserialize(pulled.unwanted) if pulled.unwanted else BitMap64()
     messages: list[list[Message]] = []
     for batch in pulled.batches:
         try:
             found = _decoded(batch, origin)
         except LogDamaged as error:
-            return Opened(pulled, messages, error, unwanted)
+            return DecodedPull(pulled, messages, error, filtered_out)
         if tags is not None and (left := [one.offset for one in found if not tags.wants(one.tags)]):
-            unwanted.update(left)
+            filtered_out.update(left)
             found = [one for one in found if tags.wants(one.tags)]
         messages.append(found)
-    return Opened(pulled, messages, None, unwanted)
+    return DecodedPull(pulled, messages, None, filtered_out)
 
 
-def opened_fetch(fetched: Fetched, subject: str, partition: int) -> OpenedFetch:
+def decode_fetch(fetched: Fetched, subject: str, partition: int) -> DecodedFetch:
     origin = Origin(subject, partition)
     messages: list[Message] = []
     damage: list[LogDamaged] = []
@@ -60,7 +60,7 @@ def opened_fetch(fetched: Fetched, subject: str, partition: int) -> OpenedFetch:
             messages += _decoded(batch, origin)
         except LogDamaged as error:
             damage.append(error)
-    return OpenedFetch(fetched, messages, damage)
+    return DecodedFetch(fetched, messages, damage)
 
 
 def _decoded(batch: StoredBatch, origin: Origin) -> list[Message]:

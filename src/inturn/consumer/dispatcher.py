@@ -282,7 +282,7 @@ class Dispatcher:
                 self._wait(lane)
             else:
                 self.scheduler.ready(lane)
-        elif not lane.kept and lane.lot is None:
+        elif not lane.uncommitted and lane.lot is None:
             if state.buffer.lanes.get(lane.key) is lane:
                 del state.buffer.lanes[lane.key]
         else:
@@ -304,8 +304,8 @@ class Dispatcher:
         state, progress, settings = lane.state, lane.state.progress, self._settings
         repeated = failed
         if outcome.next is Next.ROLLBACK:
-            repeated = [*lane.kept, *failed]
-            lane.kept = ()
+            repeated = [*lane.uncommitted, *failed]
+            lane.uncommitted = ()
         for message in repeated:
             mark = state.mark(message)
             progress.attempts[mark] = progress.attempts.get(mark, 0) + 1
@@ -366,8 +366,11 @@ class Dispatcher:
             lane = move.wait.lane
             if move.lot is not None:
                 state.finish_parked(move.lot, move.messages)
-            elif lane.kept:
-                lane.kept = [*lane.kept, *move.messages]  # manual: done with the next commit, like those before
+            elif lane.uncommitted:
+                lane.uncommitted = [
+                    *lane.uncommitted,
+                    *move.messages,
+                ]  # manual: done with the next commit, like those before
             else:
                 state.finish(move.messages)
             if not move.wait.is_over:
@@ -379,7 +382,7 @@ class Dispatcher:
         """All of the lane goes to the lot of its key, and the lane is gone."""
         state, key = lane.state, lane.key
         assert isinstance(key, bytes)
-        messages = [*lane.kept, *lane.messages[lane.at :]]
+        messages = [*lane.uncommitted, *lane.messages[lane.at :]]
         rows = lane.lot.rows if lane.lot is not None else set()
         lot = state.progress.parking_lots.setdefault(key, ParkingLot(key, LotState.PARKED))
         lot.state = LotState.PARKED

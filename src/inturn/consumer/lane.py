@@ -41,7 +41,7 @@ class Lane(msgspec.Struct, eq=False, gc=False):
     run: Run | None = None
     waits: int = 0  # suspended, blocked, or behind a message that is being moved; another number each time
     parks: str = ""  # why it is to be parked as soon as nothing of it runs; nothing is started any more
-    kept: Sequence[Message] = ()  # manual acknowledgement: handled, not committed
+    uncommitted: Sequence[Message] = ()  # manual acknowledgement: handled, not committed
     failed: Sequence[Message] = ()  # given to the handler, and not over
     outcome: Outcome | None = None  # why the run stopped here; None: no failure
     lot: ParkingLot | None = None  # its messages come from a parking lot
@@ -68,12 +68,12 @@ class Lane(msgspec.Struct, eq=False, gc=False):
     @property
     def is_plain(self) -> bool:
         """Nothing is the matter with it."""
-        return self.outcome is None and not self.kept and self.lot is None and not self.parks
+        return self.outcome is None and not self.uncommitted and self.lot is None and not self.parks
 
     @property
     def head(self) -> Message | None:
         """The first message that is not over."""
-        for messages in (self.kept, self.failed):
+        for messages in (self.uncommitted, self.failed):
             if messages:
                 return messages[0]
         run = self.run

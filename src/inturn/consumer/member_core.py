@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from inturn.consumer.decoder import Opened
+from inturn.consumer.decoder import DecodedPull
 from inturn.consumer.partition_lease import NEVER, Pending, Stage
 from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
@@ -176,7 +176,7 @@ class MemberCore(ABC):
         del self._pending_of(state)[type(command)]
         if isinstance(answer, InturnError):
             self._failed(command, state, answer, now_s)
-        elif isinstance(command, Read) and isinstance(answer, Opened):
+        elif isinstance(command, Read) and isinstance(answer, DecodedPull):
             self.trials.read(answer)
         elif isinstance(command, ReportTrial) and isinstance(answer, Done):
             self.trials.reported()

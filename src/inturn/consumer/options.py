@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TypedDict
 
 from inturn.consumer.context import Hook
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.offsets import Position
 from inturn.model.settings import ConsumerSettings, GroupMode, LeaseSettings, Order
 
@@ -27,4 +27,4 @@ class ConsumerOptions(TypedDict, total=False):
     name: str | None
     loop: asyncio.AbstractEventLoop | None
     retries_of: str | None  # the subject is the retry subject of this subject
-    duty: Duty
+    duty: Scope

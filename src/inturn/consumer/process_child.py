@@ -26,7 +26,7 @@ from inturn.consumer.process_frames import (
     Over,
     Ready,
     Told,
-    Work,
+    WorkFrame,
     decode_work,
     encode,
 )
@@ -74,7 +74,7 @@ class _Calls:
     """One piece of work."""
 
     def __init__(
-        self, handler: Handler, work: Work, states: MutableSequence[int], tell: Callable[[Over], None]
+        self, handler: Handler, work: WorkFrame, states: MutableSequence[int], tell: Callable[[Over], None]
     ) -> None:
         self._handler = handler
         self._work = work

@@ -30,7 +30,7 @@ class GivenLane(msgspec.Struct, array_like=True, gc=False):
         return Context(self.subject, self.group, self.partition, self.consumer, self.epoch, is_direct=self.is_direct)
 
 
-class Work(msgspec.Struct, array_like=True, gc=False):
+class WorkFrame(msgspec.Struct, array_like=True, gc=False):
     """`has_tokens`: each lane is to be taken out of the pipe of tokens first; what is not there others have taken."""
 
     lanes: list[GivenLane]
@@ -72,7 +72,7 @@ LANES_MAX = 250  # a token is one byte
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
-decode_work = msgspec.msgpack.Decoder(Work).decode
+decode_work = msgspec.msgpack.Decoder(WorkFrame).decode
 decode_over = msgspec.msgpack.Decoder(Over).decode
 decode_ready = msgspec.msgpack.Decoder(Ready).decode
 

@@ -172,12 +172,12 @@ class Run:
         self.context.is_acknowledged = False
         match outcome.next:
             case Next.DONE:
-                lane.inbox += [*lane.kept, *given]
-                lane.kept = ()
-            case Next.PASS if not lane.kept:
+                lane.inbox += [*lane.uncommitted, *given]
+                lane.uncommitted = ()
+            case Next.PASS if not lane.uncommitted:
                 lane.inbox += given
             case Next.PASS | Next.KEEP:
-                lane.kept = [*lane.kept, *given]
+                lane.uncommitted = [*lane.uncommitted, *given]
             case _:
                 self.failures += 1
                 lane.failed = given

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class Scope:
     """`until` bounds what is handled, by partition: nothing at or above that offset. `keeps_only`: it holds leases for
     others to work under, and pulls nothing. `takes_over`: all partitions of the group are for it."""
 
@@ -16,4 +16,4 @@ class Duty:
     takes_over: bool = False
 
 
-EVERYTHING = Duty()
+EVERYTHING = Scope()

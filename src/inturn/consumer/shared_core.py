@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from inturn.consumer.decoder import OpenedFetch
+from inturn.consumer.decoder import DecodedFetch
 from inturn.consumer.dispatcher import ERROR_LENGTH_MAX, back_off_s
 from inturn.consumer.lane import Lane
 from inturn.consumer.member_core import DAMAGE_RETRY_S, MemberCore
@@ -212,7 +212,7 @@ class SharedCore(MemberCore):
         match answer:
             case Assignment():
                 self._assigned_to(answer)
-            case OpenedFetch() if state is not None and isinstance(command, Fetch):
+            case DecodedFetch() if state is not None and isinstance(command, Fetch):
                 self._fetched(state, command, answer, sent_at_s)
             case Acknowledged():
                 self._receipts.answered()
@@ -243,7 +243,7 @@ class SharedCore(MemberCore):
         is_membership = isinstance(command, Heartbeat | Leave)
         return isinstance(error, AccessDenied) or (is_membership and super()._is_fatal(command, error))
 
-    def _fetched(self, state: PartitionState, command: Fetch, answer: OpenedFetch, sent_at_s: float) -> None:
+    def _fetched(self, state: PartitionState, command: Fetch, answer: DecodedFetch, sent_at_s: float) -> None:
         fetched = answer.fetched
         self._answered[state.index] = command.ask
         state.lease.error = next(iter(answer.damage), None)
@@ -317,7 +317,7 @@ class SharedCore(MemberCore):
             if outcome is not None:
                 failed, lane.outcome, lane.failed = lane.failed, None, ()
                 if outcome.next is Next.ROLLBACK:
-                    failed, lane.kept = [*lane.kept, *failed], ()
+                    failed, lane.uncommitted = [*lane.uncommitted, *failed], ()
                 self._handler_failed(delivered, failed, outcome)
             if lane.waiting and not self._is_stopping and self.assigned and now_s < delivered.lease.deadline_s:
                 self.scheduler.ready(lane)
@@ -363,7 +363,7 @@ class SharedCore(MemberCore):
     def _forget(self, lane: Lane) -> None:
         """Whatever of it is not over yet comes again when its receipt is over: begun too late, or not acknowledged."""
         self._lanes.pop(lane, None)
-        self._count_off(lane.state, [*lane.kept, *lane.messages[lane.at :]])
+        self._count_off(lane.state, [*lane.uncommitted, *lane.messages[lane.at :]])
 
     def _count_off(self, delivered: PartitionState, messages: Sequence[Message]) -> None:
         self.partitions[delivered.index].buffer.remove(messages)

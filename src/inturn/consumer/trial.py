@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inturn.consumer.context import Context
-from inturn.consumer.decoder import Opened
+from inturn.consumer.decoder import DecodedPull
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
@@ -84,14 +84,14 @@ class MemberTrials:
             return Read(subject, self._now.partition, self._now.offset, READ_BYTES, group=group)
         return None
 
-    def read(self, opened: Opened) -> None:
+    def read(self, decode_pull: DecodedPull) -> None:
         trial = self._now
         if trial is None:
             return
-        if opened.damage is not None:
-            self._refused(opened.damage)
+        if decode_pull.damage is not None:
+            self._refused(decode_pull.damage)
             return
-        for message in (message for messages in opened.messages for message in messages):
+        for message in (message for messages in decode_pull.messages for message in messages):
             if message.offset == trial.offset:
                 subject, group = self._where
                 context = Context(subject, group, trial.partition, self._member, 0, is_direct=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 
-from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import ConsumerSettings, GroupMode, OnExhausted, Order, Strategy, one_of
@@ -23,14 +23,14 @@ def order_in(mode: GroupMode, order: Order | str | None) -> Order:
     return order
 
 
-def check_mode(mode: GroupMode, offsets: object, duty: Duty) -> None:
+def check_mode(mode: GroupMode, offsets: object, scope: Scope) -> None:
     if mode is GroupMode.BROADCAST and offsets is None:
         raise InvalidInput("mode='broadcast' keeps its own offsets: give offsets=, a folder for them")
     if mode is not GroupMode.BROADCAST and offsets is not None:
         raise InvalidInput(f"offsets={offsets!r}: mode={mode.value!r} keeps them at the node; leave offsets out")
-    if mode is not GroupMode.EXCLUSIVE and duty is not EVERYTHING:
+    if mode is not GroupMode.EXCLUSIVE and scope is not EVERYTHING:
         raise InvalidInput(
-            f"a duty divides the partitions of an exclusive group; mode={mode.value!r} has none to divide"
+            f"`duty` divides the partitions of an exclusive group; mode={mode.value!r} has none to divide"
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from inturn.consumer.process_child import load, main
-from inturn.consumer.process_frames import CALLS_MAX, Over, Told, Work, decode_over, decode_ready, encode
+from inturn.consumer.process_frames import CALLS_MAX, Over, Told, WorkFrame, decode_over, decode_ready, encode
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InvalidInput, WorkerDied
 
@@ -103,7 +103,7 @@ class WorkerProcess:
             )
         self._is_ready = True
 
-    def run(self, work: Work, told: list[Told], while_waiting: Callable[[], None] | None = None) -> Over:
+    def run(self, work: WorkFrame, told: list[Told], while_waiting: Callable[[], None] | None = None) -> Over:
         """Blocks until the work is over; meanwhile `while_waiting` is called now and then. What calls tell is added to
         `told` as it comes, also that of a process that dies then."""
         self.wait_until_ready()

@@ -23,7 +23,16 @@ from dataclasses import dataclass
 from inturn.consumer.context import Context, Hook
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import Next, Outcome, of_exception, of_return
-from inturn.consumer.process_frames import CALLS_MAX, DONE, LANES_MAX, UNTOUCHED, GivenLane, Told, Work, returned_of
+from inturn.consumer.process_frames import (
+    CALLS_MAX,
+    DONE,
+    LANES_MAX,
+    UNTOUCHED,
+    GivenLane,
+    Told,
+    WorkFrame,
+    returned_of,
+)
 from inturn.consumer.run import Run
 from inturn.consumer.tracing_run import TracingRun
 from inturn.consumer.trial import TrialReport, TrialRun
@@ -246,7 +255,7 @@ class ProcessWorker(Worker):
         process.forget_states(1)
         tellings: list[Told] = []
         try:
-            process.run(Work([lane], self._settings.handler_timeout_s), tellings)
+            process.run(WorkFrame([lane], self._settings.handler_timeout_s), tellings)
         except InturnError as error:  # it died, or cannot load the handler
             self._died(error)
             raise
@@ -283,7 +292,7 @@ class ProcessWorker(Worker):
         offered = OfferedLanes(run.todo, lanes, process)
         run.todo = offered
         settling = Settling(run, lanes, self._fail)
-        work = Work([one.given() for one in lanes], self._settings.handler_timeout_s, True)
+        work = WorkFrame([one.given() for one in lanes], self._settings.handler_timeout_s, True)
         died: InturnError | None = None
         try:
             over = process.run(work, told, lambda: settling.early(bytes(process.states[:count]), told))
