@@ -1,17 +1,19 @@
-"""The consumer without I/O: which commands to send, and what the answers change. `Dispatcher` decides what runs.
+"""The consumer of an exclusive or broadcast group without I/O: which commands to send, and what the answers change.
+`Dispatcher` decides what runs.
 
-    assigned ─ Acquire ─► ASKING ─ granted ─► ACTIVE ─ taken away ─► DRAINING ─ nothing runs ─► RELEASING ─► gone
+    assigned ─ Acquire ─► ASKING ─ granted ─► ACTIVE ─ revoked ─► DRAINING ─ no handler runs ─► RELEASING ─► gone
                                                 │
-                                                └─ lease over, or StaleEpoch ─► LOST ─ nothing runs ─► gone
+                                                └─ lease over, or StaleEpoch ─► LOST ─ no handler runs ─► gone
 
-An assignment counts until the authorisation that came with it is over. Without a newer one by then everything is taken
-away: the node has given this member up, and others wait for what it holds, though its leases may be renewed still.
+An assignment counts until the authorisation of its heartbeat ends. Without a newer authorisation by then, the core
+revokes all partitions: the node has given this member up, and other members wait for the partitions, even if the leases
+could still be renewed.
 
-A partition is pulled only in ACTIVE. Everything pulled is thrown away with the lease: the next holder, even if it
-is this consumer again, starts from the committed offset with a higher epoch. A partition in which a handler still
-runs is never asked for again.
+A partition is pulled only in ACTIVE. The buffer is dropped with the lease: the next holder, even if the holder is this
+consumer again, starts from the committed offset with a higher epoch. A partition in which a handler still runs is never
+acquired again.
 
-Longer than a usual file: it is one state machine, and each step is read together with the others.
+The file is longer than usual because the steps of the state machine are read together.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ from inturn.protocol.commands import (
 
 CLAIM_RENEW_S = 1.0
 MANY = 32
-PAUSED_RETRY_S = 1.0  # how often it is looked at whether a paused partition may be pulled again, at the least
+PAUSED_RETRY_S = 1.0  # the longest time between two checks of a paused partition
 
 
 class ConsumerCore(MemberCore):
@@ -74,7 +76,7 @@ class ConsumerCore(MemberCore):
         retries_of: str | None = None,
         scope: Scope = EVERYTHING,
     ) -> None:
-        """`retries_of`: the subject is the retry subject of that one, and its messages wait before they are handled."""
+        """`retries_of`: `subject` is the retry subject of this subject, and messages wait before a handler runs."""
         origin = subject if retries_of is None else retries_of
         self.dispatcher = Dispatcher(group, origin, order, settings)
         super().__init__(subject, group, member, start, settings, self.dispatcher.scheduler)
@@ -83,16 +85,16 @@ class ConsumerCore(MemberCore):
         self._delays_s = () if retries_of is None else settings.retry.levels_s
         self._order = order
         self._asked_order = order
-        self._next_order: Order | None = None  # decided by somebody; kept to once nothing is held any more
+        self._next_order: Order | None = None  # set by an operator; followed once no partition is held
         self._lease = lease
         self._scope = scope
-        self._authorised_until_s = NEVER  # then the node has given it up, unless a newer heartbeat was answered
+        self._authorised_until_s = NEVER  # then the node gives the member up, unless a newer heartbeat was answered
         self._requests: tuple[KeyRequest, ...] = ()
         self._asks = 0
         self._renewed_at_s = float("-inf")
         self._committed_at_s = float("-inf")
-        # Most of many partitions have nothing to do but to wait for their pull. Those that have, in the order of
-        # `held`; and until when the others may be left alone, if nothing is answered.
+        # Most of many partitions only wait for the answer to a pull. `_awake` holds the partitions that are not idle;
+        # idle partitions need no poll before `_rest_until_s`, unless an answer comes.
         self._awake: dict[int, PartitionState] = {}
         self._rest_until_s = NEVER
         self._renew_s = lease.renew_s
@@ -128,8 +130,9 @@ class ConsumerCore(MemberCore):
         return commands
 
     def _in_order(self) -> list[PartitionState]:
-        """Those to be looked at. What is sent does not depend on what happened to be answered first."""
-        if len(self.partitions) > MANY:  # to look for the order would cost as much as to look at all
+        """The partitions to poll, in the order of `partitions`, so that the commands do not depend on the order of
+        answers."""
+        if len(self.partitions) > MANY:  # finding the order would cost as much as polling all partitions
             return list(self._awake.values())
         return [state for index, state in self.partitions.items() if index in self._awake]
 
@@ -139,7 +142,7 @@ class ConsumerCore(MemberCore):
         self._renew_s = self._renew_every_s()
 
     def _let_rest(self, now_s: float) -> None:
-        """Until the next answer, or until time has an effect on one of them."""
+        """Idle partitions are not polled until the next answer, or until a time of the partition is reached."""
         idle = [state for state in self._awake.values() if state.is_idle and now_s >= state.lease.retry_at_s]
         for state in idle:
             del self._awake[state.index]
@@ -155,7 +158,6 @@ class ConsumerCore(MemberCore):
         self._rest_until_s = NEVER
 
     def kill(self) -> None:
-        """No handler is started any more; nothing is committed or released."""
         for state in self.partitions.values():
             state.lease.forbid_starts()
             state.forget_lanes()
@@ -180,11 +182,11 @@ class ConsumerCore(MemberCore):
                 if state.progress.has_changes:
                     due.append(self._commit_due_s(state))
                 elif buffer.waiting_count:
-                    due.append(now_s + self._settings.commit_interval_s)  # it may have done something by then
+                    due.append(now_s + self._settings.commit_interval_s)  # messages may be finished by then
         return max(min(due), now_s)
 
     def _wanted(self, now_s: float) -> frozenset[int]:
-        """What is assigned, as long as that can be relied upon, and nothing while it changes to another order."""
+        """The assigned partitions while the assignment is authorised; none while the consumer changes its order."""
         is_ready = now_s < self._authorised_until_s and self._next_order is None
         return self.assigned if is_ready else frozenset()
 
@@ -221,7 +223,7 @@ class ConsumerCore(MemberCore):
             case Stage.ASKING if is_wanted:
                 self._ask(state, commands, now_s)
             case Stage.ASKING if self._is_stopping or Acquire not in lease.pending:
-                self._forget(state)  # if it is granted all the same, Leave gives it back
+                self._forget(state)  # if the node grants the lease later, Leave releases it
             case Stage.ACTIVE:
                 self._poll_active(state, commands, now_s)
             case Stage.DRAINING if state.progress.has_moves:
@@ -341,7 +343,7 @@ class ConsumerCore(MemberCore):
         self._send(commands, Commit(self.subject, self.group, self.member, progress), now_s)
 
     def _commit_due_s(self, state: PartitionState) -> float:
-        """At once where something waits for the answer: a next attempt, or somebody who asked for something."""
+        """At once if the next attempt at a message or an operator's request waits for the commit."""
         due_s = NEVER if state.progress.is_urgent else self._committed_at_s + self._settings.commit_interval_s
         return max(due_s, self._retry_at_s.get(Commit, NEVER))
 
@@ -387,7 +389,7 @@ class ConsumerCore(MemberCore):
         self._rest_until_s = NEVER
         self._authorised_until_s = sent_at_s + answer.authorised_s - self._margin_s(answer.authorised_s)
         if self._authorised_until_s <= now_s:
-            self._retry_at_s[Heartbeat] = now_s + RETRY_S  # it came too late; the next one is answered at once
+            self._retry_at_s[Heartbeat] = now_s + RETRY_S  # too late; the next heartbeat is answered at once
         self._generation = answer.generation
         self._requests = answer.requests
         if not self._is_stopping:
@@ -402,7 +404,7 @@ class ConsumerCore(MemberCore):
                 self._note_requests(state)
 
     def _follow(self, order: str, now_s: float) -> None:
-        """Somebody may have decided otherwise than was asked for: a stricter order is kept, a weaker one is refused."""
+        """An operator may set another order for the group: a stricter order is followed, a weaker order is refused."""
         if order not in _STRICTNESS or order == (self._next_order or self._order):
             return
         decided = Order(order)
@@ -464,7 +466,7 @@ class ConsumerCore(MemberCore):
             buffer.pull_offset = buffer.bounded(max(buffer.pull_offset, header.next_offset))
             lease.batch_decoded()
             if buffer.is_delayed:
-                # Both times are the node's: no clocks are compared.
+                # Both times come from the node: no clocks are compared.
                 age_s = (pulled.now_ms - header.stored_at_ms) / 1000
                 for message in messages:
                     state.progress.attempts.setdefault(message.offset, past_attempts(message))
@@ -472,20 +474,20 @@ class ConsumerCore(MemberCore):
             else:
                 self.dispatcher.offer(state, messages)
         if answer.damage is not None:
-            # It is pulled again, in case it was only damaged on its way.
+            # Pull again: the batch may have been damaged only on the way.
             lease.damaged(answer.damage, now_s + DAMAGE_RETRY_S)
             self.damage.append(answer.damage)
             return
         state.skip_to(buffer.bounded(pulled.next_offset))
 
     def _renew_every_s(self) -> float:
-        """A server that was started again may grant shorter leases than it said when we came."""
+        """A restarted server may grant shorter leases than before."""
         holding = _holding(self.partitions.values())
-        is_claim = any(state.lease.is_claim for state in holding)  # which may be called back
+        is_claim = any(state.lease.is_claim for state in holding)  # a claim may be revoked
         return min([CLAIM_RENEW_S if is_claim else self._lease.renew_s, *(state.lease.life_s / 3 for state in holding)])
 
     def _deadline_s(self, state: PartitionState, asked_at_s: float) -> float:
-        """Until when handlers may be started: counted from before the lease was asked for, or its renewal."""
+        """The time until which handlers may be started, counted from before the Acquire or the Renew was sent."""
         return asked_at_s + state.lease.life_s - self._margin_s(state.lease.life_s)
 
     def _margin_s(self, life_s: float) -> float:
@@ -560,12 +562,12 @@ class ConsumerCore(MemberCore):
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing runs, and nothing could without waiting for something."""
+        """No handler runs, and no lane is ready."""
         return not self.scheduler.ready_count and not self.scheduler.runs
 
     @property
     def is_held_up(self) -> bool:
-        """Nothing runs or could but what has failed before, and nothing is still to be asked for or to be pulled."""
+        """Only messages that failed before run or are ready, and no partition is still to be acquired or pulled."""
         busy = self.scheduler.ready_count + sum(state.buffer.lanes_in_runs for state in self.partitions.values())
         if busy > sum(_failing_count(state) for state in self.partitions.values()):
             return False
@@ -582,18 +584,18 @@ class ConsumerCore(MemberCore):
         return (error is not None and not error.retriable) or self._is_exhausted(state)
 
     def _is_exhausted(self, state: PartitionState) -> bool:
-        """It is held, there is nothing to pull or to read of a lot, and no answer is waited for."""
+        """The lease is held, all pulls and reads of parking lots are done, and no answer is pending."""
         has_asked = state.progress.has_moves or ReadLot in state.lease.pending or state.progress.lot_to_read()
         return state.lease.stage is Stage.ACTIVE and state.buffer.is_paused and not has_asked
 
     def is_through(self) -> bool:
-        """All that it was to handle is over, and so are lots that are being resumed, and requests."""
+        """All messages within the scope are over, and so are resumed parking lots and key requests."""
         if not self.is_quiet:
             return False
         for index in self._scope.until:
             state = self.partitions.get(index)
             if state is None and index not in self.assigned and self._generation:
-                continue  # called back
+                continue  # revoked
             if state is None or not state.is_through:
                 return False
             state.collect()
@@ -604,7 +606,6 @@ class ConsumerCore(MemberCore):
         return True
 
     def blocking(self) -> dict[int, Message]:
-        """By partition that cannot be pulled because of one key: the message that it waits for."""
         full = [state for state in _holding(self._in_order()) if state.buffer.limit is not None]
         found = {state.index: self._limits.blocking(state) for state in full}
         return {index: head for index, head in found.items() if head is not None}
@@ -618,7 +619,7 @@ class ConsumerCore(MemberCore):
 
 
 def _failing_count(state: PartitionState) -> int:
-    """How many lanes run, or could, whose first message has failed before."""
+    """The number of lanes that run or are ready with a first message that failed before."""
     found = 0
     for offset, failure in state.progress.failures.items():
         lanes = (state.buffer.lanes.get(key) for key in (failure.key, offset, None))

@@ -1,4 +1,4 @@
-"""From what was pulled to messages. Needs no lock, so that nobody waits for it."""
+"""Decodes pulled and fetched batches into messages. Called without the lock of the consumer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from inturn.protocol.commands import Fetched, Pulled
 
 @dataclass(frozen=True, slots=True)
 class DecodedPull:
-    """What was pulled, with the messages of each batch up to the first that is damaged. `unwanted` are offsets that
-    the tags of the group leave out."""
+    """The answer to a Pull, with the messages of the batches up to the first damaged batch. `filtered_out` are offsets
+    that the tags of the group leave out."""
 
     pulled: Pulled
     messages: list[list[Message]]
@@ -25,17 +25,17 @@ class DecodedPull:
 
 @dataclass(frozen=True, slots=True)
 class DecodedFetch:
-    """What a member of a shared group was given, with the messages of all batches that can be read: none of them waits
-    for another."""
+    """The answer to a Fetch of a shared group, with the messages of all readable batches. No message waits for a
+    damaged batch."""
 
     fetched: Fetched
     messages: list[Message]
-    damage: list[LogDamaged]  # one for each batch that cannot be read
+    damage: list[LogDamaged]  # per batch that cannot be read
 
 
 def decode_pull(pulled: Pulled, subject: str, partition: int, tags: TagFilter | None = None) -> DecodedPull:
-    """The node has left out what `tags` do not want, as far as it could: a server may be older, or not know how to
-    decompress a batch."""
+    """Decode a Pulled, and apply `tags`: the node filters as far as possible, but an older server may not, or may not
+    be able to decompress a batch."""
     origin = Origin(subject, partition)
     filtered_out = BitMap64.deserialize(pulled.unwanted) if pulled.unwanted else BitMap64()
     messages: list[list[Message]] = []
@@ -69,5 +69,5 @@ def _decoded(batch: StoredBatch, origin: Origin) -> list[Message]:
         raise LogDamaged(place, batch.header.base_offset, "the checksum of a batch does not fit its content")
     try:
         return decode(batch, origin)
-    except Exception as error:  # whatever a decoder or decompressor says of content that it cannot read
+    except Exception as error:  # a decoder or decompressor may raise any class
         raise LogDamaged(place, batch.header.base_offset, f"a batch cannot be decoded: {error}") from error

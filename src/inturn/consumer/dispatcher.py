@@ -1,9 +1,7 @@
-"""From pulled messages to lanes, and from the end of a handler to what happens next. No I/O.
+"""Puts pulled messages into lanes, and decides how a lane goes on after a call of the handler. No I/O.
 
-What stands still stands still alone: a message that fails suspends its lane, one that is moved holds its lane until it
-is safe, a parked key leaves the partition altogether. Everything else goes on.
-
-Longer than a usual file: all that can become of a message is decided here, so that nobody has to look elsewhere.
+Only the affected lane stops: a failed message suspends its lane, a moved message blocks its lane until the message is
+stored, a parked key leaves the partition. All other lanes go on.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ ERROR_LENGTH_MAX = 500
 
 class Dispatcher:
     def __init__(self, group: str, origin: str, order: Order, settings: ConsumerSettings) -> None:
-        """`origin` is the subject that messages first came from, also for a consumer of its retry subject."""
+        """`origin` is the subject that messages first came from, also for a consumer of the retry subject."""
         self.scheduler = Scheduler()
         self.limits = FlowLimits(settings, self.scheduler)
         self.keyless = Keyless.INDEPENDENT
-        self.is_urgent = False  # something came up that commands are to be sent for
+        self.is_urgent = False  # commands are to be sent at once
         self.order = order
         self._settings = settings
         self._tags = tag_filter(settings.tags or "")
@@ -51,7 +49,7 @@ class Dispatcher:
     # Messages come
 
     def offer(self, state: PartitionState, messages: list[Message]) -> None:
-        """Put messages into their lanes; those of parked keys behind what is parked."""
+        """Put messages into lanes; messages of parked keys go to the tail of the parking lot."""
         if not messages:
             return
         buffer, progress, ready = state.buffer, state.progress, self.scheduler.ready
@@ -82,17 +80,17 @@ class Dispatcher:
                 self.go_on(lane)
 
     def _may_be_straight(self, state: PartitionState) -> bool:
-        """Nothing is to be gained from lanes by key, and nothing is the matter with any of them."""
+        """Lanes by key would bring no gain, and no key is parked, failing, delayed or requested."""
         if not (self.scheduler.is_tiny and self._is_straight_possible):
             return False
         progress = state.progress
         return not (progress.parking_lots or progress.attempts or progress.key_requests or state.buffer.is_delayed)
 
     def spread(self, lane: Lane) -> None:
-        """Put what is left of a straight lane into the lanes of its keys.
+        """Put the rest of a straight lane into the lanes of the keys.
 
-        If it runs, its worker is told to begin nothing more. There is no lock: the last message that it had taken by
-        then it may begin, or give back. What is left of that key waits until the run is over.
+        If the lane runs, the worker begins no further message. There is no lock: the worker may begin or return the
+        last message that it had taken by then. The rest of that key waits until the run is over.
         """
         state = lane.state
         lane.is_spread = True
@@ -128,13 +126,14 @@ class Dispatcher:
         return min(asked_at_s, default=float("inf")) + OVERDUE_S
 
     def _after_straight(self, lane: Lane) -> Lane:
-        """A run is done with a straight lane: the lane that goes on in its place, with what became of its last one."""
+        """A run has left a straight lane: returns the lane that goes on in its place, with the outcome of the last
+        message."""
         state, failed = lane.state, lane.failed
         if lane.is_spread:
             goes_on = lane.then
             if goes_on is not None:
                 goes_on.run = None
-                goes_on.messages[:0] = lane.messages[lane.at : lane.spread_at]  # it was taken, and not begun
+                goes_on.messages[:0] = lane.messages[lane.at : lane.spread_at]  # taken, and not begun
         elif failed or not self._may_be_straight(state):
             self.spread(lane)
             goes_on = None
@@ -161,7 +160,7 @@ class Dispatcher:
         if self.order is Order.PARTITION:
             lanes[None] = messages
         elif self.order is Order.NONE:
-            size = self._settings.batch  # what the handler takes at once is one lane: nothing else waits for it
+            size = self._settings.batch  # messages of one call are one lane: no other message waits for them
             for first in range(0, len(messages), size):
                 lanes[messages[first].offset] = messages[first : first + size]
         else:
@@ -190,7 +189,7 @@ class Dispatcher:
         self._settle(self.scheduler.end(run, now_s), now_s)
 
     def look_around(self, now_s: float) -> None:
-        """Lanes that a run is done with, or a slow one has not begun, go on without it; so do those that waited."""
+        """Settle lanes that runs have left or that a slow run has not begun, and wake lanes whose wait is over."""
         self._spread_overdue(now_s)
         self._settle(self.scheduler.take_back(now_s), now_s)
         self._wake(now_s)
@@ -200,7 +199,7 @@ class Dispatcher:
         return min(suspended_until_s, self.scheduler.next_overdue_s(), self._next_spread_s())
 
     def drop(self, state: PartitionState, stage: Stage) -> None:
-        """Start nothing of this partition any more; what waits is left to its next holder."""
+        """Start no handler of this partition any more; waiting messages are left to the next holder."""
         state.lease.give_up(stage)
         for lane in state.buffer.lanes.values():
             lane.waits = 0
@@ -213,7 +212,7 @@ class Dispatcher:
             state.progress.forget_moves()
 
     def _settle(self, lanes: Iterable[Lane], now_s: float) -> None:
-        """These lanes are in no run any more."""
+        """Decide how lanes go on that are in no run any more."""
         before: PartitionState | None = None
         for lane in lanes:
             state = lane.state
@@ -232,7 +231,7 @@ class Dispatcher:
                 if lane.is_spread:
                     continue
             if lane.at == len(lane.messages) and lease.stage is Stage.ACTIVE and lane.is_plain:
-                if lanes_by_key.get(lane.key) is lane:  # the usual case, and there may be as many as messages
+                if lanes_by_key.get(lane.key) is lane:  # the usual case: there may be as many lanes as messages
                     del lanes_by_key[lane.key]
                 continue
             if lane.lot is not None:
@@ -265,7 +264,7 @@ class Dispatcher:
             )
 
     def go_on(self, lane: Lane) -> None:
-        """Nothing of this lane runs, and nothing holds it back: ready, or gone."""
+        """The lane neither runs nor waits: make the lane ready, park it, or forget it."""
         state = lane.state
         if state.lease.stage is not Stage.ACTIVE:
             return
@@ -325,12 +324,15 @@ class Dispatcher:
         self, lane: Lane, outcome: Outcome, failed: Sequence[Message], repeated: Sequence[Message], now_s: float
     ) -> None:
         state, on_exhausted = lane.state, self._settings.on_exhausted
-        # Nothing waits behind it: best effort, or a message on its own. And what has no key cannot be parked by it.
+        # No message waits behind this message: best effort, a retry, or a single message. No key, no parking.
         is_alone = outcome.next is Next.MOVE or state.buffer.is_delayed or isinstance(lane.key, int)
         if is_alone or (on_exhausted is OnExhausted.PARK and not isinstance(lane.key, bytes)):
             on_exhausted = OnExhausted.DEAD_LETTER
         if on_exhausted is OnExhausted.DEAD_LETTER:
-            lane.put_back(repeated[: len(repeated) - len(failed)])  # a rollback repeats what was before it
+            before = repeated[
+                : len(repeated) - len(failed)
+            ]  # a rollback repeats the messages before the failed message
+            lane.put_back(before)
             state.progress.moves.append(LaneMove(self._wait(lane), failed, self._dead_letter_subject, 0, lane.lot))
             return
         lane.put_back(repeated)
@@ -344,7 +346,7 @@ class Dispatcher:
             self.park(lane, f"failed {state.progress.attempts[state.mark(failed[0])]} times")
 
     def _record(self, lane: Lane, failed: Sequence[Message], outcome: Outcome, *, is_exhausted: bool = False) -> None:
-        """The attempt is to be stored before the next one."""
+        """Record the failure, to be stored before the next attempt."""
         state, progress = lane.state, lane.state.progress
         error = outcome.kind.value if outcome.error is None else text_of(outcome.error)
         for message in failed:
@@ -361,16 +363,14 @@ class Dispatcher:
                 self.go_on(wait.lane)
 
     def moved(self, state: PartitionState) -> None:
-        """What was on its way to another subject is safe there."""
+        """The messages in flight are stored in the retry or dead-letter subject."""
         for move in state.progress.end_moves():
             lane = move.wait.lane
             if move.lot is not None:
                 state.finish_parked(move.lot, move.messages)
             elif lane.uncommitted:
-                lane.uncommitted = [
-                    *lane.uncommitted,
-                    *move.messages,
-                ]  # manual: done with the next commit, like those before
+                # Manual acknowledgement: finished with the next commit, like the messages before
+                lane.uncommitted = [*lane.uncommitted, *move.messages]
             else:
                 state.finish(move.messages)
             if not move.wait.is_over:
@@ -379,7 +379,7 @@ class Dispatcher:
     # Parking
 
     def park(self, lane: Lane, reason: str) -> None:
-        """All of the lane goes to the lot of its key, and the lane is gone."""
+        """Move all messages of the lane to the parking lot of the key, and forget the lane."""
         state, key = lane.state, lane.key
         assert isinstance(key, bytes)
         messages = [*lane.uncommitted, *lane.messages[lane.at :]]
@@ -394,7 +394,8 @@ class Dispatcher:
         state.buffer.lanes.pop(key, None)
 
     def lot_read(self, state: PartitionState, lot: ParkingLot, content: LotContent) -> None:
-        """Some of the lot was read, in its order; at its end, what came to its tail meanwhile is part of it, too."""
+        """Rows of the parking lot were read, in order. At the end of the lot, messages that were added to the tail
+        meanwhile follow."""
         since, lot.since_read = lot.since_read or [], None
         if lot.state is not LotState.RESUMING:
             return
@@ -414,7 +415,7 @@ class Dispatcher:
             lane = lot.lane = state.buffer.lanes[lot.key] = Lane(state, lot.key, [], [], lot=lot)
         messages = [unparked(one, state.subject) for one in read]
         if self._tags is not None:
-            wants = self._tags.wants  # which may be others than when it was parked
+            wants = self._tags.wants  # the tags may have changed since the message was parked
             state.finish_parked(lot, [one for one in messages if not wants(one.tags)])
             messages = [one for one in messages if wants(one.tags)]
         lane.messages += messages
@@ -423,5 +424,5 @@ class Dispatcher:
 
 
 def back_off_s(settings: ConsumerSettings, attempts: int) -> float:
-    """Twice as long after every failure."""
+    """The wait doubles with every failure."""
     return min(settings.backoff_max_s, settings.backoff_min_s * 2.0 ** min(attempts - 1, 30))

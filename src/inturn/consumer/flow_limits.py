@@ -32,7 +32,7 @@ class FlowLimits:
         return buffer.waiting_count - count >= count_max or buffer.waiting_bytes - size_bytes >= flow.buffered_bytes
 
     def may_resume(self, state: PartitionState) -> bool:
-        """Enough has become free to pull again. Of the span only what the last commit said is known, which will do."""
+        """Enough is free to pull again. The span is judged by the last snapshot for a commit, which suffices."""
         flow, buffer = self._settings.flow, state.buffer
         return (
             2 * buffer.waiting_count < self.buffered_count
@@ -42,17 +42,18 @@ class FlowLimits:
 
     @property
     def buffered_count(self) -> int:
-        """Quick handlers gain nothing from a long buffer, and lose: it does not fit into the processor's cache."""
+        """The limit of buffered messages. For quick handlers the limit is low: a long buffer does not fit into the
+        processor's cache."""
         count = self._settings.flow.buffered_count
         return min(count, QUICK_BUFFERED_COUNT) if self._scheduler.is_tiny else count
 
     def held_back(self, state: PartitionState, now_s: float) -> tuple[int, int]:
-        """How many messages, and bytes, are behind one that fails or does not come to an end: they must not keep others
-        from being pulled."""
+        """The number and bytes of messages behind a message that fails or hangs. These messages must not stop the pulls
+        of other keys."""
         count = size_bytes = 0
         for lane in state.buffer.lanes.values():
             run = lane.run
-            # A run that is at no lane has given several to a process; of those, only one that hangs is left by then.
+            # A run without a current lane has sent lanes to a process; only a hanging lane is left there by then.
             is_at_it = run is not None and (lane.runs_now or run.lane is None)
             if lane.waits or (run is not None and is_at_it and now_s - run.asked_at_s > LONG_S):
                 count += lane.waiting
@@ -64,18 +65,19 @@ class FlowLimits:
         span, pulled = self._settings.flow.span, buffer.pull_offset - tracker.known_low
         if pulled < span:
             return False
-        # What tags leave out counts only where it would be too much to commit.
+        # Filtered-out offsets count only when the finished set would be too large to commit.
         return state.span >= span or (bool(buffer.filtered_out) and buffer.pull_offset - tracker.low >= SPAN_MAX)
 
     def limit_of(self, state: PartitionState) -> str | None:
-        """Which limit keeps a partition from being pulled, if one key, or a few, have used it up."""
+        """The limit that stops pulls of the partition, if one or a few keys have used the limit up."""
         if self.is_span_full(state):
             return "span"
         is_full = state.buffer.waiting_bytes >= STUCK_SHARE * self._settings.flow.buffered_bytes
         return "buffered_bytes" if is_full else None
 
     def name_blocking(self, state: PartitionState) -> None:
-        """Who looks at the keys of the group is to find the one that all wait for, also if it has not failed."""
+        """Record the message that the partition waits for, even if the message has not failed, so that operators find
+        its key."""
         head = self.blocking(state)
         progress = state.progress
         if head is not None and head.offset not in progress.failures and not progress.attempts.get(head.offset):
@@ -85,8 +87,8 @@ class FlowLimits:
             progress.record(Failure(head.offset, head.key, 0, error, 0 if lane is None else lane.waiting))
 
     def blocking(self, state: PartitionState) -> Message | None:
-        """What keeps the partition from going on: the lowest message that is not finished, or the first of the lane
-        that most wait in."""
+        """The message that stops the partition: the lowest unfinished message, or the first message of the longest
+        lane."""
         if state.buffer.limit == "buffered_bytes":
             lanes = (lane for lane in state.buffer.lanes.values() if lane.lot is None)
             longest = max(lanes, key=lambda lane: lane.waiting, default=None)

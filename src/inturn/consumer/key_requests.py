@@ -22,7 +22,7 @@ class KeyRequests:
         self._dispatcher = dispatcher
 
     def act_on_all(self, state: PartitionState) -> None:
-        """Those of one key in the order they were asked."""
+        """Carry out the requests of a partition; requests of one key in the order of arrival."""
         if STRAIGHT in state.buffer.lanes:
             self._dispatcher.spread(state.buffer.lanes[STRAIGHT])
         waiting: list[KeyRequest] = []
@@ -36,7 +36,7 @@ class KeyRequests:
         state.progress.key_requests = waiting
 
     def act(self, state: PartitionState, request: KeyRequest) -> bool:
-        """Do what was asked for; False if it has to wait for a handler that runs."""
+        """Carry out a request; returns False if the request has to wait for a running handler."""
         lot = state.progress.parking_lots.get(request.key)
         lane = self._lane_of(state, request.key)
         if lane is not None and lane.run is not None and self._dispatcher.scheduler.withdraw(lane):
@@ -48,7 +48,7 @@ class KeyRequests:
                 return self._act_resume(state, lot, lane, request.key)
             case KeyAction.SKIP:
                 return self._act_skip(state, lot, lane, request)
-        return True  # from a newer version: nothing we could do
+        return True  # a request of a newer version is ignored
 
     def _lane_of(self, state: PartitionState, key: bytes) -> Lane | None:
         if self._dispatcher.order is not Order.PARTITION:
@@ -90,21 +90,21 @@ class KeyRequests:
         if lane is not None and lane.run is not None:
             return False
         if lot is not None and lot.since_read is not None:
-            return False  # what is being read may be the message
+            return False  # the read in flight may return the message
         message = lane.messages[lane.at] if lane is not None and lane.waiting else None
         if lane is not None and message is not None and (message.partition, message.offset) == (origin, offset):
             if state.progress.is_moving(lane):
                 return False
             self._drop_head(lane, message)
-        elif origin != state.index or offset in state.progress.tracker:  # over; or parked, if there is a lot
+        elif origin != state.index or offset in state.progress.tracker:  # finished; or parked, if there is a lot
             if lot is not None:
                 state.progress.changes.of_lot(lot.key, lot.state).removed.append((origin, offset))
             state.progress.settle(mark_of(origin, offset, state.index))
         elif offset >= state.buffer.pull_offset:
-            state.progress.tracker.add([offset])  # it will not be offered when it is pulled
+            state.progress.tracker.add([offset])  # a later pull leaves the message out
             state.progress.settle(offset)
         else:
-            return False  # something is before it, which it failed with
+            return False  # earlier messages of the same call are still to be repeated
         return True
 
     def _drop_head(self, lane: Lane, message: Message) -> None:

@@ -36,8 +36,8 @@ _LEFT_ERRORS = NotFound | AccessDenied | Closed | ConnectionLost
 class MemberCore(ABC):
     """Called by one thread at a time, except for the runs that `take` returns. Times (`now_s`) are monotonic.
 
-    `poll` returns the commands to send; every answer goes to `answered`. Workers get their work from `take` and call
-    `finish` at the end.
+    `poll` returns the commands to send; pass the answers to `answered`. A worker gets a run from `take` and passes the
+    run to `finish`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class MemberCore(ABC):
 
     @abstractmethod
     def next_due_s(self, now_s: float) -> float:
-        """The latest time at which `poll` has something to do, if no other event comes first."""
+        """The latest time at which `poll` has work to do, if no other event comes first."""
 
     def stop(self, now_s: float) -> None:
         """Start no handler any more. When the running handlers are over: commit, release, leave."""
@@ -107,7 +107,7 @@ class MemberCore(ABC):
             self._send(commands, command, now_s)
 
     def _may_send(self, kind: type[Command], now_s: float, state: PartitionState | None = None) -> bool:
-        """At most one command of a kind is in flight, per partition; after an error, commands wait."""
+        """At most a single command of a kind is in flight, per partition; after an error, commands wait."""
         if state is None:
             return kind not in self._pending and now_s >= self._retry_at_s.get(kind, NEVER)
         return state.lease.may_send(kind, now_s)
@@ -157,7 +157,7 @@ class MemberCore(ABC):
         return waited if waited is not None and waited.command is command else None
 
     def awaits(self, command: Command) -> bool:
-        """Whether an answer to this command would change anything."""
+        """Whether an answer to this command would still have an effect."""
         state = self._state_of(command)
         is_active = state is None or state.lease.stage in (Stage.ASKING, Stage.ACTIVE)
         return is_active and self._waited(command) is not None
@@ -168,7 +168,7 @@ class MemberCore(ABC):
         return None if waited is None else waited.sent_at_s
 
     def answered(self, command: Command, answer: object, now_s: float) -> None:
-        """Take an answer. Pass a Pulled or Fetched decoded. Answers that come too late change nothing."""
+        """Take an answer. Pass a Pulled or Fetched decoded. An answer that comes too late has no effect."""
         waited = self._waited(command)
         if waited is None:
             return
@@ -221,7 +221,7 @@ class MemberCore(ABC):
     # Workers
 
     def take(self, now_s: float) -> Run | None:
-        """Work for one worker, who calls `finish` at the end in any case."""
+        """A run for a worker. The worker calls `finish` at the end in any case."""
         run = self._next_run(now_s)
         if run is not None:
             run.slow_s = self._settings.handler_timeout_s
@@ -229,7 +229,7 @@ class MemberCore(ABC):
         return run
 
     def finish(self, run: Run, now_s: float) -> None:
-        """The run is over: note the finished messages, and decide how its lanes go on."""
+        """The run is over: note the finished messages, and decide how the lanes go on."""
         self._end_run(run, now_s)
         self.statistics.add(run, now_s)
         self._look_for_urgent()
@@ -255,11 +255,11 @@ class MemberCore(ABC):
         return {state.index: state.buffer.lag for state in self.partitions.values() if state.lease.is_holding}
 
     def blocking(self) -> dict[int, Message]:
-        """By partition that cannot be pulled because of one key: the message that the partition waits for."""
+        """By partition that cannot be pulled because of a key: the message that the partition waits for."""
         return {}
 
     def is_through(self) -> bool:
-        """Everything that the scope bounds is over. A member without bounds is never through."""
+        """All messages within the scope are over. A member without bounds is never through."""
         return False
 
     @property

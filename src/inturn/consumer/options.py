@@ -1,4 +1,4 @@
-"""The keyword options of a consumer, in one place for `Consumer`, `Connection.consumer` and the decorators."""
+"""The keyword options of a consumer, shared by `Consumer`, `Connection.consumer` and the decorators."""
 
 from __future__ import annotations
 

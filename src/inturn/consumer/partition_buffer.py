@@ -1,4 +1,4 @@
-"""The pulled messages of one partition: lanes, counts for flow control, and the place of the next pull. No I/O."""
+"""The pulled messages of a partition: lanes, counts for flow control, and the place of the next pull. No I/O."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PartitionBuffer:
         self.pulled_at_s = now_s
 
     def bounded(self, offset: int) -> int:
-        """The offset, or `until` if that is lower."""
+        """The offset, or `until` if lower."""
         return offset if self.until is None else min(offset, max(self.until, self.pull_offset))
 
     @property

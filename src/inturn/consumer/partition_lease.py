@@ -1,4 +1,4 @@
-"""The lease of one partition, as the consumer sees it: stage, epoch, deadlines, and commands in flight. No I/O."""
+"""The lease of a partition, as the consumer knows the lease: stage, epoch, deadlines, commands in flight. No I/O."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PartitionLease:
     # Commands
 
     def may_send(self, kind: type[Command], now_s: float) -> bool:
-        """At most one command of a kind is in flight; after an error, commands wait for `retry_at_s`."""
+        """At most a single command of a kind is in flight; after an error, commands wait for `retry_at_s`."""
         return kind not in self.pending and now_s >= self.retry_at_s
 
     def failed(self, error: InturnError, retry_at_s: float) -> None:

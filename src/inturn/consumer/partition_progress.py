@@ -1,7 +1,7 @@
-"""The progress of one partition: what is finished, what failed, and the changes that no commit has stored yet. No I/O.
+"""The progress of a partition: finished messages, failures, and the changes that no commit has stored yet. No I/O.
 
-A message is named by its mark (`mark_of`): the offset, or a number that also tells the partition that the message came
-from before its key moved.
+Messages are named by marks (`mark_of`): the offset, or a number that also names the partition from which the key of the
+message moved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOVED_AT_ONCE = 1000
 
 @dataclass(slots=True)
 class LotChanges:
-    """The changes of one parking lot since the last commit."""
+    """The changes of a parking lot since the last commit."""
 
     state: LotState
     reason: str = ""
@@ -36,7 +36,7 @@ class LotChanges:
 
 @dataclass(slots=True)
 class Changes:
-    """What the next commit has to store besides the finished offsets."""
+    """The changes that the next commit stores, besides the finished offsets."""
 
     failures: dict[int, Failure] = field(default_factory=dict)  # by mark
     settled: list[int] = field(default_factory=list)  # marks of failed messages that are finished now
@@ -75,7 +75,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class LaneWait:
-    """One wait of a lane. The wait is over as soon as the lane has another number of waits."""
+    """A wait of a lane. The wait is over as soon as `Lane.waits` has another number."""
 
     lane: Lane
     number: int
@@ -88,7 +88,7 @@ class LaneWait:
 
 @dataclass(slots=True, eq=False)
 class LaneMove:
-    """Messages of a lane that go to a retry or dead-letter subject. The lane waits until they are stored there."""
+    """Messages of a lane that go to a retry or dead-letter subject. The lane waits until they are stored."""
 
     wait: LaneWait
     messages: Sequence[Message]
@@ -103,7 +103,7 @@ class LaneMove:
 
 @dataclass(slots=True)
 class CommitInFlight:
-    """A commit that is not answered yet, and the lanes that may not go on before it is stored."""
+    """A commit without an answer yet, and the lanes that may not go on before the commit is stored."""
 
     number: int
     offset: int
@@ -156,7 +156,7 @@ class PartitionProgress:
             self.changes.settled.append(mark)
 
     def reset_attempts(self, key: bytes) -> None:
-        """An operator resumed the key: its attempts count from the beginning."""
+        """An operator resumed the key: the attempts count from the beginning."""
         attempts = self.attempts
         for failure in [one for one in self.failures.values() if one.key == key and attempts.get(one.offset)]:
             attempts[failure.offset] = 0
@@ -173,7 +173,7 @@ class PartitionProgress:
         return any(move.wait.lane is lane for move in (*self.moves, *self.moves_in_flight))
 
     def begin_moves(self) -> list[Message]:
-        """Take the waiting moves that go to the place of the first one; returns the messages."""
+        """Take the waiting moves with the same destination as the first move; returns the messages."""
         place = self.moves[0].place
         rest = deque[LaneMove]()
         for move in self.moves:
@@ -195,19 +195,19 @@ class PartitionProgress:
 
     @property
     def has_changes(self) -> bool:
-        """A commit would store something, or a commit is not answered yet."""
+        """There are changes to commit, or a commit is not answered yet."""
         is_behind = self.tracker.version != self.committed_version
         return is_behind or bool(self.changes) or self.commit_in_flight is not None
 
     @property
     def is_urgent(self) -> bool:
-        """Something waits for the next commit: the next attempt at a message, or an operator's request."""
+        """The next attempt at a message, or an operator's request, waits for the commit."""
         commit = self.commit_in_flight
         every = [self.changes] if commit is None else [self.changes, commit.changes]
         return any(changes.failures or changes.lots or changes.requests for changes in every)
 
     def begin_commit(self) -> tuple[CommitInFlight, bytes]:
-        """All that is to be stored, and the finished set. `commit_stored` or `commit_lost` follows."""
+        """Start a commit: the changes, and the finished set. `commit_stored` or `commit_lost` follows."""
         if self.commit_in_flight is not None:
             self.commit_lost()
         version = self.tracker.version
@@ -218,7 +218,7 @@ class PartitionProgress:
         return commit, finished
 
     def commit_stored(self, number: int) -> CommitInFlight | None:
-        """The commit with this number was stored; returns the commit if it is the last one sent."""
+        """The commit with this number was stored; returns the commit if no newer commit was sent."""
         commit = self.commit_in_flight
         if commit is None or commit.number != number:
             return None
@@ -229,7 +229,7 @@ class PartitionProgress:
         return commit
 
     def commit_lost(self) -> None:
-        """The commit in flight was not answered: the next commit repeats its changes."""
+        """The commit in flight was not answered: the next commit repeats the changes."""
         if self.commit_in_flight is not None:
             self.changes.put_before(self.commit_in_flight.changes)
             self.waits = self.commit_in_flight.waits + self.waits

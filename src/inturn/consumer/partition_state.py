@@ -1,4 +1,4 @@
-"""A partition that a consumer requests, holds, or is releasing: its lease, its buffer and its progress. No I/O."""
+"""A partition that a consumer acquires, holds or releases, composed of lease, buffer and progress. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inturn.protocol.commands import Granted, Progress, Pull
 
 
 class PartitionState:
-    """Steps that touch more than one of `lease`, `buffer` and `progress`."""
+    """Holds the steps that touch several of `lease`, `buffer` and `progress`."""
 
     __slots__ = ("buffer", "group", "index", "lease", "member", "progress", "subject")
 
@@ -70,7 +70,8 @@ class PartitionState:
 
     @property
     def is_idle(self) -> bool:
-        """The partition waits for the answer to its pull only: nothing runs, and nothing is to be handled or stored."""
+        """The partition only waits for the answer to a pull: no handler runs, no message waits, no change is to be
+        stored."""
         lease, buffer, progress = self.lease, self.buffer, self.progress
         return (
             lease.stage is Stage.ACTIVE
@@ -164,7 +165,7 @@ class PartitionState:
     # Parked messages
 
     def park(self, lot: ParkingLot, messages: list[Message]) -> None:
-        """Add messages to the tail of the parking lot: the next commit stores them there."""
+        """Add messages to the tail of the parking lot, stored with the next commit."""
         if messages:
             added = [parked(message) for message in messages]
             self.progress.changes.of_lot(lot.key, lot.state).added += added
@@ -173,7 +174,7 @@ class PartitionState:
             self.pass_by(messages)
 
     def collect_parked(self, lane: Lane) -> None:
-        """Take over the finished messages of a lane whose messages come from a parking lot."""
+        """Take over the finished messages of a lane that is fed by a parking lot."""
         if lane.lot is None:
             return
         count = len(lane.inbox)
@@ -201,7 +202,7 @@ class PartitionState:
     # Commands
 
     def begin_commit(self) -> Progress:
-        """All that is to be stored. `PartitionProgress.commit_stored` or `commit_lost` follows."""
+        """The progress to store. `PartitionProgress.commit_stored` or `commit_lost` follows."""
         lease = self.lease
         commit, finished = self.progress.begin_commit()
         changes = commit.changes

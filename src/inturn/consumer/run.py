@@ -1,8 +1,7 @@
-"""A run: the lanes that a worker has taken, and what it does with their messages, one after the other.
+"""A run: the lanes that a worker has taken, and the loop over the messages, in order.
 
-The worker goes through `calls`; that is where the lease is looked at before every message. There is no lock: what
-others may do meanwhile is to take lanes from the end of `todo`, and to take what is `over`; both are deques, whose
-single steps are atomic.
+The worker iterates over `calls`, where the lease is checked before every message. There is no lock: meanwhile the
+scheduler takes lanes from the end of `todo`, and takes the lanes in `over`. Both are deques with atomic steps.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ class Run:
     )
 
     def __init__(self, lanes: deque[Lane], now_s: float, until_s: float, budget: int) -> None:
-        """It lasts until `until_s`, or for so many messages; but for one at least."""
+        """The run lasts until `until_s` or for `budget` messages; at least one message."""
         self.todo = lanes
-        self.over: deque[Lane] = deque()  # the worker is done with these for now
+        self.over: deque[Lane] = deque()  # lanes that the worker has left
         self.lane: Lane | None = None
         self._state: PartitionState | None = None
         self.context = _NO_CONTEXT
-        self.given = NOTHING  # to the handler, and not settled yet
+        self.given = NOTHING  # messages passed to the handler and not settled yet
         self.started_at_s = self.asked_at_s = now_s
         self.until_s = until_s
         self._left = budget
-        self.handled = 0  # messages, whatever became of them
+        self.handled = 0  # messages, whatever the outcome
         self.done = 0
         self.failures = 0
         self.slow_s = float("inf")
@@ -64,18 +63,18 @@ class Run:
 
     @property
     def budget(self) -> int:
-        """How many messages it is for."""
+        """How many messages the run may take."""
         return self._left
 
     @property
     def deadline_s(self) -> float:
-        """Nothing of the lane that it is at may be begun from then on."""
+        """No message of the current lane may be begun from this time on."""
         return float("-inf") if self._state is None else self._state.lease.deadline_s
 
     def calls(self, monotonic: Callable[[], float], count: int = 1) -> Iterator[list[Message]]:
-        """What to call the handler with, one after the other: a message, or up to `count` of one lane.
+        """The calls of the handler, in order: a message, or up to `count` messages of one lane.
 
-        Going on says that the last call succeeded, unless `settle` said something else.
+        Continuing the iteration reports success of the last call, unless `settle` was called.
         """
         todo, over, left, slow_s = self.todo, self.over, self._left, self.slow_s
         now_s = asked_at_s = self.asked_at_s = monotonic()
@@ -153,19 +152,19 @@ class Run:
         self._leave()
 
     def begin(self, lane: Lane, message: Message, attempt: int) -> None:
-        """This was handled elsewhere, and is to be settled next."""
+        """A process handled this message; `settle` follows."""
         self.lane, self.given, self.context = lane, [message], lane.state.context()
         self.context.attempt = attempt
 
     def not_begun(self) -> None:
-        """What was given out last was not begun after all: its lane leaves the run as it was before."""
+        """The handler did not begin the last messages after all: the lane leaves the run as it was before."""
         lane, given = self.lane, self.given
         assert lane is not None
         lane.at -= len(given)
         self._leave()
 
     def settle(self, outcome: Outcome) -> bool:
-        """What became of what was given out last; False: it failed, and its lane does not go on in this run."""
+        """Set the outcome of the last messages. Returns False if the call failed: the lane leaves the run."""
         lane, given = self.lane, self.given
         assert lane is not None
         self.given = NOTHING

@@ -1,12 +1,12 @@
 """The consumer of a shared group without I/O: which commands to send, and what the answers change.
 
-    Fetch ──► handled ──► done ──────────────────────────► Acknowledge
+    Fetch ──► handled ──► finished ──────────────────────► Acknowledge
                  │                                            ▲
-                 ├─ failed: again after a while, to anybody ──┤ (returned)
-                 └─ failed: Move to the retry or dead-letter subject, then done
+                 ├─ failed: again later, to any member ───────┤ (returned)
+                 └─ failed: Move to the retry or dead-letter subject, then finished
 
-Every message is on its own: a lane has one, or as many as the handler takes at once. There is no lease and no offset:
-the receipt of a message is all that counts, and it is valid for `visibility_s`. Nothing is started after that.
+Messages are independent: a lane has one message, or as many as the handler takes in one call. There is no lease and no
+offset, only the receipt of a message, valid for `visibility_s`. No handler is started after that time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from inturn.protocol.commands import (
     Move,
 )
 
-BACKLOG_S = 0.5  # what is fetched should last so long: others may want the rest
+BACKLOG_S = 0.5  # how long fetched messages should last: other members may want the rest
 BACKLOG_COUNT_MAX = 4096
 
 
@@ -60,10 +60,10 @@ class SharedCore(MemberCore):
         self._beat_wait_s = min(settings.heartbeat_s, lease.life_s / 3)
         self._retry_subject = retry_subject(group, subject)
         self._dead_letter_subject = dead_letter_subject(group, subject)
-        self._lanes: dict[Lane, None] = {}  # a message may be in two: it came again before the first one was over
-        self._wanted = settings.concurrency  # how many messages to have at hand
+        self._lanes: dict[Lane, None] = {}  # a message may be in two lanes, if delivered again too early
+        self._wanted = settings.concurrency  # how many messages to buffer
         self._fetch_numbers: dict[int, int] = {}  # of the last Fetch that was sent, by partition
-        self._answered: dict[int, int] = {}  # the last ask that was answered, by partition
+        self._answered: dict[int, int] = {}  # of the last Fetch that was answered, by partition
         self._each_s: float | None = None  # how long a message takes, smoothed
         self._moves = ReceiptMoves(subject, group, member)
         self._receipts = Receipts(subject, group, member)
@@ -138,7 +138,7 @@ class SharedCore(MemberCore):
         return state.lease.may_send(Fetch, now_s)
 
     def _room(self) -> int:
-        """How many more to ask for: about as many as are handled in BACKLOG_S, one for each worker at least."""
+        """How many more messages to fetch: about as many as are handled in BACKLOG_S, at least one per worker."""
         wanted = self.concurrency
         if self._each_s is not None:
             backlog_s = min(BACKLOG_S, self._settings.visibility_s / 8)
@@ -171,7 +171,7 @@ class SharedCore(MemberCore):
             self._send(commands, self._receipts.say(), now_s)
 
     def _acknowledge_due_s(self) -> float:
-        """At once where something waits for it."""
+        """At once if returned messages wait for the command, or the member stops."""
         if self._receipts.is_urgent or self._is_stopping:
             return NEVER
         return self._acknowledged_at_s + self._settings.commit_interval_s
@@ -182,7 +182,7 @@ class SharedCore(MemberCore):
         if self._receipts.has_news and Acknowledge not in self._pending:
             due.append(max(self._acknowledge_due_s(), self._retry_at_s.get(Acknowledge, NEVER)))
         elif self._lanes and Acknowledge not in self._pending:
-            due.append(now_s + self._settings.commit_interval_s)  # something may be done by then
+            due.append(now_s + self._settings.commit_interval_s)  # messages may be finished by then
         return max(min(due), now_s)
 
     def stop(self, now_s: float) -> None:
@@ -197,7 +197,6 @@ class SharedCore(MemberCore):
                 self._give_back(lane)
 
     def kill(self) -> None:
-        """No handler is started any more; nothing is acknowledged."""
         for lane in self._lanes:
             lane.state.lease.forbid_starts()
 
@@ -251,7 +250,7 @@ class SharedCore(MemberCore):
         if not fetched.deliveries:
             return
         deliveries = {one.offset: one for one in fetched.deliveries}
-        # Both counted from before: when the ask was sent, and how long the node had it.
+        # Counted from the time the Fetch was sent, plus the time the node held the Fetch back.
         ends_s = sent_at_s + fetched.waited_s + self._settings.visibility_s - self._margin_s
         receipts = {one.offset: one.number for one in fetched.deliveries}
         who = self.subject, self.group, self.member
@@ -261,7 +260,9 @@ class SharedCore(MemberCore):
         }
         messages = [one for one in answer.messages if deliveries.pop(one.offset, None) is not None]
         self.damage += answer.damage
-        for offset in deliveries:  # damaged, or not to be decoded here: it may be read elsewhere, or later
+        for (
+            offset
+        ) in deliveries:  # damaged, or not decodable here: another member may read the message, or this member later
             self._receipts.give_back(delivered, offset, DAMAGE_RETRY_S)
         state.buffer.add(messages)
         self._offer(delivered, messages)
@@ -269,7 +270,7 @@ class SharedCore(MemberCore):
     def _offer(self, delivered: DeliveredBatch, messages: list[Message]) -> None:
         limit = self._settings.max_attempts
         if limit is not None and delivered.progress.attempts:
-            # Given out so often and never acknowledged: whoever had them did not come to an end with them.
+            # Delivered that often and never acknowledged: no member came to an end with these messages.
             attempts = delivered.progress.attempts
             over = [one for one in messages if attempts.get(one.offset, 0) >= limit]
             for one in over:
@@ -307,7 +308,7 @@ class SharedCore(MemberCore):
         return any(Fetch not in state.lease.pending for state in self.partitions.values())
 
     def _settle(self, lanes: Iterable[Lane], now_s: float) -> None:
-        """These lanes are in no run any more."""
+        """Decide how lanes go on that are in no run any more."""
         for lane in lanes:
             delivered = lane.state
             assert isinstance(delivered, DeliveredBatch)
@@ -332,7 +333,7 @@ class SharedCore(MemberCore):
 
     def _handler_failed(self, delivered: DeliveredBatch, failed: Sequence[Message], outcome: Outcome) -> None:
         settings = self._settings
-        if isinstance(outcome.error, asyncio.CancelledError):  # the loop ends: no fault of the message
+        if isinstance(outcome.error, asyncio.CancelledError):  # the event loop ends: no fault of the message
             for message in failed:
                 self._receipts.give_back(delivered, message.offset)
             self._count_off(delivered, failed)
@@ -353,7 +354,7 @@ class SharedCore(MemberCore):
             self._count_off(delivered, failed)
 
     def _give_back(self, lane: Lane) -> None:
-        """What was not begun is somebody else's at once."""
+        """Return messages that no handler has begun: other members may get them at once."""
         delivered = lane.state
         assert isinstance(delivered, DeliveredBatch)
         for message in lane.messages[lane.at :]:
@@ -361,7 +362,8 @@ class SharedCore(MemberCore):
         self._forget(lane)
 
     def _forget(self, lane: Lane) -> None:
-        """Whatever of it is not over yet comes again when its receipt is over: begun too late, or not acknowledged."""
+        """Messages of the lane that are not over (begun too late, or not acknowledged) are delivered again when their
+        receipts expire."""
         self._lanes.pop(lane, None)
         self._count_off(lane.state, [*lane.uncommitted, *lane.messages[lane.at :]])
 

@@ -1,4 +1,5 @@
-"""A run that records its work for the trace. Chosen once per run, so that the loop of `Run` has no trace code."""
+"""A run that records its work for the trace. The scheduler chooses the kind of run, so the loop of `Run` has no trace
+code."""
 
 from __future__ import annotations
 

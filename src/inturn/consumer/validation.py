@@ -1,4 +1,4 @@
-"""What fits together: handler, order, mode and settings of a consumer. Whatever does not is told before it starts."""
+"""Validates that handler, order, mode and settings of a consumer fit together, before the consumer starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inturn.model.settings import ConsumerSettings, GroupMode, OnExhausted, Orde
 
 
 def order_in(mode: GroupMode, order: Order | str | None) -> Order:
-    """What runs one after the other, unless it is said: a partition, and in a shared group nothing."""
+    """The order in this mode. Default: by partition; in a shared group none."""
     if order is None:
         return Order.NONE if mode is GroupMode.SHARED else Order.PARTITION
     order = one_of(Order, "order", order)
@@ -35,7 +35,7 @@ def check_mode(mode: GroupMode, offsets: object, scope: Scope) -> None:
 
 
 def fit(settings: ConsumerSettings, order: Order, mode: GroupMode) -> ConsumerSettings:
-    """Settings that this order and this mode can keep."""
+    """The settings as this order and this mode support them. Raises InvalidInput."""
     if mode is not GroupMode.EXCLUSIVE and settings.trace is not None:
         raise InvalidInput(
             f"ConsumerSettings.trace is for an audit of order; mode={mode.value!r} leaves nothing to audit"
@@ -56,14 +56,14 @@ def fit(settings: ConsumerSettings, order: Order, mode: GroupMode) -> ConsumerSe
             )
         return settings
     if order is Order.NONE:
-        return replace(settings, strategy=Strategy.BEST_EFFORT)  # there is nothing to wait for in place
+        return replace(settings, strategy=Strategy.BEST_EFFORT)  # without order, no message waits for a repeat in place
     if order is not Order.KEY and settings.on_exhausted is OnExhausted.PARK:
         raise InvalidInput("ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key'")
     return settings
 
 
 def check_handler(handler: object) -> None:
-    """Mistakes that would otherwise show as messages that fail for ever."""
+    """Refuse handlers whose every call would fail."""
     if not callable(handler):
         raise InvalidInput(f"the handler is {handler!r}; give a function of (message, context)")
     name = getattr(handler, "__qualname__", repr(handler))
@@ -72,7 +72,7 @@ def check_handler(handler: object) -> None:
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
-        return  # some builtins say nothing
+        return  # some builtins have no signature
     try:
         signature.bind(None, None)
     except TypeError as error:
