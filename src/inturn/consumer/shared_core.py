@@ -260,9 +260,7 @@ class SharedCore(MemberCore):
         }
         messages = [one for one in answer.messages if deliveries.pop(one.offset, None) is not None]
         self.damage += answer.damage
-        for (
-            offset
-        ) in deliveries:  # damaged, or not decodable here: another member may read the message, or this member later
+        for offset in deliveries:  # not decodable here: another member may decode the message, or this member later
             self._receipts.give_back(delivered, offset, DAMAGE_RETRY_S)
         state.buffer.add(messages)
         self._offer(delivered, messages)
