@@ -169,7 +169,7 @@ class OffsetFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise OffsetsUnusable(str(self.path), f"cannot be read: {error.strerror}", "look at the disk") from error
+            raise OffsetsUnusable(str(self.path), f"cannot be read: {error.strerror}", "check the disk") from error
         content = self._checked(text)
         self.epoch = content.epoch
         return {
@@ -185,7 +185,7 @@ class OffsetFile:
         except (msgspec.MsgspecError, ValueError, KeyError) as error:
             raise OffsetsUnusable(str(self.path), f"they are damaged ({error})", _ANEW) from error
         if xxh3_64_hexdigest(raw) != said:
-            raise OffsetsUnusable(str(self.path), "they are damaged: the checksum does not fit", _ANEW)
+            raise OffsetsUnusable(str(self.path), "they are damaged: the checksum does not match", _ANEW)
         try:
             content = msgspec.json.decode(raw, type=_Content)
         except msgspec.MsgspecError as error:
@@ -229,7 +229,7 @@ class BroadcastNode:
         except OSError as error:
             file.close()
             why = f"cannot be written: {error.strerror}"
-            raise OffsetsUnusable(str(file.path), why, "look at the disk and at who may write there") from error
+            raise OffsetsUnusable(str(file.path), why, "check the disk and the permissions") from error
         except BaseException:
             file.close()
             raise

@@ -454,7 +454,7 @@ class Consumer:
                 self._wake()
 
         if self._keeps_only:
-            over(TrialReport(ResultKind.EXCEPTION, "this member handles nothing: it keeps leases for others"))
+            over(TrialReport(ResultKind.EXCEPTION, "this member runs no handler: it only holds leases"))
         else:
             self._workers.try_out(trial, over)
 
@@ -507,7 +507,7 @@ class Consumer:
             partition=partition,
             offset=offset,
             visibility_s=self._settings.visibility_s,
-            next_step="handled too late, they come again; raise ConsumerSettings.visibility_s",
+            next_step="handled too late, so the messages are delivered again; raise ConsumerSettings.visibility_s",
         )
         self._refused_count += len(core.refused)
         core.refused.clear()

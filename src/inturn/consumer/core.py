@@ -413,8 +413,8 @@ class ConsumerCore(MemberCore):
             why = "its settings park keys" if parks else f"this consumer was made for order={self._asked_order.value!r}"
             self._refusal = GroupConflict(
                 self.group,
-                f"order={decided.value!r} was set for it, and {why}; consume it with the order that was set, or undo "
-                "that: `inturn group set --order asked`",
+                f"order={decided.value!r} was set for the group, and {why}; consume with that order, or undo the "
+                "setting: `inturn group set --order asked`",
             )
             self.stop(now_s)
         else:
@@ -439,8 +439,8 @@ class ConsumerCore(MemberCore):
         if lots and self._order is not Order.KEY:
             self._refusal = GroupConflict(
                 self.group,
-                f"{len(lots)} of its keys are parked in partition {state.index}, which order={self._order.value!r} "
-                "knows nothing of; consume with order='key', or resume them first: `inturn key list`",
+                f"{len(lots)} keys of the group are parked in partition {state.index}, but order={self._order.value!r} has "
+                "no parking; consume with order='key', or resume the keys first: `inturn key list`",
             )
             self.stop(now_s)
 

@@ -66,7 +66,7 @@ def decode_fetch(fetched: Fetched, subject: str, partition: int) -> DecodedFetch
 def _decoded(batch: StoredBatch, origin: Origin) -> list[Message]:
     place = f"{origin.subject}/{origin.partition}"
     if not is_intact(batch):
-        raise LogDamaged(place, batch.header.base_offset, "the checksum of a batch does not fit its content")
+        raise LogDamaged(place, batch.header.base_offset, "the checksum of a batch does not match its content")
     try:
         return decode(batch, origin)
     except Exception as error:  # a decoder or decompressor may raise any class

@@ -289,7 +289,7 @@ class Trace:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInput(f"trace folder {str(folder)!r} cannot be made: {error.strerror}") from None
+            raise InvalidInput(f"trace folder {str(folder)!r} cannot be created: {error.strerror}") from None
         self._event("opened", clock.monotonic(), why=order.value)
 
     def notes(self) -> Notes:
@@ -497,7 +497,7 @@ def chunks(content: bytes | memoryview, kinds: Sequence[int] = (RUNS, EVENTS)) -
         magic, version, kind, _, head_bytes, body_bytes, checksum = HEAD.unpack_from(view, at)
         if magic != MAGIC or version > VERSION:
             if at == 0:
-                raise InvalidInput("not a trace of inturn, or of a newer version of it")
+                raise InvalidInput("not a trace of inturn, or a trace of a newer version")
             return
         start, stop = at + HEAD.size, at + HEAD.size + head_bytes + body_bytes
         if stop > len(view) or xxh3_64_intdigest(view[start:stop]) != checksum:

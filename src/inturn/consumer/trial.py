@@ -97,7 +97,7 @@ class MemberTrials:
                 context = Context(subject, group, trial.partition, self._member, 0, is_direct=True)
                 self._run = TrialRun(message, context)
                 return
-        self.over(TrialReport(ResultKind.EXCEPTION, f"nothing is stored at offset {trial.offset} any more"))
+        self.over(TrialReport(ResultKind.EXCEPTION, f"no message is stored at offset {trial.offset} any more"))
 
     def failed(self, command: Read | ReportTrial, error: InturnError) -> None:
         """The message cannot be read, or the node does not accept the report."""

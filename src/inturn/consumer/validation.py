@@ -17,15 +17,13 @@ def order_in(mode: GroupMode, order: Order | str | None) -> Order:
         return Order.NONE if mode is GroupMode.SHARED else Order.PARTITION
     order = one_of(Order, "order", order)
     if mode is GroupMode.SHARED and order is not Order.NONE:
-        raise InvalidInput(
-            f"mode='shared' keeps no order, so not order={order.value!r}; leave it out, or leave mode out"
-        )
+        raise InvalidInput(f"mode='shared' keeps no order, so not order={order.value!r}; leave out order or mode")
     return order
 
 
 def check_mode(mode: GroupMode, offsets: object, scope: Scope) -> None:
     if mode is GroupMode.BROADCAST and offsets is None:
-        raise InvalidInput("mode='broadcast' keeps its own offsets: give offsets=, a folder for them")
+        raise InvalidInput("mode='broadcast' keeps its own offsets: give offsets=, a folder")
     if mode is not GroupMode.BROADCAST and offsets is not None:
         raise InvalidInput(f"offsets={offsets!r}: mode={mode.value!r} keeps them at the node; leave offsets out")
     if mode is not GroupMode.EXCLUSIVE and scope is not EVERYTHING:
@@ -52,7 +50,7 @@ def fit(settings: ConsumerSettings, order: Order, mode: GroupMode) -> ConsumerSe
     if mode is GroupMode.SHARED:
         if settings.on_exhausted is OnExhausted.PARK:
             raise InvalidInput(
-                "ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key', not 'shared'"
+                "ConsumerSettings.on_exhausted='park' parks a key, and needs order='key', not mode='shared'"
             )
         return settings
     if order is Order.NONE:
