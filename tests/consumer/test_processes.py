@@ -23,9 +23,9 @@ import pytest
 import inturn
 from inturn import Connection, ConsumerSettings, Context, Hook, Message, ResultKind
 from inturn.consumer import worker_processes as processes
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.process_child import _Calls
-from inturn.consumer.process_frames import BEGUN, DONE, UNTOUCHED, GivenLane, Work
+from inturn.consumer.process_frames import BEGUN, DONE, UNTOUCHED, GivenLane, WorkFrame
 from inturn.consumer.worker_process import WorkerProcess
 from inturn.consumer.worker_processes import take_chunk
 from inturn.model.errors import InvalidInput
@@ -344,11 +344,12 @@ def test_what_was_to_be_handled_waits_when_no_process_can_be_started(
 
 def test_what_moved_to_a_partition_is_told_from_what_is_its_own() -> None:
     """C18, M5: a message of a parent may have the offset of one that is blocked here."""
-    held: Any = SimpleNamespace(index=2, exhausted={10}, attempts={10: 3}, deadline_s=1.0)
-    held.mark = partial(HeldPartition.mark, held)
+    progress = SimpleNamespace(exhausted={10}, attempts={10: 3})
+    state: Any = SimpleNamespace(index=2, progress=progress, lease=SimpleNamespace(deadline_s=1.0))
+    state.mark = partial(PartitionState.mark, state)
     lanes: list[Any] = [
         SimpleNamespace(
-            held=held, parks=False, at=0, messages=[Message(b"x", b"k", offset=10, origin=Origin("line", partition))]
+            state=state, parks=False, at=0, messages=[Message(b"x", b"k", offset=10, origin=Origin("line", partition))]
         )
         for partition in (0, 2)
     ]
@@ -419,7 +420,7 @@ def test_a_process_begins_nothing_after_the_deadline_of_the_lease() -> None:
     lane = GivenLane("line", "g", 0, "c", 1, now_s + 60.0, messages, [1, 1, 1])
     late = GivenLane("line", "g", 0, "c", 1, now_s, messages, [1, 1, 1])
     states = bytearray(6)
-    over = _Calls(handle, Work([lane, late], 900.0), states, lambda over: None).run(0)
+    over = _Calls(handle, WorkFrame([lane, late], 900.0), states, lambda over: None).run(0)
     assert over.told == []
     assert calls == [0]
     assert list(states) == [DONE, UNTOUCHED, UNTOUCHED] + [UNTOUCHED] * 3

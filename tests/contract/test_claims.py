@@ -10,7 +10,7 @@ import pytest
 
 from inturn import Connection, Consumer, Context, LeaseSettings, Message
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import GroupConflict
 from inturn.model.routing import ALL_SLOTS, SLOT_COUNT, SlotSet, slot_of
 from inturn.model.time import SystemClock
@@ -43,7 +43,7 @@ def nothing(message: Message, context: Context) -> None:
 
 @contextmanager
 def keeping(mq: Connection, *, takes_over: bool = True) -> Iterator[Consumer]:
-    duty = Duty(keeps_only=True, takes_over=takes_over)
+    duty = Scope(keeps_only=True, takes_over=takes_over)
     keeper = mq.consumer("orders", GROUP, nothing, order="key", settings=quick(), name="keeper", duty=duty)
     with keeper:
         if takes_over:
@@ -66,7 +66,7 @@ def claimant(
         settings=quick(),
         lease=mq.node.lease,
         name=name,
-        duty=Duty(until=until),
+        duty=Scope(until=until),
     )
 
 
@@ -148,7 +148,7 @@ def test_a_running_consumer_is_taken_over_and_goes_on_afterwards(mq: Connection,
 
 def test_a_second_take_over_is_refused(mq: Connection) -> None:
     with keeping(mq):
-        duty = Duty(keeps_only=True, takes_over=True)
+        duty = Scope(keeps_only=True, takes_over=True)
         second = mq.consumer("orders", GROUP, nothing, order="key", settings=quick(), duty=duty)
         second.start()
         with pytest.raises(GroupConflict, match="has taken it over already"):

@@ -23,7 +23,7 @@ from inturn import (
     aio,
     suspend,
 )
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.errors import GroupConflict, InvalidInput
 from tests.contract.bed import (
     SHORT_LEASE,
@@ -454,7 +454,7 @@ def test_members_of_another_mode_are_refused(line: Connection) -> None:
         ({"mode": "shared", "offsets": "x"}, "leave offsets out"),
         ({"mode": "shared", "settings": ConsumerSettings(trace="x")}, "audit"),
         ({"mode": "shared", "settings": ConsumerSettings(max_attempts=1, on_exhausted=OnExhausted.PARK)}, "park"),
-        ({"mode": "shared", "duty": Duty(keeps_only=True)}, "duty"),
+        ({"mode": "shared", "duty": Scope(keeps_only=True)}, "duty"),
     ],
 )
 def test_what_a_shared_group_cannot_do_is_said_at_once(

@@ -10,7 +10,7 @@ import pytest
 from inturn import Connection, Context, FlowControl, LogSettings, Message, ProducerSettings, RetryDelays
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import GroupConflict, InvalidInput, NotFound
 from inturn.model.routing import SLOT_COUNT, SlotSet
 from inturn.model.time import SystemClock
@@ -238,7 +238,7 @@ def test_claimants_get_their_slots_and_tags_and_all_is_done_in_the_end(bed: Bed)
     send(mq, *texts, witness=witness, batch_count=10)
     settings = quick(tags="y")
     keeper = mq.consumer(
-        "line", "g", raises, order="key", settings=settings, name="keeper", duty=Duty(keeps_only=True, takes_over=True)
+        "line", "g", raises, order="key", settings=settings, name="keeper", duty=Scope(keeps_only=True, takes_over=True)
     )
     seen = Seen(witness.watch(lambda message, context: None))
     with keeper:
@@ -256,7 +256,7 @@ def test_claimants_get_their_slots_and_tags_and_all_is_done_in_the_end(bed: Bed)
                 settings=settings,
                 lease=SHORT_LEASE,
                 name=f"task{number}",
-                duty=Duty(until={0: 290}),
+                duty=Scope(until={0: 290}),
             )
             with task:
                 assert task.wait_until_through(WAIT_S, WAIT_S)

@@ -17,7 +17,7 @@ from pyspark.sql.functions import lit
 from inturn import Consumer, ConsumerSettings, Context, LeaseSettings, Message, connect
 from inturn.client import Connection
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import InvalidInput, NotFound
 from inturn.model.routing import ALL_SLOTS
 from inturn.model.settings import Order
@@ -351,7 +351,7 @@ def test_a_task_that_repeats_what_a_killed_one_did_in_the_same_epoch_is_in_order
             seen[number].append(message.offset)
 
         parts = {index: ClaimedPart(keeper.name, held.epoch, ALL_SLOTS) for index, held in keeper.leases().items()}
-        node, duty = ClaimingNode(mq.node, mq.subject("orders"), parts), Duty(until={0: 60})
+        node, duty = ClaimingNode(mq.node, mq.subject("orders"), parts), Scope(until={0: 60})
         chosen = settings if number else never_commits
         how: dict[str, Any] = {"order": "key", "settings": chosen, "lease": lease, "duty": duty}
         return Consumer(node, SystemClock(), "orders", "billing", handler, **how)
@@ -361,7 +361,7 @@ def test_a_task_that_repeats_what_a_killed_one_did_in_the_same_epoch_is_in_order
         with mq.producer() as producer:
             for number in range(60):
                 producer.send("orders", b"x", key=b"key-%d" % (number % 5))
-        keeps = Duty(keeps_only=True, takes_over=True)
+        keeps = Scope(keeps_only=True, takes_over=True)
         with mq.consumer(
             "orders", "billing", lambda message, context: None, order="key", settings=settings, duty=keeps
         ) as keeper:

@@ -22,7 +22,7 @@ from inturn.client.run import Foreground
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Hook
 from inturn.consumer.parking import unparked
-from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.consumer.statistics import ConsumerStatistics
 from inturn.consumer.validation import check_handler
 from inturn.consumer.worker import Handler
@@ -265,7 +265,7 @@ class Connection:
         hooks: Sequence[Hook] = (),
         name: str | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
-        duty: Duty = EVERYTHING,
+        duty: Scope = EVERYTHING,
     ) -> Consumer:
         """A member of the group, not started yet: use it in a `with` block, or call `start` and `stop`.
 

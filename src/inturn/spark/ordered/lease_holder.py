@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from inturn.client import Connection
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.consumer.worker import Handler
 from inturn.model.errors import ConnectionLost, InturnError, LeaseError, LeaseHeld, NotFound, StaleEpoch
 from inturn.model.message import Message
@@ -84,7 +84,7 @@ class Holding:
             settings=settings,
             start=start,
             name=name,
-            duty=Duty(keeps_only=True, takes_over=takes_over),
+            duty=Scope(keeps_only=True, takes_over=takes_over),
         )
         settings = settings if settings is not None else ConsumerSettings()
         strategy, tags = str(settings.assignment), settings.tags or ""
