@@ -3,6 +3,7 @@
 from inturn import errors
 from inturn.client import Connection, connect
 from inturn.client.dead_letters import DeadLetter, DeadLetters
+from inturn.client.group import Group
 from inturn.client.reader import Reader
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context, Hook
@@ -56,6 +57,7 @@ __all__ = [
     "DeadLetters",
     "FlowControl",
     "Flush",
+    "Group",
     "GroupMode",
     "Hook",
     "InturnError",

@@ -15,6 +15,7 @@ import contextlib
 import contextvars
 import copy
 import functools
+import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from datetime import datetime
@@ -23,6 +24,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDi
 
 from inturn.client import Connection
 from inturn.client import connect as connect_blocking
+from inturn.client.dead_letters import DeadLetters
+from inturn.client.deprecated import warn_deprecated
+from inturn.client.group import Group
 from inturn.client.open import check_settings
 from inturn.client.reader import Reader
 from inturn.consumer.consumer import Consumer
@@ -57,6 +61,8 @@ from inturn.version import SOFTWARE
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+_Blocking = TypeVar("_Blocking")
+_BlockingCo = TypeVar("_BlockingCo", covariant=True)
 _Opened = TypeVar("_Opened", bound="_Closable")
 THREADS_MAX = 64
 LOOK_S = 0.05  # how often a consumer is looked at by those who wait for its end
@@ -101,14 +107,38 @@ class _Threads:
         self._pool.shutdown(wait=False)
 
 
+class _Wrapper(Protocol[_BlockingCo]):
+    """An asyncio class around a blocking object."""
+
+    @property
+    def blocking(self) -> _BlockingCo: ...
+
+    @property
+    def threads(self) -> _Threads: ...
+
+
 def _in_thread(
-    method: Callable[Concatenate[Connection, _Parameters], _Result],
-) -> Callable[Concatenate[AsyncConnection, _Parameters], Coroutine[Any, Any, _Result]]:
-    """The method of the connection, run where its waiting holds up nobody."""
+    method: Callable[Concatenate[_Blocking, _Parameters], _Result],
+) -> Callable[Concatenate[_Wrapper[_Blocking], _Parameters], Coroutine[Any, Any, _Result]]:
+    """The blocking method, run in a thread of the connection."""
 
     @functools.wraps(method)
-    async def awaited(self: AsyncConnection, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+    async def awaited(self: _Wrapper[_Blocking], /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         return await self.threads.run(method, self.blocking, *args, **kwargs)
+
+    return awaited
+
+
+def _deprecated_in_thread(
+    method: Callable[Concatenate[_Blocking, _Parameters], _Result],
+) -> Callable[Concatenate[_Wrapper[_Blocking], _Parameters], Coroutine[Any, Any, _Result]]:
+    """As `_in_thread`. The warning is emitted where the coroutine is awaited, not in the thread."""
+    without_warning: Callable[Concatenate[_Blocking, _Parameters], _Result] = inspect.unwrap(method)
+
+    @functools.wraps(method)
+    async def awaited(self: _Wrapper[_Blocking], /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        warn_deprecated(method, stacklevel=2)
+        return await self.threads.run(without_warning, self.blocking, *args, **kwargs)
 
     return awaited
 
@@ -154,16 +184,21 @@ class AsyncConnection:
     set_broker_group = _in_thread(Connection.set_broker_group)
     describe_node = _in_thread(Connection.describe_node)
     groups = _in_thread(Connection.groups)
-    describe_group = _in_thread(Connection.describe_group)
-    consume_directly = _in_thread(Connection.consume_directly)
-    reset_group = _in_thread(Connection.reset_group)
-    set_order = _in_thread(Connection.set_order)
-    keys = _in_thread(Connection.keys)
-    describe_key = _in_thread(Connection.describe_key)
-    key_head = _in_thread(Connection.key_head)
-    park_key = _in_thread(Connection.park_key)
-    resume_key = _in_thread(Connection.resume_key)
-    skip_key = _in_thread(Connection.skip_key)
+    # Deprecated: use `mq.group(subject, name)`.
+    describe_group = _deprecated_in_thread(Connection.describe_group)
+    consume_directly = _deprecated_in_thread(Connection.consume_directly)
+    reset_group = _deprecated_in_thread(Connection.reset_group)
+    set_order = _deprecated_in_thread(Connection.set_order)
+    keys = _deprecated_in_thread(Connection.keys)
+    describe_key = _deprecated_in_thread(Connection.describe_key)
+    key_head = _deprecated_in_thread(Connection.key_head)
+    park_key = _deprecated_in_thread(Connection.park_key)
+    resume_key = _deprecated_in_thread(Connection.resume_key)
+    skip_key = _deprecated_in_thread(Connection.skip_key)
+
+    def group(self, subject: str, name: str) -> AsyncGroup:
+        """The handle of one group on one subject, as `Connection.group`, with methods to be awaited."""
+        return AsyncGroup(self.blocking.group(subject, name), self.threads)
 
     async def close(self) -> None:
         """Stop the consumers, flush the producers, sync the logs, give the folder free."""
@@ -237,6 +272,46 @@ class AsyncConnection:
             )
 
         return AsyncConsumer(make, self.threads)
+
+
+class AsyncGroup:
+    """The handle of one group on one subject, as `inturn.Group`, with methods to be awaited.
+
+    billing = mq.group("orders", "billing")
+    print((await billing.describe()).lag)
+    """
+
+    def __init__(self, blocking: Group, threads: _Threads) -> None:
+        self.blocking = blocking
+        self.threads = threads
+
+    describe = _in_thread(Group.describe)
+    reset = _in_thread(Group.reset)
+    set_order = _in_thread(Group.set_order)
+    try_message = _in_thread(Group.try_message)
+    keys = _in_thread(Group.keys)
+    describe_key = _in_thread(Group.describe_key)
+    key_head = _in_thread(Group.key_head)
+    head_of = _in_thread(Group.head_of)
+    park = _in_thread(Group.park)
+    resume = _in_thread(Group.resume)
+    skip = _in_thread(Group.skip)
+
+    async def dead_letters(self) -> AsyncDeadLetters:
+        """As `Group.dead_letters`, with methods to be awaited."""
+        return AsyncDeadLetters(await self.threads.run(self.blocking.dead_letters), self.threads)
+
+
+class AsyncDeadLetters:
+    """The dead letters of one group on one subject, as `inturn.DeadLetters`, with methods to be awaited."""
+
+    def __init__(self, blocking: DeadLetters, threads: _Threads) -> None:
+        self.blocking = blocking
+        self.threads = threads
+
+    list = _in_thread(DeadLetters.list)
+    get = _in_thread(DeadLetters.get)
+    redrive = _in_thread(DeadLetters.redrive)
 
 
 class SendOptions(TypedDict, total=False):

@@ -14,28 +14,26 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self, TypeVar
 
-from inturn.client.dead_letters import DeadLetters
-from inturn.client.keys import broker_group_names, settings_with, steer, tried
+from inturn.client.deprecated import DeprecatedGroupMethods
+from inturn.client.group import Group
+from inturn.client.keys import broker_group_names, settings_with
 from inturn.client.open import ConnectedNode, note_opened, reached
 from inturn.client.reader import Reader
 from inturn.client.run import Foreground
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Hook
-from inturn.consumer.parking import unparked
 from inturn.consumer.scope import EVERYTHING, Duty
 from inturn.consumer.statistics import ConsumerStatistics
 from inturn.consumer.validation import check_handler
 from inturn.consumer.worker import Handler
 from inturn.model.errors import Closed, InvalidInput
-from inturn.model.message import Message
-from inturn.model.offsets import Position, parse_position, position_text
+from inturn.model.offsets import Position
 from inturn.model.routing import check_partition_count
 from inturn.model.settings import (
     BrokerGroupState,
     ConsumerSettings,
     Flush,
     GroupMode,
-    KeyAction,
     Keyless,
     LeaseSettings,
     Limits,
@@ -52,37 +50,24 @@ from inturn.model.time import Clock, SystemClock
 from inturn.outbox.outbox import Outbox
 from inturn.producer.producer import Producer
 from inturn.producer.send_hook import SendHook
-from inturn.producer.validation import encoded_key
 from inturn.protocol.commands import (
     BrokerGroupDescription,
     BrokerGroupList,
     Command,
     CreateSubject,
-    DescribeGroup,
-    DescribeKey,
     DescribeNode,
     DescribeSubject,
-    Done,
     FindSubject,
-    GroupDescription,
     GroupList,
     GroupName,
     GrowSubject,
-    KeyDescription,
-    KeyDetails,
-    KeyList,
     ListBrokerGroups,
     ListGroups,
-    ListKeys,
     ListSubjects,
     NodeDescription,
-    RequestState,
-    ResetGroup,
     SetBrokerGroup,
-    SetOrder,
     SubjectDescription,
     SubjectList,
-    TrialState,
 )
 from inturn.protocol.observer import Observer
 from inturn.protocol.request import ask
@@ -93,7 +78,7 @@ _Wanted = TypeVar("_Wanted")
 _HandlerT = TypeVar("_HandlerT", bound=Handler)
 
 
-class Connection:
+class Connection(DeprecatedGroupMethods):
     """What `inturn.connect` returns. Safe to use from several threads; close it, or use it in a `with` block."""
 
     def __init__(
@@ -393,137 +378,16 @@ class Connection:
     def groups(self) -> list[GroupName]:
         return list(self._ask(ListGroups(), GroupList).groups)
 
-    def describe_group(self, subject: str, group: str) -> GroupDescription:
-        """Members, and per partition: committed offset, lag, owner and epoch of the lease."""
-        return self._ask(DescribeGroup(subject, group), GroupDescription)
+    def group(self, subject: str, name: str) -> Group:
+        """The handle of one group on one subject: lag, position, keys in trouble, dead letters.
 
-    def reset_group(self, subject: str, group: str, position: str | int | datetime | Position) -> None:
-        """Move the group to a position in all partitions. GroupConflict while one of its consumers runs."""
-        self._ask(ResetGroup(subject, group, position_text(parse_position(position))), Done)
+            billing = mq.group("orders", "billing")
+            billing.describe().lag
+            billing.resume("order-7", why="the scale is repaired")
 
-    def set_order(self, subject: str, group: str, order: Order | str | None) -> None:
-        """Decide which order the members of a group keep to, whatever they ask for; None leaves it to them again.
-
-        Members follow a stricter order than they asked for ("partition" is stricter than "key", "key" than "none"):
-        they finish what runs, and go on with it. At a weaker one they stop with GroupConflict, since their handlers may
-        rely on what they asked for. GroupConflict for a shared group, which keeps no order, and while keys are parked
-        unless it is "key". Retries (the group's retry subject) keep what was asked for.
+        The call itself asks no node: NotFound and errors about names come from the methods of the handle.
         """
-        text = "" if order is None else one_of(Order, "order", order).value
-        self._ask(SetOrder(subject, group, text), Done)
-
-    def consume_directly(
-        self, subject: str, group: str, member: str, partition: int, offset: int, *, timeout_s: float = 30.0
-    ) -> TrialState:
-        """Have one member of the group handle one stored message now, for diagnosis, and tell what became of it.
-
-        The handler is called beside whatever runs, with `context.is_direct` and epoch 0; hooks see it. Order is not
-        kept, and nothing is committed, counted or moved, whatever the result. `member` is one of
-        `describe_group(...).members`, or the beginning of its name (as given to `consumer(name=...)`). NotFound if the
-        member or the message is not there, or the member left meanwhile; TrialTimeout if it did not tell in time: the
-        handler may run all the same.
-        """
-        return tried(self._ask, self._clock, subject, group, member, partition, offset, timeout_s)
-
-    # Keys
-
-    def keys(self, subject: str, group: str) -> list[KeyDescription]:
-        """The keys of the group that do not go on by themselves (failing, blocked, parked, being resumed), and those
-        that somebody asked something of; what lasts longest comes first."""
-        return list(self._ask(ListKeys(subject, group), KeyList).keys)
-
-    def describe_key(self, subject: str, group: str, key: str | bytes) -> KeyDetails:
-        """One key: its state, what is parked of it, and who asked what of it. NotFound if nothing is the matter.
-
-        Where senders choose the partition and several have trouble with the key, it is the longest trouble.
-        """
-        return self._ask(DescribeKey(subject, group, encoded_key(key)), KeyDetails)
-
-    def key_head(self, subject: str, group: str, key: str | bytes) -> Message | None:
-        """The first message of the key that is not over, from the parking lot or the log. None if it is not there:
-        nothing failed or was parked yet, or retention was quicker. NotFound as `describe_key`."""
-        return self.head_of(subject, self.describe_key(subject, group, key))
-
-    def head_of(self, subject: str, details: KeyDetails) -> Message | None:
-        """As `key_head`, for what `describe_key` has told."""
-        if details.parked:
-            return unparked(details.parked[0], subject)
-        offset = details.description.offset
-        if offset is None:
-            return None
-        reader = self.reader(subject, offset)
-        found = reader.read(details.description.partition)
-        return found[0] if found and found[0].offset == offset else None
-
-    def park_key(
-        self,
-        subject: str,
-        group: str,
-        key: str | bytes,
-        *,
-        by: str | None = None,
-        why: str = "",
-        partition: int | None = None,
-        wait_s: float = 10.0,
-    ) -> RequestState:
-        """Put all messages of the key that are not handled, and all that come, into the key's parking lot, in order.
-
-        The consumer that holds the key's partition does it, when the handler that runs for this key has returned. This
-        waits for it, `wait_s` at the most; if it is not done by then, `done_at_ms` is None, and the request stays: the
-        same consumer or the next holder of the partition acts upon it. `by` and `why` are kept with the request; `by`
-        is user@host unless it is given. `partition` is needed only where senders choose the partition (routing
-        "selector"). A repeated request that still waits is the same request. Needs a group that consumes with
-        order="key"; others take no notice.
-        """
-        return steer(self._ask, KeyAction.PARK, subject, group, key, by, why, partition, wait_s)
-
-    def resume_key(
-        self,
-        subject: str,
-        group: str,
-        key: str | bytes,
-        *,
-        by: str | None = None,
-        why: str = "",
-        partition: int | None = None,
-        wait_s: float = 10.0,
-    ) -> RequestState:
-        """Let a parked or blocked key run again: what waits, in order, before any newer message of the key. Attempts
-        are counted from the beginning.
-
-        Done means that it has begun, not that the lot is empty. Waits, and stays if it is not done in time, as
-        `park_key`. NotFound if the key is neither parked nor blocked.
-        """
-        return steer(self._ask, KeyAction.RESUME, subject, group, key, by, why, partition, wait_s)
-
-    def skip_key(
-        self,
-        subject: str,
-        group: str,
-        key: str | bytes,
-        *,
-        offset: int | None = None,
-        by: str | None = None,
-        why: str = "",
-        partition: int | None = None,
-        wait_s: float = 10.0,
-    ) -> RequestState:
-        """Drop the first message of a failing, blocked or parked key for this group, with a record of who and why.
-
-        It stays in the log. A key that failed goes on with its next message; a parked one stays parked. Give the
-        `offset` that you have seen as the first one: then InvalidInput, which names the present one, is raised if that
-        is not the first any more, and a repeated skip drops nothing else. Waits, and stays if it is not done in time,
-        as `park_key`; it is then still only for that message. NotFound if nothing of the key failed or is parked.
-        """
-        return steer(self._ask, KeyAction.SKIP, subject, group, key, by, why, partition, wait_s, offset)
-
-    # Dead letters
-
-    def dead_letters(self, subject: str, group: str) -> DeadLetters:
-        """The messages that the group has given up on this subject (`on_exhausted="dead-letter"`): to look at, and to
-        drive again. NotFound if the subject or the group is not there."""
-        self._check_open()
-        return DeadLetters(self._node, subject, group)
+        return Group(subject, name, node=self._node, clock=self._clock, check_open=self._check_open)
 
     # Closing
 

@@ -28,7 +28,7 @@ class Context:
     epoch: int
     attempt: int = 1  # counts from 1 for each message
     is_acknowledged: bool = False
-    # Somebody asked for this very call (`consume_directly`): out of turn, without a lease, and so with epoch 0.
+    # Somebody asked for this very call (`Group.try_message`): out of turn, without a lease, and so with epoch 0.
     is_direct: bool = False
 
     def ack(self) -> None:
