@@ -20,7 +20,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from inturn.client import Connection
 from inturn.client import connect as connect_blocking
@@ -28,27 +28,24 @@ from inturn.client.dead_letters import DeadLetters
 from inturn.client.deprecated import warn_deprecated
 from inturn.client.group import Group
 from inturn.client.open import check_settings
+from inturn.client.options import HandlerOptions, check_handler_options
 from inturn.client.reader import Reader
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.context import Hook
 from inturn.consumer.statistics import ConsumerStatistics
 from inturn.consumer.worker import Handler
 from inturn.model.errors import Closed, InturnError
 from inturn.model.message import Message
 from inturn.model.offsets import Position
 from inturn.model.settings import (
-    ConsumerSettings,
     Flush,
-    GroupMode,
     LeaseSettings,
     LogSettings,
-    Order,
     ProducerSettings,
     Role,
 )
 from inturn.model.time import SystemClock
 from inturn.outbox.outbox import Outbox
-from inturn.producer.core import Selector
+from inturn.producer.options import SendOptions
 from inturn.producer.producer import Producer
 from inturn.producer.send_batch import SendHandle, Stored
 from inturn.producer.send_hook import SendHook
@@ -234,43 +231,15 @@ class AsyncConnection:
 
         return Opening(make)
 
-    def consumer(
-        self,
-        subject: str,
-        group: str,
-        handler: Handler,
-        *,
-        order: Order | str | None = None,
-        mode: GroupMode | str = GroupMode.EXCLUSIVE,
-        offsets: str | os.PathLike[str] | None = None,
-        start: str | int | datetime | Position = "first",
-        settings: ConsumerSettings | None = None,
-        tags: str | None = None,
-        processes: int | None = None,
-        hooks: Sequence[Hook] = (),
-        name: str | None = None,
-    ) -> AsyncConsumer:
-        """As `Connection.consumer`, to be used in an `async with` block. A handler that is `async def` runs in the loop
-        that this is called in, a plain one in threads."""
-        loop = asyncio.get_running_loop()
+    def consumer(self, subject: str, group: str, handler: Handler, **options: Unpack[HandlerOptions]) -> AsyncConsumer:
+        """As `Connection.consumer`, for an `async with` block. Needs a running event loop.
 
-        def make() -> Consumer:
-            return self.blocking.consumer(
-                subject,
-                group,
-                handler,
-                order=order,
-                mode=mode,
-                offsets=offsets,
-                start=start,
-                settings=settings,
-                tags=tags,
-                processes=processes,
-                hooks=hooks,
-                name=name,
-                loop=loop,
-            )
-
+        An `async def` handler runs in the running loop, a plain function in threads. The options `order`, `mode`,
+        `offsets`, `start`, `settings`, `tags`, `processes`, `hooks` and `name` are those of `Connection.consumer`.
+        """
+        check_handler_options("AsyncConnection.consumer", options)
+        options["loop"] = asyncio.get_running_loop()
+        make = functools.partial(self.blocking.consumer, subject, group, handler, **options)
         return AsyncConsumer(make, self.threads)
 
 
@@ -314,17 +283,6 @@ class AsyncDeadLetters:
     redrive = _in_thread(DeadLetters.redrive)
 
 
-class SendOptions(TypedDict, total=False):
-    """What `Producer.send` takes by name."""
-
-    key: str | bytes | None
-    tags: tuple[str, ...]
-    properties: dict[str, str] | None
-    message_id: str | None
-    selector: Selector | None
-    arg: object
-
-
 class AsyncProducer:
     """Sends messages; those of one key are stored in the order in which the sends began."""
 
@@ -337,11 +295,17 @@ class AsyncProducer:
         self._waiting = 0
 
     async def send(self, subject: str, body: bytes, **options: Unpack[SendOptions]) -> Stored:
-        """Return when the message is stored. Once it is queued it is stored even if this is cancelled."""
+        """Return when the message is stored. A queued message is stored even if the caller is cancelled.
+
+        Options, all by keyword, as in `Producer.send`: `key`, `tags`, `properties`, `message_id`, `selector`, `arg`.
+        """
         return await (await self.send_soon(subject, body, **options))
 
     async def send_soon(self, subject: str, body: bytes, **options: Unpack[SendOptions]) -> AsyncSend:
-        """Queue a message, waiting only for room in the buffer; what is returned can be awaited for its place."""
+        """Queue a message, and wait only for space in the buffer. Await the result for the place of the message.
+
+        The options are those of `send`.
+        """
         send = functools.partial(self.blocking.send, subject, body, **options)
         if not self._waiting and not self.blocking.would_wait(subject):
             return AsyncSend(send())

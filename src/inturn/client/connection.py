@@ -5,24 +5,22 @@ Longer than a usual file: it is the one list of what there is, and most of it is
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from inturn.client.deprecated import DeprecatedGroupMethods
 from inturn.client.group import Group
 from inturn.client.keys import broker_group_names, settings_with
 from inturn.client.open import ConnectedNode, note_opened, reached
+from inturn.client.options import HandlerOptions, check_consumer_options, check_handler_options, consumer_options
 from inturn.client.reader import Reader
 from inturn.client.run import Foreground
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.context import Hook
-from inturn.consumer.scope import EVERYTHING, Duty
 from inturn.consumer.statistics import ConsumerStatistics
 from inturn.consumer.validation import check_handler
 from inturn.consumer.worker import Handler
@@ -31,7 +29,6 @@ from inturn.model.offsets import Position
 from inturn.model.routing import check_partition_count
 from inturn.model.settings import (
     BrokerGroupState,
-    ConsumerSettings,
     Flush,
     GroupMode,
     Keyless,
@@ -234,102 +231,55 @@ class Connection(DeprecatedGroupMethods):
 
     # Consuming
 
-    def consumer(
-        self,
-        subject: str,
-        group: str,
-        handler: Handler,
-        *,
-        order: Order | str | None = None,
-        mode: GroupMode | str = GroupMode.EXCLUSIVE,
-        offsets: str | os.PathLike[str] | None = None,
-        start: str | int | datetime | Position = "first",
-        settings: ConsumerSettings | None = None,
-        tags: str | None = None,
-        processes: int | None = None,
-        hooks: Sequence[Hook] = (),
-        name: str | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
-        duty: Duty = EVERYTHING,
-    ) -> Consumer:
-        """A member of the group, not started yet: use it in a `with` block, or call `start` and `stop`.
+    def consumer(self, subject: str, group: str, handler: Handler, **options: Unpack[HandlerOptions]) -> Consumer:
+        """A member of the group, not started yet: use the consumer in a `with` block, or call `start` and `stop`.
 
-        `order` says what runs one after the other: "partition" (unless it is said), "key" (messages of one key;
-        different keys run at the same time, whatever partition they are in), or "none". `mode` is that of the group,
-        from its first member on: "exclusive" (a partition belongs to one member; needed for order), "shared" (all
-        members take messages of all partitions; no order, each message comes again unless it is acknowledged in time),
-        or "broadcast" (every member gets everything, and keeps its place in the folder `offsets`, under its `name`).
-        The handler may be `async def`; it then runs in `loop`, or in an event loop of the consumer's own. `start` says
-        where a group that is new begins; one that exists goes on where it was. `tags` ("paid || shipped", short for
-        `settings.tags`) leaves out messages that have none of these: they count as done. `processes` (short for
-        `settings.workers` and `concurrency`) runs the handler in so many processes. `duty` is for programs that divide
-        the work of a group themselves.
+        Options, all by keyword; TypeError for an unknown option:
+
+        - `order`: messages that run strictly one after the other. "partition" (default), "key" (messages of one key;
+          different keys run at the same time, in any partition), or "none".
+        - `mode`: the mode of the group, fixed by the first member. "exclusive" (default; a partition belongs to one
+          member; needed for order), "shared" (all members take messages of all partitions; no order; a message is
+          delivered again unless acknowledged in time), or "broadcast" (every member gets every message).
+        - `offsets`: the folder in which a broadcast member stores offsets, under the `name` of the member.
+        - `start`: where a new group begins: "first" (default), "last", a time, an offset or a `Position`. An existing
+          group continues where the group was.
+        - `settings`: a `ConsumerSettings`.
+        - `tags`: a filter such as "paid || shipped", short for `settings.tags`. Messages with none of these tags are
+          filtered out: such messages count as finished.
+        - `processes`: run the handler in so many processes, short for `settings.workers` and `settings.concurrency`.
+        - `hooks`: a sequence of `Hook`.
+        - `name`: the beginning of the consumer's name, default from host and process.
+        - `loop`: the event loop for an `async def` handler; by default the consumer runs an event loop of its own.
+        - `duty`: for programs that divide the work of a group on their own.
         """
+        check_consumer_options("Connection.consumer", options)
         self._check_open()
         self.subject(subject)
-        settings = settings_with(settings, tags, processes)
-        consumer = Consumer(
-            self._node,
-            self._clock,
-            subject,
-            group,
-            handler,
-            order=order,
-            mode=mode,
-            offsets=offsets,
-            start=start,
-            settings=settings,
-            lease=self._node.lease,
-            hooks=hooks,
-            name=name,
-            loop=loop,
-            duty=duty,
-        )
+        all_options = consumer_options(options, self._node.lease)
+        consumer = Consumer(self._node, self._clock, subject, group, handler, **all_options)
         with self._lock:
             self._consumers = [one for one in self._consumers if not one.is_over] + [consumer]
         self._tell_watchers(consumer)
         return consumer
 
-    def handler(
-        self,
-        subject: str,
-        group: str,
-        *,
-        order: Order | str | None = None,
-        mode: GroupMode | str = GroupMode.EXCLUSIVE,
-        offsets: str | os.PathLike[str] | None = None,
-        start: str | int | datetime | Position = "first",
-        settings: ConsumerSettings | None = None,
-        tags: str | None = None,
-        processes: int | None = None,
-        hooks: Sequence[Hook] = (),
-        name: str | None = None,
-    ) -> Callable[[_HandlerT], _HandlerT]:
-        """Decorate a function `(message, context)` to be run by `run`."""
+    def handler(self, subject: str, group: str, **options: Unpack[HandlerOptions]) -> Callable[[_HandlerT], _HandlerT]:
+        """Decorate a function `(message, context)`: `run` makes a consumer with the function as handler.
 
+        The options `order`, `mode`, `offsets`, `start`, `settings`, `tags`, `processes`, `hooks` and `name` are those
+        of `consumer`. Bad names and values raise InvalidInput, unknown options TypeError, both here and not in `run`.
+        """
+        check_handler_options("Connection.handler", options)
         check_name("subject", subject, reserved=True)
         check_name("group", group)
-        if order is not None:
+        if (order := options.get("order")) is not None:
             one_of(Order, "order", order)
-        one_of(GroupMode, "mode", mode)
-        settings = settings_with(settings, tags, processes)
+        one_of(GroupMode, "mode", options.get("mode", GroupMode.EXCLUSIVE))
+        settings_with(options.get("settings"), options.get("tags"), options.get("processes"))
 
         def register(function: _HandlerT) -> _HandlerT:
             check_handler(function)
-            self._handlers.append(
-                lambda: self.consumer(
-                    subject,
-                    group,
-                    function,
-                    order=order,
-                    mode=mode,
-                    offsets=offsets,
-                    start=start,
-                    settings=settings,
-                    hooks=hooks,
-                    name=name,
-                )
-            )
+            self._handlers.append(lambda: self.consumer(subject, group, function, **options))
             return function
 
         return register

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from sqlalchemy import Engine
 
@@ -19,6 +20,7 @@ from inturn.outbox.scanner import Connected, Scanner
 from inturn.outbox.store import OutboxStore, open_engine
 from inturn.outbox.table import DEFAULT_TABLE, OutboxSettings, check_table_name, make_tables
 from inturn.producer.fallback import KeptRow
+from inturn.producer.options import MessageOptions
 from inturn.protocol.commands import Node
 
 
@@ -123,21 +125,18 @@ class Outbox:
         subject: str,
         body: bytes,
         *,
-        key: str | bytes | None = None,
-        tags: tuple[str, ...] = (),
-        properties: dict[str, str] | None = None,
-        message_id: str | None = None,
         partition: int | None = None,
+        **options: Unpack[MessageOptions],
     ) -> int:
-        """Write a message into the table, in the transaction of this connection, and nothing else: it is sent after you
-        commit, and never if you roll back. Returns the id of the row.
+        """Insert a message into the table, in the transaction of this connection; return the id of the row.
 
-        The connection is a SQLAlchemy Connection or Session, a sqlite3.Connection or a psycopg.Connection. Messages
-        of one key are stored in the order of their ids. Bad input raises InvalidInput before anything is written; what
-        only the node knows (whether the subject is there) is found out by the scanner. `partition` is for subjects
-        whose senders choose it (routing "selector").
+        The message is sent after the commit, and never after a rollback. The connection is a SQLAlchemy Connection or
+        Session, a sqlite3.Connection or a psycopg.Connection. Messages of one key are stored in the order of the row
+        ids. Bad input raises InvalidInput before the row is written; facts known only to the node (does the subject
+        exist?) are checked by the scanner. `partition` is for subjects with routing "selector". The other options are
+        `key`, `tags`, `properties` and `message_id`, as in `Producer.send`.
         """
-        values = checked_values(subject, body, key, tags, properties, message_id, partition, self._limits)
+        values = checked_values(subject, body, partition, self._limits, **options)
         return put_row(connection, self.table, values)
 
     def scan(self, connection: Connected, settings: OutboxSettings | None = None) -> Scanner:

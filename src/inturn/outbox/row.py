@@ -63,12 +63,13 @@ class Row:
 def checked_values(
     subject: str,
     body: bytes,
-    key: str | bytes | None,
-    tags: tuple[str, ...],
-    properties: dict[str, str] | None,
-    message_id: str | None,
     partition: int | None,
     limits: Limits,
+    *,
+    key: str | bytes | None = None,
+    tags: tuple[str, ...] = (),
+    properties: dict[str, str] | None = None,
+    message_id: str | None = None,
 ) -> dict[str, Any]:
     """What is written into the table, by column; checked as a producer checks it. Raises InvalidInput."""
     check_name("subject", subject)

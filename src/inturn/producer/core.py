@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from inturn.model.errors import BrokerGroupClosed, InturnError, InvalidInput, LimitExceeded, RouteChanged, SendFailed
 from inturn.model.logs import get_logger
 from inturn.model.message import Outgoing
-from inturn.model.routing import SLOT_COUNT, Partition, slot_of
+from inturn.model.routing import SLOT_COUNT, slot_of
 from inturn.model.settings import ProducerSettings, Routing, Strategy
 from inturn.model.subject import Subject
 from inturn.producer.fallback import Keeping, KeptRow
+from inturn.producer.options import Selector
 from inturn.producer.partition_queue import PartitionQueue
 from inturn.producer.send_batch import Flight
 from inturn.producer.validation import as_bytes, checked_id, checked_properties, checked_tags, not_text
 from inturn.protocol.commands import Append, Appended
-
-Selector: TypeAlias = Callable[[Sequence[Partition], Outgoing, object], int]
 
 # What a message weighs beside body, key and properties: enough that empty ones do not fill a buffer for free.
 MESSAGE_OVERHEAD_BYTES = 32
@@ -126,8 +124,8 @@ class ProducerCore:
         self,
         subject_name: str,
         body: bytes,
-        key: str | bytes | None,
-        born_at_ms: int,
+        key: str | bytes | None = None,
+        born_at_ms: int = 0,
         tags: tuple[str, ...] = (),
         properties: dict[str, str] | None = None,
         message_id: str | None = None,

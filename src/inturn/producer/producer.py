@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from inturn.model.errors import (
     BufferFull,
@@ -27,8 +27,9 @@ from inturn.model.message import Outgoing
 from inturn.model.settings import ProducerSettings, Strategy, checked
 from inturn.model.subject import Subject, check_name
 from inturn.model.time import Clock
-from inturn.producer.core import ProducerCore, Selector, SendAttempt
+from inturn.producer.core import ProducerCore, SendAttempt
 from inturn.producer.fallback import Keeper, KeeperThread, Keeping
+from inturn.producer.options import SendOptions
 from inturn.producer.send_batch import SendHandle, Stored
 from inturn.producer.send_hook import HookedSends, SendHook, Sending
 from inturn.protocol.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
@@ -93,7 +94,9 @@ class Producer:
             self._keeper = KeeperThread(keeper, self._core, self._lock, self._roomier, self._wake)
         self._hooked = HookedSends(hooks)
         # Chosen once: without hooks, a message has nothing more to go through.
-        self._accept: Callable[..., SendHandle] = self._queue_hooked if hooks else self._queue
+        self._accept: Callable[[bool, str, bytes, SendOptions], SendHandle] = (
+            self._queue_hooked if hooks else self._queue
+        )
         self._thread = threading.Thread(target=self._run, name=f"inturn-producer-{opened.producer_id}", daemon=True)
         self._thread.start()
 
@@ -102,60 +105,49 @@ class Producer:
         """The number that the node gave it; a name has always the same."""
         return self._core.producer_id
 
-    def send(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        key: str | bytes | None = None,
-        tags: tuple[str, ...] = (),
-        properties: dict[str, str] | None = None,
-        message_id: str | None = None,
-        selector: Selector | None = None,
-        arg: object = None,
-    ) -> SendHandle:
-        """Queue a message and return at once; the handle's `result` waits for its acknowledgement.
+    def send(self, subject: str, body: bytes, **options: Unpack[SendOptions]) -> SendHandle:
+        """Queue a message and return at once; `SendHandle.result` waits for the acknowledgement.
 
-        Order holds through failures and resends, without duplicates. Waits only while the buffer is full, then
-        raises BufferFull. Bad input raises before anything is queued.
+        Order holds through failures and resends, without duplicates. The call waits only while the buffer is full, then
+        raises BufferFull. Bad input raises InvalidInput before the message is queued, an unknown option TypeError.
+
+        Options, all by keyword:
+
+        - `key`: str or bytes. Messages of one key are stored in the order of sending.
+        - `tags`: a tuple of str; consumers and readers can filter by tags.
+        - `properties`: a dict of str to str, the headers of the message.
+        - `message_id`: your own id of the message.
+        - `selector`, `arg`: for subjects with routing "selector". `selector(partitions, message, arg)` returns the
+          index of a partition; `arg` is also the key, unless `key` is given.
         """
-        return self._accept(True, subject, body, key, tags, properties, message_id, selector, arg)
+        return self._accept(True, subject, body, options)
 
     def pass_on(
         self, subject: str, message: Outgoing, partition: int | None = None, reserved: dict[str, str] | None = None
     ) -> SendHandle:
-        """As `send`, for a message that somebody accepted before: it keeps its time of birth, goes to the partition
-        that was chosen for it, if one was, and gets these properties of our own."""
-        selector: Selector | None = None if partition is None else lambda *_: partition
-        return self._accept(
-            True,
-            subject,
-            message.body,
-            message.key,
-            message.tags,
-            message.properties,
-            message.message_id,
-            selector,
-            None,
-            message.born_at_ms,
-            reserved,
-        )
+        """As `send`, for a message accepted earlier by an outbox or another producer.
+
+        The message keeps the time of birth, goes to `partition` if given, and gets the `reserved` properties (names of
+        inturn's own, without limits). Only for a producer without hooks.
+        """
+        options: SendOptions = {
+            "key": message.key,
+            "tags": message.tags,
+            "properties": message.properties,
+            "message_id": message.message_id,
+        }
+        if partition is not None:
+            options["selector"] = lambda *_: partition
+        return self._queue(True, subject, message.body, options, message.born_at_ms, reserved)
 
     def send_sync(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        key: str | bytes | None = None,
-        tags: tuple[str, ...] = (),
-        properties: dict[str, str] | None = None,
-        message_id: str | None = None,
-        selector: Selector | None = None,
-        arg: object = None,
-        timeout_s: float | None = 30.0,
+        self, subject: str, body: bytes, *, timeout_s: float | None = 30.0, **options: Unpack[SendOptions]
     ) -> Stored:
-        """Return when the message is stored. SendTimeout leaves it queued, in its order."""
-        handle = self._accept(False, subject, body, key, tags, properties, message_id, selector, arg)
+        """Return when the message is stored. After SendTimeout the message stays queued, in order.
+
+        The other options are those of `send`.
+        """
+        handle = self._accept(False, subject, body, options)
         try:
             self._pump()  # in this thread, which has nothing else to do: no time is lost waking another
         except Exception as error:
@@ -233,12 +225,7 @@ class Producer:
         wakes: bool,
         subject: str,
         body: bytes,
-        key: str | bytes | None,
-        tags: tuple[str, ...],
-        properties: dict[str, str] | None,
-        message_id: str | None,
-        selector: Selector | None,
-        arg: object,
+        options: SendOptions,
         born_at_ms: int | None = None,
         reserved: dict[str, str] | None = None,
     ) -> SendHandle:
@@ -252,7 +239,11 @@ class Producer:
                 raise Closed("producer")
             if core.waiting_bytes >= self._settings.buffer_bytes:
                 self._wait_for_room()
-            flight = core.add(subject, body, key, born_at_ms, tags, properties, message_id, selector, arg, reserved)
+            key = options.get("key")
+            if len(options) == (0 if key is None else 1) and reserved is None:
+                flight = core.add(subject, body, key, born_at_ms)  # no option but the key: 0.2 µs less per message
+            else:
+                flight = core.add(subject, body, born_at_ms=born_at_ms, reserved=reserved, **options)
             handle = SendHandle(flight, len(flight.messages) - 1)
             if wakes:
                 self._wake()
@@ -260,30 +251,29 @@ class Producer:
                 self._wake_keeper()
         return handle
 
-    def _queue_hooked(
-        self,
-        wakes: bool,
-        subject: str,
-        body: bytes,
-        key: str | bytes | None,
-        tags: tuple[str, ...],
-        properties: dict[str, str] | None,
-        message_id: str | None,
-        selector: Selector | None,
-        arg: object,
-    ) -> SendHandle:
+    def _queue_hooked(self, wakes: bool, subject: str, body: bytes, options: SendOptions) -> SendHandle:
+        properties = options.get("properties")
         given = properties if isinstance(properties, dict) else {}
-        sending = Sending(subject, body, key, tags, dict(given), message_id, self.name)
+        sending = Sending(
+            subject=subject,
+            body=body,
+            key=options.get("key"),
+            tags=options.get("tags", ()),
+            properties=dict(given),
+            message_id=options.get("message_id"),
+            producer=self.name,
+        )
         begun = self._hooked.before(sending)
-        added = properties if sending.properties == given else sending.properties
+        has_added = sending.properties != given
         try:
             try:
-                handle = self._queue(wakes, subject, body, key, tags, added, message_id, selector, arg)
+                added: SendOptions = {**options, "properties": sending.properties} if has_added else options
+                handle = self._queue(wakes, subject, body, added)
             except InvalidInput:
-                if added is properties:
+                if not has_added:
                     raise
-                # It may be what the hooks added that cannot be sent: the message does not depend on that.
-                handle = self._queue(wakes, subject, body, key, tags, properties, message_id, selector, arg)
+                # Perhaps the properties of the hooks cannot be sent: the message does not depend on those.
+                handle = self._queue(wakes, subject, body, options)
         except BaseException as error:
             self._hooked.after(begun, None, error)
             raise
