@@ -457,7 +457,7 @@ def test_the_result_of_a_failed_send_raises_an_error_of_its_own_each_time(line: 
         assert len({str(error) for error in errors}) == 1
         assert {(error.producer, error.current - error.epoch) for error in errors} == {("ledger", 1)}
         assert len({depth(error.__traceback__) for error in errors}) == 1
-    kept = handle._flight.error
+    kept = handle._batch.error
     assert kept is not None
     assert depth(kept.__traceback__) <= 3
 

@@ -146,13 +146,13 @@ class Connection(DeprecatedGroupMethods):
         check_partition_count(name, partitions)
         return self._ask(
             CreateSubject(
-                name,
-                partitions,
-                one_of(Routing, "routing", routing),
-                one_of(Strategy, "strategy", strategy),
-                limits if limits is not None else Limits(),
-                one_of(Keyless, "keyless", keyless),
-                broker_group_names(broker_groups),
+                name=name,
+                partitions=partitions,
+                routing=one_of(Routing, "routing", routing),
+                strategy=one_of(Strategy, "strategy", strategy),
+                limits=limits if limits is not None else Limits(),
+                keyless=one_of(Keyless, "keyless", keyless),
+                broker_groups=broker_group_names(broker_groups),
             ),
             Subject,
         )
@@ -210,12 +210,12 @@ class Connection(DeprecatedGroupMethods):
         """
         self._check_open()
         outbox = checked(outbox, Outbox, "outbox")
-        keeper = None if outbox is None else outbox.keeper(self._node, self._clock)
+        fallback = None if outbox is None else outbox.fallback_store(self._node, self._clock)
         try:
-            producer = Producer(self._node, self._clock, settings, name=name, hooks=hooks, keeper=keeper)
+            producer = Producer(self._node, self._clock, settings, name=name, hooks=hooks, fallback=fallback)
         except BaseException:
-            if keeper is not None:
-                keeper.close()
+            if fallback is not None:
+                fallback.close()
             raise
         with self._lock:
             self._producers = [one for one in self._producers if not one.is_closed] + [producer]

@@ -19,13 +19,13 @@ from inturn.outbox.row import checked_values, create_tables, json_text, put_row
 from inturn.outbox.scanner import Connected, Scanner
 from inturn.outbox.store import OutboxStore, open_engine
 from inturn.outbox.table import DEFAULT_TABLE, OutboxSettings, check_table_name, make_tables
-from inturn.producer.fallback import KeptRow
+from inturn.producer.fallback import FallbackRow
 from inturn.producer.options import MessageOptions
 from inturn.protocol.commands import Node
 
 
-class LocalOutbox:
-    """A `Keeper`. Its scanner takes part in the one lease of the outbox, so several producers may share one."""
+class FallbackOutbox:
+    """A `FallbackStore`. Its scanner takes part in the one lease of the outbox, so several producers may share one."""
 
     def __init__(self, store: OutboxStore, node: Node, clock: Clock, settings: OutboxSettings) -> None:
         store.create()
@@ -36,7 +36,7 @@ class LocalOutbox:
     def waiting(self) -> list[tuple[str, bytes, int]]:
         return self._store.waiting_keys()
 
-    def keep(self, rows: Sequence[KeptRow]) -> list[int]:
+    def write(self, rows: Sequence[FallbackRow]) -> list[int]:
         ids = self._store.add([_values(row) for row in rows])
         self._scanner.wake()
         return ids
@@ -49,7 +49,7 @@ class LocalOutbox:
         self._store.close()
 
 
-def _values(row: KeptRow) -> dict[str, object]:
+def _values(row: FallbackRow) -> dict[str, object]:
     message = row.message
     return {
         "subject": row.subject,
@@ -145,9 +145,9 @@ class Outbox:
         chosen = checked(settings, OutboxSettings, "settings") or self._settings
         return Scanner(self._store(chosen.lease.life_s), connection.node, chosen)
 
-    def keeper(self, node: Node, clock: Clock) -> LocalOutbox:
+    def fallback_store(self, node: Node, clock: Clock) -> FallbackOutbox:
         """For a producer: see `Connection.producer`."""
-        return LocalOutbox(self._store(create=True), node, clock, self._settings)
+        return FallbackOutbox(self._store(create=True), node, clock, self._settings)
 
     def status(self) -> OutboxStatus:
         """What is waiting, what was refused and why, and who scans."""
@@ -161,13 +161,13 @@ class Outbox:
             )
             lease = store.find_lease()
             return OutboxStatus(
-                self.table,
-                waiting,
-                oldest_at_ms,
-                refused,
-                lease.owner if lease is not None else None,
-                lease.epoch if lease is not None else 0,
-                store.open_transactions(),
+                table=self.table,
+                waiting=waiting,
+                oldest_at_ms=oldest_at_ms,
+                refused=refused,
+                scanner=lease.owner if lease is not None else None,
+                epoch=lease.epoch if lease is not None else 0,
+                open_transactions=store.open_transactions(),
             )
         finally:
             store.close()

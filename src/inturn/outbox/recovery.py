@@ -1,7 +1,7 @@
 """From where a successor has to read the logs to find what was stored of rows that are still in the table. Pure.
 
 A mark is an offset per partition: every row that was sent and is not deleted yet stands at it or behind it, if it is
-stored at all. Marks are written before rows are sent, in the transaction that deletes the rows before them.
+stored at all. RecoveryOffsets are written before rows are sent, in the transaction that deletes the rows before them.
 
 Which rows are stored already, though they are in the table still: read from the logs after the scanner before this
 one was fenced, so that nothing of it can arrive any more.
@@ -23,7 +23,7 @@ from inturn.protocol.request import ask
 Offsets = dict[str, list[int]]  # by subject, one offset for each partition; a partition that is missing begins at 0
 
 
-class Marks:
+class RecoveryOffsets:
     def __init__(self, stored: Offsets) -> None:
         """`stored` is what the one before has left."""
         self._horizon = Horizon[Offsets](stored)
@@ -54,7 +54,7 @@ class Marks:
             return {}
         before = self._horizon.settled
         now = {subject: list(ends) for subject, ends in self._ends.items()}
-        settled = self._horizon.look(now, unaccounted)
+        settled = self._horizon.advance(now, unaccounted)
         if settled is not before:
             for subject in settled:
                 self._learned.pop(subject, None)
@@ -65,11 +65,11 @@ _log = get_logger("inturn.outbox")
 READ_BYTES = 4 * MIB
 
 
-def recall(node: Node, marks: Offsets, producer_id: int) -> set[str]:
+def recover(node: Node, offsets_by_subject: Offsets, producer_id: int) -> set[str]:
     """The tokens of all that this producer stored from the marks on. What cannot be read, or must not be, is passed
     over: such rows are sent again."""
     tokens: set[str] = set()
-    for subject, offsets in marks.items():
+    for subject, offsets in offsets_by_subject.items():
         try:
             found = ask(node, DescribeSubject(subject), SubjectDescription)
             for one in found.partitions:

@@ -37,7 +37,7 @@ class Horizon(Generic[_Mark]):
         self.waits_for: frozenset[Hashable] = frozenset()
         self._mark = settled
 
-    def look(self, mark: _Mark, open_now: Collection[Hashable]) -> _Mark:
+    def advance(self, mark: _Mark, open_now: Collection[Hashable]) -> _Mark:
         """`open_now` has to be read after `mark`."""
         if self.waits_for:
             if not self.waits_for.isdisjoint(open_now):
@@ -66,7 +66,7 @@ def _signed(number: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRow:
+class ScanLease:
     """As it is in the database."""
 
     name: str  # of the outbox, and so of its producer
@@ -74,7 +74,7 @@ class LeaseRow:
     epoch: int
     beat: int
     life_ms: int
-    marks: dict[str, list[int]]
+    recovery: dict[str, list[int]]  # recovery offsets by subject, one for each partition
 
 
 class LeaseWatch:
@@ -85,7 +85,7 @@ class LeaseWatch:
         self._seen: tuple[int, int] | None = None
         self._since_s = 0.0
 
-    def may_take(self, row: LeaseRow, now_s: float) -> bool:
+    def may_take(self, row: ScanLease, now_s: float) -> bool:
         if row.owner is None:
             return True
         if self._seen != (row.epoch, row.beat):
@@ -113,7 +113,7 @@ class Hold:
         return now_s >= self._asked_at_s + self._settings.renew_s
 
 
-_RECALLING = "recalling"  # stands for rows of which it is known that they are stored, and that were not read yet
+_RECOVERING = "recovering"  # stands for rows of which it is known that they are stored, and that were not read yet
 
 
 @dataclass(slots=True)
@@ -131,12 +131,12 @@ class _Lane:
 
 
 class ScanCore:
-    def __init__(self, settings: OutboxSettings, recalled: Iterable[str] = (), recall_until: int = 0) -> None:
-        """`recalled` are the tokens that stand in the logs; they are of rows up to the id `recall_until`."""
+    def __init__(self, settings: OutboxSettings, recovered: Iterable[str] = (), recovered_until: int = 0) -> None:
+        """`recovered` are the tokens that stand in the logs; they are of rows up to the id `recovered_until`."""
         self.cursor = 0  # rows up to here were read
         self._settings = settings
-        self._recalled = set(recalled)
-        self._recall_until = recall_until
+        self._recovered = set(recovered)
+        self._recovered_until = recovered_until
         self._in_flight: dict[int, tuple[Row, Hashable]] = {}
         self._lanes: dict[Hashable, _Lane] = {}
         self._refused: set[int] = set()
@@ -171,8 +171,8 @@ class ScanCore:
     def unaccounted(self) -> set[Hashable]:
         """What may be stored, though its row is there."""
         found: set[Hashable] = {*self._in_flight, *self._lost}
-        if self._recalled:
-            found.add(_RECALLING)
+        if self._recovered:
+            found.add(_RECOVERING)
         return found
 
     def choose(
@@ -186,7 +186,7 @@ class ScanCore:
         for row in rows:
             if row.id in self._in_flight or row.id in self._stored:
                 pass
-            elif row.token in self._recalled:
+            elif row.token in self._recovered:
                 self._stored.add(row.id)
                 choice.stored.append(row.id)
             elif row.id in self._refused or row.id in self._lost or self.is_held(row):
@@ -196,8 +196,8 @@ class ScanCore:
             self.cursor = row.id
         else:
             self.cursor = max(self.cursor, up_to or 0)
-        if self.cursor >= self._recall_until:
-            self._recalled.clear()
+        if self.cursor >= self._recovered_until:
+            self._recovered.clear()
         return choice
 
     def is_held(self, row: Row) -> bool:

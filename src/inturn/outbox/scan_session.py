@@ -1,4 +1,4 @@
-"""A shift: the time of one scanner with one lease and one producer, from taking over to the end of either."""
+"""A session: the time of one scanner with one lease and one producer, from taking over to the end of either."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inturn.model.routing import slot_of
 from inturn.model.settings import ProducerSettings, Strategy
 from inturn.model.subject import Subject
 from inturn.model.time import Clock
-from inturn.outbox.recovery import Marks, ends_of, recall
+from inturn.outbox.recovery import RecoveryOffsets, ends_of, recover
 from inturn.outbox.row import TOKEN, Row
 from inturn.outbox.scan_core import Hold, ScanCore
 from inturn.outbox.store import OutboxStore, Refusal
@@ -42,11 +42,11 @@ class Counts:
     """What a scanner did since it was started."""
 
     sent: int = 0  # rows that were acknowledged, and deleted
-    recalled: int = 0  # rows that a scanner before had sent: they were deleted only
+    recovered: int = 0  # rows that a scanner before had sent: they were deleted only
     refused: int = 0  # attempts that were refused
 
 
-class Shift:
+class ScanSession:
     """Not thread-safe: one thread at a time.
 
     In the beginning the order matters. The producer is opened, which fences the one before; the lease is looked at
@@ -83,15 +83,15 @@ class Shift:
         # Strict, whatever the subjects are: a row waits in its order for as long as it takes.
         self._producer = Producer(node, clock, _SENDING, name=name, strategy=Strategy.STRICT)
         try:
-            marks = store.marks(hold.epoch)
-            if marks:
+            offsets = store.recovery_offsets(hold.epoch)
+            if offsets:
                 time.sleep(SYNC_S)
-            tokens = recall(node, marks, self._producer.id) if marks else set()
+            tokens = recover(node, offsets, self._producer.id) if offsets else set()
             self._core = ScanCore(settings, tokens, store.newest_id() if tokens else 0)
         except BaseException:
             self.end()
             raise
-        self._marks = Marks(marks)
+        self._recovery = RecoveryOffsets(offsets)
 
     @property
     def in_flight(self) -> int:
@@ -120,7 +120,7 @@ class Shift:
 
     @property
     def is_over(self) -> bool:
-        """Rows failed on their way: only a new shift can find out what is stored of them."""
+        """Rows failed on their way: only a new session can find out what is stored of them."""
         now_s = self._clock.monotonic()
         return self._is_ending(now_s) and (not self._handles or now_s >= self._retry_at_s + self._settings.retry_s)
 
@@ -130,7 +130,7 @@ class Shift:
             self._producer.close(patience_s)
 
     def finish(self) -> None:
-        """The end of a shift that nobody ended: wait for what is on its way, and note it."""
+        """The end of a session that nobody ended: wait for what is on its way, and note it."""
         self.end(CLOSE_S)
         self._collect(self._clock.monotonic(), is_closing=True)
         self._settle()
@@ -152,7 +152,7 @@ class Shift:
                 self._core.failed(row)
                 self._refuse(row, error)
             else:
-                self._marks.acknowledged(place.subject, place.partition, place.offset)
+                self._recovery.acknowledged(place.subject, place.partition, place.offset)
                 self._core.stored(row_id, now_s)
                 self._counts.sent += 1
                 self._stored.append(row_id)
@@ -163,7 +163,7 @@ class Shift:
         if self._core.has_refused and not self._core.has_lost and now_s >= self._retry_at_s:
             self._retry_at_s = math.inf
             self._core.retry()
-        look = self._store.look(self._core.cursor, self._core.room)
+        look = self._store.read_rows(self._core.cursor, self._core.room)
         self.open_count = look.open_count
         for subject in {row.subject for row in look.rows}:
             self._learn(subject)
@@ -171,17 +171,17 @@ class Shift:
         choice = self._core.choose(look.rows, self._lane, now_s, look.up_to)
         self._chosen.extend(choice.send)
         self._stored += choice.stored
-        self._counts.recalled += len(choice.stored)
+        self._counts.recovered += len(choice.stored)
         return bool(look.rows) and self._core.cursor > cursor
 
     def _learn(self, name: str) -> None:
         """Its route, for the lanes, and where it ends, for the marks."""
-        if self._marks.knows(name):
+        if self._recovery.knows(name):
             return
         self._unusable.pop(name, None)
         try:
             self._subjects[name] = ask(self._node, FindSubject(name), Subject, PATIENCE_S)
-            self._marks.learn(name, ends_of(self._node, name, PATIENCE_S))
+            self._recovery.learn(name, ends_of(self._node, name, PATIENCE_S))
         except (NotFound, InvalidInput, AccessDenied) as error:
             self._subjects.pop(name, None)
             self._unusable[name] = error
@@ -198,8 +198,8 @@ class Shift:
     def _settle(self) -> None:
         """Nothing is forgotten before it is committed."""
         asked_at_s = self._clock.monotonic()
-        marks = self._marks.to_store(self._core.unaccounted())
-        self._store.settle(self._hold.epoch, self._stored, self._refusals, marks)
+        offsets = self._recovery.to_store(self._core.unaccounted())
+        self._store.settle(self._hold.epoch, self._stored, self._refusals, offsets)
         self._hold.renewed(asked_at_s)
         self._core.deleted(self._stored)
         self._stored = []

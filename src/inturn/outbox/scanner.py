@@ -16,7 +16,7 @@ from inturn.model.errors import Closed, InturnError, OutboxHeld, OutboxLost, Pro
 from inturn.model.logs import get_logger
 from inturn.model.time import Clock, SystemClock
 from inturn.outbox.scan_core import Hold, LeaseWatch
-from inturn.outbox.scan_session import Counts, Shift
+from inturn.outbox.scan_session import Counts, ScanSession
 from inturn.outbox.store import OutboxStore
 from inturn.outbox.table import OutboxSettings
 from inturn.protocol.commands import Node
@@ -61,7 +61,7 @@ class Scanner:
         self._clock = clock if clock is not None else SystemClock()
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._counts = Counts()
-        self._shift: Shift | None = None
+        self._session: ScanSession | None = None
         self._stop = threading.Event()
         self._is_in_hand = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -97,10 +97,10 @@ class Scanner:
         return True
 
     def wake(self) -> None:
-        """Look now: something was committed."""
-        shift = self._shift
-        if shift is not None:
-            shift.changed.set()
+        """ReadableRows now: something was committed."""
+        session = self._session
+        if session is not None:
+            session.changed.set()
 
     def run_once(self, wait_s: float = 0.0, advance: Callable[[int], None] | None = None) -> ScannerStatistics:
         """Send all that may be sent now, in this thread, and give the lease back. `advance` is told how many were sent.
@@ -111,23 +111,23 @@ class Scanner:
         with self._is_in_hand, contextlib.closing(self._store):
             self._store.check()
             hold, name = self._taken(wait_s)
-            shift = self._begun(hold, name)
+            session = self._begun(hold, name)
             try:
-                self._empty(shift, advance)
-                shift.finish()
+                self._empty(session, advance)
+                session.finish()
             finally:
-                self._end(shift, hold)
+                self._end(session, hold)
         return self.statistics()
 
     def statistics(self) -> ScannerStatistics:
-        shift = self._shift
+        session = self._session
         return ScannerStatistics(
-            shift is not None,
-            self._counts.sent,
-            self._counts.recalled,
-            self._counts.refused,
-            shift.in_flight if shift is not None else 0,
-            shift.open_count if shift is not None else 0,
+            is_scanning=session is not None,
+            sent=self._counts.sent,
+            recalled=self._counts.recovered,
+            refused=self._counts.refused,
+            in_flight=session.in_flight if session is not None else 0,
+            open_transactions=session.open_count if session is not None else 0,
         )
 
     def __enter__(self) -> Self:
@@ -160,18 +160,18 @@ class Scanner:
             return None
         return Hold(epoch, self._settings.lease, asked_at_s), f"outbox-{seen.name}"
 
-    def _begun(self, hold: Hold, name: str) -> Shift:
-        self._shift = Shift(self._store, self._node, self._clock, self._settings, hold, name, self._counts)
-        return self._shift
+    def _begun(self, hold: Hold, name: str) -> ScanSession:
+        self._session = ScanSession(self._store, self._node, self._clock, self._settings, hold, name, self._counts)
+        return self._session
 
-    def _empty(self, shift: Shift, advance: Callable[[int], None] | None) -> None:
+    def _empty(self, session: ScanSession, advance: Callable[[int], None] | None) -> None:
         told = self._counts.sent
-        while shift.turn() or shift.in_flight:
+        while session.turn() or session.in_flight:
             if advance is not None and self._counts.sent > told:
                 advance(self._counts.sent - told)
                 told = self._counts.sent
-            if shift.in_flight:
-                shift.wait()
+            if session.in_flight:
+                session.wait()
 
     def _run(self) -> None:
         watch = LeaseWatch()
@@ -197,28 +197,28 @@ class Scanner:
 
     def _scan(self, hold: Hold, name: str) -> None:
         _log.info("outbox.scanning", table=self._store.name, epoch=hold.epoch)
-        shift = self._begun(hold, name)
+        session = self._begun(hold, name)
         try:
             while not self._stop.is_set():
-                if shift.is_over:
-                    shift.end()
-                    shift = self._begun(hold, name)
-                self._turn(shift)
-            shift.finish()
+                if session.is_over:
+                    session.end()
+                    session = self._begun(hold, name)
+                self._turn(session)
+            session.finish()
         finally:
-            self._end(shift, hold)
+            self._end(session, hold)
 
-    def _end(self, shift: Shift, hold: Hold) -> None:
+    def _end(self, session: ScanSession, hold: Hold) -> None:
         """The lease is given back also after an error: whoever is next finds out by itself what is stored."""
-        self._shift = None
-        shift.end()
+        self._session = None
+        session.end()
         with contextlib.suppress(InturnError):
             self._store.release(hold.epoch)
 
-    def _turn(self, shift: Shift) -> None:
+    def _turn(self, session: ScanSession) -> None:
         try:
-            if not shift.turn():
-                shift.wait()
+            if not session.turn():
+                session.wait()
         except InturnError as error:
             if not error.retriable:
                 raise

@@ -19,7 +19,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from inturn.model.errors import InvalidInput, OutboxFailed, OutboxLost
 from inturn.outbox.recovery import Offsets
 from inturn.outbox.row import Row, create_tables
-from inturn.outbox.scan_core import LeaseRow, settled_id
+from inturn.outbox.scan_core import ScanLease, settled_id
 from inturn.outbox.table import TRIGGER, OutboxTables, ddl
 
 BUSY_TIMEOUT_S = 5.0
@@ -27,7 +27,7 @@ CHUNK = 500  # ids in one statement
 _decoder = msgspec.json.Decoder(Offsets)
 
 # The locks are read in the statement that reads the newest id, whose snapshot is older than the look at them.
-_LOOK_POSTGRESQL = """
+_OPEN_POSTGRESQL = """
 SELECT (SELECT max(id) FROM {table}), ARRAY(
     SELECT objid::bigint FROM pg_locks
     WHERE locktype = 'advisory' AND classid = '{table}'::regclass::oid AND objsubid = 2
@@ -48,7 +48,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReadableRows:
     """Rows behind a cursor that may be sent; `up_to` is set if there are no others up to this id."""
 
     rows: list[Row]
@@ -107,7 +107,7 @@ class OutboxStore:
         self._engine = engine.execution_options(isolation_level="READ COMMITTED") if self._is_postgresql else engine
         name = tables.name
         self._patience_sql = f"SET LOCAL idle_in_transaction_session_timeout = {int(transaction_s * 1000)}"
-        self._look_sql = _LOOK_POSTGRESQL.format(table=name)
+        self._open_sql = _OPEN_POSTGRESQL.format(table=name)
         self._trigger_sql = _TRIGGER_POSTGRESQL.format(table=name, trigger=TRIGGER)
 
     # Tables
@@ -139,7 +139,7 @@ class OutboxStore:
 
     # The lease
 
-    def read_lease(self, name: str) -> LeaseRow:
+    def read_lease(self, name: str) -> ScanLease:
         """As it is; if nobody ever scanned, it is made, free and under this name."""
         found = self.find_lease()
         if found is None:
@@ -152,7 +152,7 @@ class OutboxStore:
         assert found is not None
         return found
 
-    def take_lease(self, seen: LeaseRow, owner: str, life_s: float) -> int | None:
+    def take_lease(self, seen: ScanLease, owner: str, life_s: float) -> int | None:
         """Become the owner, unless something happened since it was read; the epoch, or None."""
         table = self._tables.scanner
         statement = (
@@ -170,7 +170,7 @@ class OutboxStore:
         with self._transaction() as connection:
             connection.execute(update(table).where(table.c.epoch == epoch).values(owner=None, beat=table.c.beat + 1))
 
-    def marks(self, epoch: int) -> Offsets:
+    def recovery_offsets(self, epoch: int) -> Offsets:
         """What the scanners before have left. OutboxLost if the lease is not ours any more."""
         table = self._tables.scanner
         with self._engine_errors(), self._engine.connect() as connection:
@@ -186,17 +186,17 @@ class OutboxStore:
         with self._engine_errors(), self._engine.connect() as connection:
             return connection.execute(select(func.max(rows.c.id))).scalar_one() or 0
 
-    def look(self, cursor: int, limit: int) -> Look:
+    def read_rows(self, cursor: int, limit: int) -> ReadableRows:
         """Rows behind the cursor, up to the newest id below which no transaction can bring one any more."""
         rows = self._tables.rows
         with self._engine_errors(), self._engine.connect() as connection:
             if self._is_postgresql:
-                newest, lows = connection.exec_driver_sql(self._look_sql).one()
+                newest, lows = connection.exec_driver_sql(self._open_sql).one()
             else:
                 newest, lows = connection.execute(select(func.max(rows.c.id))).scalar_one(), []
             horizon = settled_id(newest or 0, lows)
             if horizon <= cursor:
-                return Look([], None, len(lows))
+                return ReadableRows([], None, len(lows))
             columns = [column for column in rows.c if column.name != "error"]
             statement = (
                 select(*columns)
@@ -205,12 +205,12 @@ class OutboxStore:
                 .limit(bindparam("most"))
             )
             found = [_row(one) for one in connection.execute(statement, {"most": limit})]
-        return Look(found, horizon if len(found) < limit else None, len(lows))
+        return ReadableRows(found, horizon if len(found) < limit else None, len(lows))
 
-    def settle(self, epoch: int, stored: Sequence[int], refused: Sequence[Refusal], marks: Offsets) -> None:
+    def settle(self, epoch: int, stored: Sequence[int], refused: Sequence[Refusal], recovery: Offsets) -> None:
         """Renew the lease, delete what is stored, note what was refused, and write the marks; or OutboxLost."""
         rows, scanner = self._tables.rows, self._tables.scanner
-        text = msgspec.json.encode(marks).decode()
+        text = msgspec.json.encode(recovery).decode()
         fence = update(scanner).where(scanner.c.epoch == epoch).values(beat=scanner.c.beat + 1, marks=text)
         with self._transaction() as connection:
             if connection.execute(fence).rowcount != 1:
@@ -261,21 +261,21 @@ class OutboxStore:
         with self._engine_errors(), self._engine.connect() as connection:
             return [(_row(one), one.error) for one in connection.execute(statement)]
 
-    def find_lease(self) -> LeaseRow | None:
+    def find_lease(self) -> ScanLease | None:
         """Without making it."""
         table = self._tables.scanner
         with self._engine_errors(), self._engine.connect() as connection:
             found = connection.execute(select(table)).first()
         if found is None:
             return None
-        return LeaseRow(found.name, found.owner, found.epoch, found.beat, found.life_ms, _decoder.decode(found.marks))
+        return ScanLease(found.name, found.owner, found.epoch, found.beat, found.life_ms, _decoder.decode(found.marks))
 
     def open_transactions(self) -> int:
         """How many have put something and have not ended; they hold back what comes behind them."""
         if not self._is_postgresql:
             return 0
         with self._engine_errors(), self._engine.connect() as connection:
-            return len(connection.exec_driver_sql(self._look_sql).one()[1])
+            return len(connection.exec_driver_sql(self._open_sql).one()[1])
 
     def close(self) -> None:
         """Close the connections, unless the engine is somebody else's."""
@@ -300,17 +300,17 @@ class OutboxStore:
 def _row(found: Any) -> Row:
     key = None if found.key is None else bytes(found.key)
     return Row(
-        found.id,
-        found.token,
-        found.subject,
-        key,
-        bytes(found.body),
-        found.tags,
-        found.properties,
-        found.message_id,
-        found.partition,
-        found.created_at_ms,
-        found.attempts,
+        id=found.id,
+        token=found.token,
+        subject=found.subject,
+        key=key,
+        body=bytes(found.body),
+        tags=found.tags,
+        properties=found.properties,
+        message_id=found.message_id,
+        partition=found.partition,
+        created_at_ms=found.created_at_ms,
+        attempts=found.attempts,
     )
 
 

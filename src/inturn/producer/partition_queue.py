@@ -14,7 +14,7 @@ from inturn.model.batch import encode
 from inturn.model.errors import BrokerGroupClosed, InturnError, OutOfSequence, RouteChanged, StorageError
 from inturn.model.message import Outgoing
 from inturn.model.settings import ProducerSettings, Strategy
-from inturn.producer.send_batch import Flight
+from inturn.producer.send_batch import SendBatch
 from inturn.protocol.commands import Append
 
 
@@ -45,11 +45,11 @@ class PartitionQueue:
         self._strategy = strategy
         self._settings = settings
         self._batch_bytes, self._batch_count = settings.batch_bytes, settings.batch_count
-        self._open = Flight(subject, partition)
-        self._closed: deque[Flight] = deque()
-        # A window: what is acknowledged stays in it behind a flight that is not, because the log remembers only
+        self._open = SendBatch(subject, partition)
+        self._closed: deque[SendBatch] = deque()
+        # A window: what is acknowledged stays in it behind a batch that is not, because the log remembers only
         # so many batches of a producer, and must still know that one when it is sent again.
-        self._sent: deque[Flight] = deque()
+        self._sent: deque[SendBatch] = deque()
         self._next_sequence = 0
         self._phase = _Phase.FLOWING
         self._failures = 0
@@ -64,29 +64,29 @@ class PartitionQueue:
     @property
     def waiting_count(self) -> int:
         """Messages that are not acknowledged."""
-        sent = sum(len(flight.messages) for flight in self._sent if not flight.done)
-        return sent + sum(len(flight.messages) for flight in self._closed) + len(self._open.messages)
+        sent = sum(len(batch.messages) for batch in self._sent if not batch.done)
+        return sent + sum(len(batch.messages) for batch in self._closed) + len(self._open.messages)
 
-    def add(self, message: Outgoing, slot: int, size_bytes: int) -> Flight:
-        """Queue a message; its index in the flight is the last one."""
-        flight = self._open
-        messages = flight.messages
-        total_bytes = flight.size_bytes + size_bytes
+    def add(self, message: Outgoing, slot: int, size_bytes: int) -> SendBatch:
+        """Queue a message; its index in the batch is the last one."""
+        batch = self._open
+        messages = batch.messages
+        total_bytes = batch.size_bytes + size_bytes
         if messages and (total_bytes > self._batch_bytes or len(messages) >= self._batch_count):
-            self._closed.append(flight)
-            flight = self._open = Flight(self.subject, self.partition)
-            messages, total_bytes = flight.messages, size_bytes
+            self._closed.append(batch)
+            batch = self._open = SendBatch(self.subject, self.partition)
+            messages, total_bytes = batch.messages, size_bytes
         messages.append(message)
-        flight.slots.append(slot)
-        flight.size_bytes = total_bytes
-        return flight
+        batch.slots.append(slot)
+        batch.size_bytes = total_bytes
+        return batch
 
-    def take_over(self, flight: Flight) -> None:
-        """Best effort: a flight that another partition could not store goes to the end of this queue."""
-        flight.moves += 1
-        self.take_back(flight)
+    def take_over(self, batch: SendBatch) -> None:
+        """Best effort: a batch that another partition could not store goes to the end of this queue."""
+        batch.moves += 1
+        self.take_back(batch)
 
-    def poll(self, now_s: float, gathers: bool = False) -> list[tuple[Flight, Append]]:
+    def poll(self, now_s: float, gathers: bool = False) -> list[tuple[SendBatch, Append]]:
         """What to send now, in this order. If it `gathers`, a batch that is not full waits while another is on its way:
         many partitions with a few messages each would make many small batches, each of which costs as much as a large
         one."""
@@ -94,72 +94,72 @@ class PartitionQueue:
             return []
         commands = []
         if self._phase is _Phase.SETTLING:
-            if any(flight.is_awaited for flight in self._sent) or now_s < self._resume_at_s:
+            if any(batch.is_awaited for batch in self._sent) or now_s < self._resume_at_s:
                 return []
             self._phase = _Phase.FLOWING
-            commands = [self._send(flight, now_s) for flight in self._sent if not flight.done]
+            commands = [self._send(batch, now_s) for batch in self._sent if not batch.done]
             if commands:
                 return commands  # nothing new before it is known whether this works
         while len(self._sent) < self._settings.in_flight and not self.is_held:
             if gathers and self._sent and not self._closed:
                 break
-            flight = self._next_flight()
-            if flight is None:
+            batch = self._next_batch()
+            if batch is None:
                 break
-            self._encode(flight)
-            self._sent.append(flight)
-            commands.append(self._send(flight, now_s))
+            self._encode(batch)
+            self._sent.append(batch)
+            commands.append(self._send(batch, now_s))
         return commands
 
-    def expire(self, now_s: float) -> list[Flight]:
+    def expire(self, now_s: float) -> list[SendBatch]:
         """An answer that does not come counts as a failure; whether the batch was stored, the next try tells.
 
-        Returns the flights that this queue gives up (best effort only).
+        Returns the batches that this queue gives up (best effort only).
         """
         overdue = [
-            flight
-            for flight in self._sent
-            if flight.is_awaited and now_s >= flight.sent_at_s + self._settings.answer_timeout_s
+            batch
+            for batch in self._sent
+            if batch.is_awaited and now_s >= batch.sent_at_s + self._settings.answer_timeout_s
         ]
-        given_up: list[Flight] = []
-        for flight in overdue:
-            flight.is_awaited = False
+        given_up: list[SendBatch] = []
+        for batch in overdue:
+            batch.is_awaited = False
             self._phase = _Phase.SETTLING
             self._resume_at_s = now_s
-            if self._strategy is Strategy.BEST_EFFORT and flight.tries >= self._settings.tries_max:
-                given_up += self._give_up(flight)
+            if self._strategy is Strategy.BEST_EFFORT and batch.tries >= self._settings.tries_max:
+                given_up += self._give_up(batch)
         return given_up
 
     def next_due_s(self) -> float | None:
         """When `poll` should be called again though nothing else happens."""
-        awaited = [flight.sent_at_s + self._settings.answer_timeout_s for flight in self._sent if flight.is_awaited]
+        awaited = [batch.sent_at_s + self._settings.answer_timeout_s for batch in self._sent if batch.is_awaited]
         if awaited:
             return min(awaited)
         return self._resume_at_s if self._phase is _Phase.SETTLING else None
 
-    def succeeded(self, flight: Flight, base_offset: int) -> int:
+    def succeeded(self, batch: SendBatch, base_offset: int) -> int:
         """Stored. Returns how many bytes are no longer waiting; a repeated answer changes nothing."""
-        if flight.done or flight not in self._sent:
+        if batch.done or batch not in self._sent:
             return 0
         self._failures = 0
-        flight.is_awaited = False
-        flight.finish(base_offset)
+        batch.is_awaited = False
+        batch.finish(base_offset)
         self._move_window()
-        return flight.size_bytes
+        return batch.size_bytes
 
-    def failed(self, flight: Flight, tries: int, error: InturnError, now_s: float) -> list[Flight]:
-        """Not stored, or not known. Returns the flights that this queue gives up (best effort only)."""
-        if flight.done or flight not in self._sent or tries != flight.tries or not flight.is_awaited:
+    def failed(self, batch: SendBatch, tries: int, error: InturnError, now_s: float) -> list[SendBatch]:
+        """Not stored, or not known. Returns the batches that this queue gives up (best effort only)."""
+        if batch.done or batch not in self._sent or tries != batch.tries or not batch.is_awaited:
             return []  # an answer to an earlier try
-        flight.is_awaited = False
-        flight.is_refused = isinstance(error, RouteChanged)
-        flight.last_error = error
+        batch.is_awaited = False
+        batch.is_refused = isinstance(error, RouteChanged)
+        batch.last_error = error
         self._phase = _Phase.SETTLING
-        if isinstance(error, OutOfSequence) and flight is self._sent[0] and error.got > error.expected:
+        if isinstance(error, OutOfSequence) and batch is self._sent[0] and error.got > error.expected:
             # Everything before it was acknowledged, but the log no longer knows: it lost it, or forgot us.
-            flight.gap = True
-        if self._strategy is Strategy.BEST_EFFORT and self._is_hopeless(flight, error):
-            return self._give_up(flight)
+            batch.gap = True
+        if self._strategy is Strategy.BEST_EFFORT and self._is_hopeless(batch, error):
+            return self._give_up(batch)
         if not error.retriable:
             self.error = error
             return []
@@ -174,89 +174,89 @@ class PartitionQueue:
 
         If the first that is not was refused for its route, none behind it can be: the log would miss the first.
         """
-        first = next((flight for flight in self._sent if not flight.done), None)
+        first = next((batch for batch in self._sent if not batch.done), None)
         return first is None or first.is_refused
 
-    def reroute(self, route_version: int) -> list[Flight]:
+    def reroute(self, route_version: int) -> list[SendBatch]:
         """Go on by another route: all that is not stored, in order, to be given back to this queue or to others."""
-        first = next((flight for flight in self._sent if not flight.done), None)
-        if first is not None and first.batch is not None:
-            self._next_sequence = first.batch.first_sequence
+        first = next((batch for batch in self._sent if not batch.done), None)
+        if first is not None and first.encoded is not None:
+            self._next_sequence = first.encoded.first_sequence
             self._gap = self._gap or first.gap
         self._route_version = route_version
         self._phase, self._failures, self.is_held = _Phase.FLOWING, 0, False
         return self.abandon()
 
-    def take_back(self, flight: Flight) -> None:
-        """A flight that was not stored goes to the end of this queue."""
-        flight.partition = self.partition
-        flight.batch = None
-        flight.tries = 0
-        flight.gap = flight.is_awaited = flight.is_refused = False
+    def take_back(self, batch: SendBatch) -> None:
+        """A batch that was not stored goes to the end of this queue."""
+        batch.partition = self.partition
+        batch.encoded = None
+        batch.tries = 0
+        batch.gap = batch.is_awaited = batch.is_refused = False
         if self._open.messages:
             self._closed.append(self._open)
-            self._open = Flight(self.subject, self.partition)
-        self._closed.append(flight)
+            self._open = SendBatch(self.subject, self.partition)
+        self._closed.append(batch)
 
-    def abandon(self) -> list[Flight]:
+    def abandon(self) -> list[SendBatch]:
         """Everything that is not acknowledged, in order; the queue is empty afterwards."""
-        unacknowledged = [flight for flight in self._sent if not flight.done]
-        flights = [*unacknowledged, *self._closed, *([self._open] if self._open.messages else [])]
+        unacknowledged = [batch for batch in self._sent if not batch.done]
+        batches = [*unacknowledged, *self._closed, *([self._open] if self._open.messages else [])]
         self._sent.clear()
         self._closed.clear()
-        self._open = Flight(self.subject, self.partition)
-        return flights
+        self._open = SendBatch(self.subject, self.partition)
+        return batches
 
-    def withdraw(self) -> list[Flight]:
+    def withdraw(self) -> list[SendBatch]:
         """As `abandon`, but this queue goes on: the numbers of what was sent without an answer stay unused."""
-        if any(not flight.done for flight in self._sent):
+        if any(not batch.done for batch in self._sent):
             self._gap = True
         return self.abandon()
 
-    def _next_flight(self) -> Flight | None:
+    def _next_batch(self) -> SendBatch | None:
         if self._closed:
             return self._closed.popleft()
         if not self._open.messages:
             return None
-        flight, self._open = self._open, Flight(self.subject, self.partition)
-        return flight
+        batch, self._open = self._open, SendBatch(self.subject, self.partition)
+        return batch
 
-    def _encode(self, flight: Flight) -> None:
-        flight.batch = encode(
-            flight.messages,
-            flight.slots,
+    def _encode(self, batch: SendBatch) -> None:
+        batch.encoded = encode(
+            batch.messages,
+            batch.slots,
             producer_id=self._producer_id,
             producer_epoch=self._producer_epoch,
             first_sequence=self._next_sequence,
             route_version=self._route_version,
             compression=self._settings.compression,
         )
-        self._next_sequence += len(flight.messages)
-        flight.gap, self._gap = self._gap, False
+        self._next_sequence += len(batch.messages)
+        batch.gap, self._gap = self._gap, False
 
-    def _send(self, flight: Flight, now_s: float) -> tuple[Flight, Append]:
-        assert flight.batch is not None
-        flight.is_awaited, flight.is_refused = True, False
-        flight.sent_at_s = now_s
-        flight.tries += 1
-        return flight, Append(self.subject, self.partition, flight.batch, flight.gap)
+    def _send(self, batch: SendBatch, now_s: float) -> tuple[SendBatch, Append]:
+        assert batch.encoded is not None
+        batch.is_awaited, batch.is_refused = True, False
+        batch.sent_at_s = now_s
+        batch.tries += 1
+        return batch, Append(self.subject, self.partition, batch.encoded, batch.gap)
 
-    def _is_hopeless(self, flight: Flight, error: InturnError) -> bool:
-        if flight.tries >= self._settings.tries_max or isinstance(error, BrokerGroupClosed):
+    def _is_hopeless(self, batch: SendBatch, error: InturnError) -> bool:
+        if batch.tries >= self._settings.tries_max or isinstance(error, BrokerGroupClosed):
             return True  # an operator has said so, or its broker is dead: no use in trying again and again
         return not error.retriable and isinstance(error, StorageError)
 
-    def _give_up(self, flight: Flight) -> list[Flight]:
+    def _give_up(self, batch: SendBatch) -> list[SendBatch]:
         """The numbers of what is given up stay unused: the batch after it says that the gap is meant."""
-        place = self._sent.index(flight)
-        self._sent.remove(flight)
+        place = self._sent.index(batch)
+        self._sent.remove(batch)
         after = next((one for one in list(self._sent)[place:] if not one.done), None)
         if after is not None:
             after.gap = True
         else:
             self._gap = True
         self._move_window()
-        return [flight]
+        return [batch]
 
     def _move_window(self) -> None:
         while self._sent and self._sent[0].done:

@@ -28,7 +28,7 @@ from inturn.model.settings import ProducerSettings, Strategy, checked
 from inturn.model.subject import Subject, check_name
 from inturn.model.time import Clock
 from inturn.producer.core import ProducerCore, SendAttempt
-from inturn.producer.fallback import Keeper, KeeperThread, Keeping
+from inturn.producer.fallback import FallbackQueue, FallbackStore, FallbackThread
 from inturn.producer.options import SendOptions
 from inturn.producer.send_batch import SendHandle, Stored
 from inturn.producer.send_hook import HookedSends, SendHook, Sending
@@ -65,10 +65,10 @@ class Producer:
         name: str | None = None,
         strategy: Strategy | None = None,
         hooks: Sequence[SendHook] = (),
-        keeper: Keeper | None = None,
+        fallback: FallbackStore | None = None,
     ) -> None:
-        """`strategy` is for all subjects, whatever theirs is. `keeper` is the outbox for what best effort gives up; it
-        is closed with the producer."""
+        """`strategy` overrides the strategy of all subjects. `fallback` stores messages that best effort gives up; the
+        producer closes `fallback`."""
         if name is not None:
             check_name("producer", name)
         if not isinstance(hooks, Sequence) or not all(isinstance(hook, SendHook) for hook in hooks):
@@ -88,10 +88,10 @@ class Producer:
         self._is_asleep = False
         self._is_dirty = False  # something changed since the core was last polled
         self._closed = False
-        self._keeper: KeeperThread | None = None
-        if keeper is not None:
-            self._core.keeping = Keeping(keeper.waiting(), self._settings)
-            self._keeper = KeeperThread(keeper, self._core, self._lock, self._roomier, self._wake)
+        self._fallback: FallbackThread | None = None
+        if fallback is not None:
+            self._core.fallback = FallbackQueue(fallback.waiting(), self._settings)
+            self._fallback = FallbackThread(fallback, self._core, self._lock, self._roomier, self._wake)
         self._hooked = HookedSends(hooks)
         # Chosen once: without hooks, a message has nothing more to go through.
         self._accept: Callable[[bool, str, bytes, SendOptions], SendHandle] = (
@@ -161,9 +161,9 @@ class Producer:
             if not self._roomier.wait_for(lambda: self._core.is_idle, timeout_s):
                 raise SendTimeout("all subjects", timeout_s or 0.0, None)
             failed, self._core.failed = self._core.failed, []
-        for flight in failed:
-            if flight.error is not None and not flight.is_seen:
-                raise copy.copy(flight.error)
+        for batch in failed:
+            if batch.error is not None and not batch.is_seen:
+                raise copy.copy(batch.error)
 
     def would_wait(self, subject: str) -> bool:
         """Whether `send` would have to wait now: for room in the buffer, or to learn the subject's route."""
@@ -204,7 +204,7 @@ class Producer:
         self._changed = threading.Condition(self._lock)
         self._roomier = threading.Condition(self._lock)
         self._closed = True
-        self._core.keeping = None
+        self._core.fallback = None
         self._core.abandon(Closed("producer"))
 
     def _stop(self) -> None:
@@ -217,8 +217,8 @@ class Producer:
         if left:
             _log.warning("producer.closed_with_unsent", producer=self.name, messages=left)
         self._thread.join()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._fallback is not None:
+            self._fallback.close()
 
     def _queue(
         self,
@@ -241,14 +241,14 @@ class Producer:
                 self._wait_for_room()
             key = options.get("key")
             if len(options) == (0 if key is None else 1) and reserved is None:
-                flight = core.add(subject, body, key, born_at_ms)  # no option but the key: 0.2 µs less per message
+                batch = core.add(subject, body, key, born_at_ms)  # no option but the key: 0.2 µs less per message
             else:
-                flight = core.add(subject, body, born_at_ms=born_at_ms, reserved=reserved, **options)
-            handle = SendHandle(flight, len(flight.messages) - 1)
+                batch = core.add(subject, body, born_at_ms=born_at_ms, reserved=reserved, **options)
+            handle = SendHandle(batch, len(batch.messages) - 1)
             if wakes:
                 self._wake()
-            if self._keeper is not None:
-                self._wake_keeper()
+            if self._fallback is not None:
+                self._wake_fallback()
         return handle
 
     def _queue_hooked(self, wakes: bool, subject: str, body: bytes, options: SendOptions) -> SendHandle:
@@ -300,8 +300,8 @@ class Producer:
             with self._lock:
                 self._is_dirty = False
                 attempts = self._core.poll(self._clock.monotonic())
-                if self._keeper is not None:
-                    self._wake_keeper()
+                if self._fallback is not None:
+                    self._wake_fallback()
             for attempt in attempts:
                 self._node.submit(attempt.command, partial(self._answered, attempt))
         self._hooked.tell()
@@ -323,8 +323,8 @@ class Producer:
             self._core.answered(attempt, answer, self._clock.monotonic())
             outdated = self._core.take_outdated()
             self._roomier.notify_all()
-            if self._keeper is not None:
-                self._wake_keeper()
+            if self._fallback is not None:
+                self._wake_fallback()
             # Hooks are told by our own thread: this one is of the log, or the one that reads all answers.
             if not self._core.is_idle or self._hooked.has_ended:  # else there is nothing for the thread to do
                 self._wake()
@@ -340,11 +340,11 @@ class Producer:
                 self._core.learn(answer)
                 self._wake()
 
-    def _wake_keeper(self) -> None:
+    def _wake_fallback(self) -> None:
         """Called under the lock, wherever the core may have given something to the outbox."""
-        keeping = self._core.keeping
-        if self._keeper is not None and keeping is not None and keeping.has_work:
-            self._keeper.wake()
+        fallback = self._core.fallback
+        if self._fallback is not None and fallback is not None and fallback.has_work:
+            self._fallback.wake()
 
     def _wake(self) -> None:
         self._is_dirty = True

@@ -1,4 +1,4 @@
-"""A flight: messages of one partition that are sent and acknowledged together, and the handles on them."""
+"""A batch: messages of one partition that are sent and acknowledged together, and the handles on them."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _NONE: frozenset[str] = frozenset()
 _making_event = threading.Lock()  # one for all: it is held for an instant, and rarely
 
 
-class Flight:
+class SendBatch:
     """Filled by `add` until it is encoded; then it never changes, however often it is sent."""
 
     __slots__ = (
         "_callbacks",
         "_event",
         "base_offset",
-        "batch",
         "closed_groups",
         "done",
+        "encoded",
         "error",
         "gap",
         "home",
@@ -80,7 +80,7 @@ class Flight:
         self.messages: list[Outgoing] = []
         self.slots: array[int] = array("H")
         self.size_bytes = 0
-        self.batch: Batch | None = None
+        self.encoded: Batch | None = None
         self.gap = False  # the numbers before it were given up
         self.tries = 0
         self.moves = 0
@@ -95,7 +95,7 @@ class Flight:
         self.done = False
         self.is_diverted = False  # its keys are in the outbox: it goes there instead of being sent
         self.is_seen = False  # somebody was told that it failed
-        self.parts: list[tuple[Flight, int]] | None = None  # by message: where it went when the subject grew
+        self.parts: list[tuple[SendBatch, int]] | None = None  # by message: where it went when the subject grew
         self.parts_left = 0
         self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], None]] | None = None
@@ -112,17 +112,17 @@ class Flight:
             for callback in callbacks or ():
                 callback()
 
-    def divide(self, places: Sequence[int]) -> dict[int, Flight]:
-        """Its messages belong to different partitions by now, one place for each: a flight for each partition, by it.
+    def divide(self, places: Sequence[int]) -> dict[int, SendBatch]:
+        """Its messages belong to different partitions by now, one place for each: a batch for each partition, by it.
 
         It was never stored. It is over when all of them are; a handle on it finds the one that its message went to.
         """
-        made: dict[int, Flight] = {}
+        made: dict[int, SendBatch] = {}
         self.parts = []
         for message, slot, partition in zip(self.messages, self.slots, places, strict=True):
             part = made.get(partition)
             if part is None:
-                part = made[partition] = Flight(self.subject, partition)
+                part = made[partition] = SendBatch(self.subject, partition)
                 part.number = self.number
             self.parts.append((part, len(part.messages)))
             part.messages.append(message)
@@ -154,7 +154,7 @@ class Flight:
         callback()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """An event is made only if somebody waits: most flights are never waited for."""
+        """An event is made only if somebody waits: most batches are never waited for."""
         if self.done:
             return True
         with _making_event:
@@ -170,40 +170,40 @@ class Flight:
 class SendHandle(msgspec.Struct, frozen=True, eq=False, gc=False, repr_omit_defaults=True):
     """One message on its way. `result` waits for its acknowledgement."""
 
-    _flight: Flight
+    _batch: SendBatch
     _index: int
 
     @property
     def done(self) -> bool:
         """Acknowledged or failed."""
-        return self._flight.done
+        return self._batch.done
 
     @property
     def error(self) -> InturnError | None:
         """What made it fail; None while it is on its way, and if it is stored."""
-        return self._flight.error
+        return self._batch.error
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call this once it is acknowledged or has failed, in whatever thread that is noticed; at once if it is."""
-        self._flight.when_done(callback)
+        self._batch.when_done(callback)
 
     def result(self, timeout_s: float | None = None) -> Stored:
         """Where it was stored. Raises what made it fail, or SendTimeout if it is still on its way.
 
         Where the producer has an outbox, this may be a `Kept`: the message is in the outbox, and sent later.
         """
-        flight, index = self._flight, self._index
-        if not flight.wait(timeout_s):
-            last = None if flight.last_error is None else str(flight.last_error)
-            raise SendTimeout(flight.subject, timeout_s or 0.0, last)
-        flight.is_seen = flight.is_seen or flight.error is not None
-        while flight.parts is not None:
-            flight, index = flight.parts[index]
-        if flight.error is not None:
-            flight.is_seen = True
+        batch, index = self._batch, self._index
+        if not batch.wait(timeout_s):
+            last = None if batch.last_error is None else str(batch.last_error)
+            raise SendTimeout(batch.subject, timeout_s or 0.0, last)
+        batch.is_seen = batch.is_seen or batch.error is not None
+        while batch.parts is not None:
+            batch, index = batch.parts[index]
+        if batch.error is not None:
+            batch.is_seen = True
             # A copy: the traceback of one that is kept would keep this frame, and so the handle, for ever.
-            raise copy.copy(flight.error)
-        if flight.row_ids is not None:
-            return Kept(flight.subject, -1, -1, row_id=flight.row_ids[index])
-        home = None if flight.home == flight.partition else flight.home
-        return Stored(flight.subject, flight.partition, flight.base_offset + index, home)
+            raise copy.copy(batch.error)
+        if batch.row_ids is not None:
+            return Kept(batch.subject, -1, -1, row_id=batch.row_ids[index])
+        home = None if batch.home == batch.partition else batch.home
+        return Stored(batch.subject, batch.partition, batch.base_offset + index, home)
