@@ -1,4 +1,4 @@
-"""inturn: ordered messaging. What belongs together is handled in the order it happened; the rest runs in parallel."""
+"""inturn: ordered messaging. Messages of one key are handled in order; messages of different keys run in parallel."""
 
 from inturn import errors
 from inturn.client import Connection, connect

@@ -1,6 +1,6 @@
-"""The connection: a folder opened like a database, and everything one can do with it.
+"""The connection: subjects, producers, readers, consumers and groups of one folder or server.
 
-Longer than a usual file: it is the one list of what there is, and most of it is what the methods promise.
+Longer than a usual file: most lines are the contracts of public methods.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _HandlerT = TypeVar("_HandlerT", bound=Handler)
 
 
 class Connection(DeprecatedGroupMethods):
-    """What `inturn.connect` returns. Safe to use from several threads; close it, or use it in a `with` block."""
+    """The result of `inturn.connect`. Safe to use from several threads. Close the connection, or use a `with` block."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Connection(DeprecatedGroupMethods):
         node: ConnectedNode | None = None,
         credentials: Credentials = NONE,
     ) -> None:
-        """`node` is for a connection that somebody has made already."""
+        """`node`: a node that is connected already, instead of `target`."""
         self._clock = clock if clock is not None else SystemClock()
         self._target = str(target)
         checked(log, LogSettings, "log")
@@ -110,7 +110,7 @@ class Connection(DeprecatedGroupMethods):
 
     @property
     def target(self) -> str:
-        """The folder or the address that it was opened with."""
+        """The folder or the address given to `connect`."""
         return self._target
 
     @property
@@ -119,7 +119,7 @@ class Connection(DeprecatedGroupMethods):
 
     @property
     def node(self) -> ConnectedNode:
-        """Where commands go; see `inturn.protocol.commands`."""
+        """Accepts commands; see `inturn.protocol.commands`."""
         return self._node
 
     # Subjects
@@ -135,12 +135,12 @@ class Connection(DeprecatedGroupMethods):
         keyless: Keyless | str = Keyless.INDEPENDENT,
         broker_groups: Sequence[str] = (),
     ) -> Subject:
-        """Create a subject; the same again is no error, other settings are (AlreadyExists).
+        """Create a subject. Creating the same subject again is no error; other settings raise AlreadyExists.
 
-        `keyless` matters under order by key: messages without a key are "independent" of each other, or wait for
-        one another in "one-lane" per partition. In a cluster the partitions are in two available broker groups, in
-        turns, or in one if there is one; or in those that `broker_groups` names (NotFound if one is not there). That
-        is fixed from then on.
+        `keyless` matters for order by key: messages without a key are "independent" of each other, or run one after the
+        other in "one-lane" per partition. In a cluster the partitions alternate between two available broker groups (or
+        are in the only one), or between the groups in `broker_groups` (NotFound for a missing group). The placement is
+        fixed from then on.
         """
         check_name("subject", name)
         check_partition_count(name, partitions)
@@ -158,37 +158,37 @@ class Connection(DeprecatedGroupMethods):
         )
 
     def grow_subject(self, name: str, partitions: int) -> Subject:
-        """Give a subject more partitions while producers and consumers run; the same number again is no error.
+        """Add partitions to a subject while producers and consumers run; the same number again is no error.
 
-        Order holds: what comes later of a key that moved to a new partition is handled by a group when what was stored
-        before is finished. Only subjects routed by slots can grow, and none can shrink (InvalidInput).
+        Order holds: a group handles later messages of a key that moved to a new partition after the messages stored
+        before are finished. Only subjects routed by slots can grow, and no subject can shrink (InvalidInput).
         """
         check_partition_count(name, partitions)
         return self._ask(GrowSubject(name, partitions), Subject)
 
     def subject(self, name: str) -> Subject:
-        """The subject, with its route and limits. NotFound if there is none."""
+        """The subject, with route and limits. NotFound if the subject does not exist."""
         return self._ask(FindSubject(name), Subject)
 
     def subjects(self) -> list[Subject]:
         return list(self._ask(ListSubjects(), SubjectList).subjects)
 
     def describe_subject(self, name: str) -> SubjectDescription:
-        """Offsets, size and state of each partition."""
+        """Offsets, size and state of all partitions."""
         return self._ask(DescribeSubject(name), SubjectDescription)
 
     # Broker groups
 
     def broker_groups(self) -> list[BrokerGroupDescription]:
-        """What each of them may do, and whether its broker is heard. Without a cluster there is one, "local"."""
+        """State of all broker groups, and whether the brokers are alive. Without a cluster: only "local"."""
         return list(self._ask(ListBrokerGroups(), BrokerGroupList).groups)
 
     def set_broker_group(self, name: str, state: BrokerGroupState | str) -> BrokerGroupDescription:
         """Make a broker group "read-only", "unavailable", or "available" again, durably.
 
-        A read-only one takes no messages, an unavailable one gives none either; leases stay, and who holds one still
-        commits. Strict producers wait until it is back, best-effort ones go round it, and consumers go on by
-        themselves. NotFound if there is none of that name.
+        A read-only group accepts no messages; an unavailable group also delivers no messages. Leases stay, and holders
+        still commit. Strict producers wait until the group is available, best-effort producers use other groups, and
+        consumers continue without help. NotFound if the group does not exist.
         """
         chosen = one_of(BrokerGroupState, "state", state)
         return self._ask(SetBrokerGroup(name, chosen.value), BrokerGroupDescription)
@@ -203,10 +203,11 @@ class Connection(DeprecatedGroupMethods):
         hooks: Sequence[SendHook] = (),
         outbox: Outbox | None = None,
     ) -> Producer:
-        """A producer. With a name it is the only one of that name: it fences the one before.
+        """A producer. A name is exclusive: a new producer of the name fences the earlier producer.
 
-        With an outbox, what a best-effort subject could not take goes there, durably, and the handle says so (`Kept`);
-        the producer sends it later, also what an earlier run has left. Later messages of such a key go behind it.
+        With an outbox, messages that a best-effort subject could not take go to the outbox, durably, and the handle
+        returns `Kept`. The producer sends such messages later, also messages left by an earlier run. Later messages of
+        such a key go behind.
         """
         self._check_open()
         outbox = checked(outbox, Outbox, "outbox")
@@ -225,7 +226,7 @@ class Connection(DeprecatedGroupMethods):
     def reader(
         self, subject: str, start: str | int | datetime | Position = "first", *, tags: str | None = None
     ) -> Reader:
-        """Read without a group; with `tags` only messages that have one of them: "paid || shipped"."""
+        """Read without a group; with `tags` ("paid || shipped") only messages that have one of the tags."""
         self._check_open()
         return Reader(self._node, subject, start, tags)
 
@@ -285,7 +286,8 @@ class Connection(DeprecatedGroupMethods):
         return register
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Run all handlers until SIGINT, SIGTERM, `shutdown`, an error, or so many seconds. Stops gracefully."""
+        """Run all handlers until SIGINT, SIGTERM, `shutdown`, an error, or the timeout. Stops gracefully. Raises the
+        error of a consumer that failed."""
         if not self._handlers:
             raise InvalidInput("run() has nothing to run; register a function with @connection.handler(...) first")
         self._foreground.run([make() for make in self._handlers], timeout_s)
@@ -295,21 +297,21 @@ class Connection(DeprecatedGroupMethods):
         self._foreground.stop()
 
     def statistics(self) -> list[ConsumerStatistics]:
-        """Of every consumer of this connection that runs, those of `run` among them."""
+        """Statistics of every running consumer of this connection, consumers of `run` included."""
         return [consumer.statistics() for consumer in self.consumers()]
 
     def consumers(self) -> list[Consumer]:
-        """Those of this connection that run."""
+        """The running consumers of this connection."""
         with self._lock:
             return [consumer for consumer in self._consumers if consumer.is_running]
 
     def producers(self) -> list[Producer]:
-        """Those of this connection that are open."""
+        """The open producers of this connection."""
         with self._lock:
             return [producer for producer in self._producers if not producer.is_closed]
 
     def when_made(self, watcher: Callable[[Consumer | Producer], None]) -> None:
-        """Call this with every consumer and producer that is made from now on, in the thread that makes it."""
+        """Call `watcher` with every consumer and producer made from now on, in the thread that makes it."""
         with self._lock:
             self._watchers.append(watcher)
 
@@ -320,7 +322,7 @@ class Connection(DeprecatedGroupMethods):
             watcher(made)
 
     def describe_node(self) -> NodeDescription:
-        """How the node itself is: ready or not, its clock, its disk, and leases that do not come to rest."""
+        """State of the node: readiness, clock, disk, and unstable leases."""
         return self._ask(DescribeNode(), NodeDescription)
 
     # Groups
@@ -342,12 +344,12 @@ class Connection(DeprecatedGroupMethods):
     # Closing
 
     def close(self) -> None:
-        """Stop the consumers, flush the producers, sync the logs, give the folder free."""
+        """Stop the consumers, flush the producers, sync the logs, release the folder."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-        with contextlib.ExitStack() as closing:  # backwards, and each of them whatever another one raises
+        with contextlib.ExitStack() as closing:  # in reverse order, and all of them in spite of errors
             closing.callback(self._node.close)
             for producer in self._producers:
                 closing.callback(producer.close, timeout_s=30.0)
@@ -367,8 +369,8 @@ class Connection(DeprecatedGroupMethods):
         return ask(self._node, command, wanted)
 
     def disown(self) -> None:
-        """In a forked child: the folder, its logs and its threads are the parent's. Whatever is used says Closed."""
-        self._lock = threading.Lock()  # it may be held by a thread that is not here
+        """In a forked child: folder, logs and threads belong to the parent. Every use raises Closed."""
+        self._lock = threading.Lock()  # the old lock may be held by a thread of the parent
         self._is_closed = True
         self._node.disown()
         for producer in self._producers:
@@ -392,16 +394,17 @@ def connect(
     token: str | None = None,
     tls: TlsSettings | None = None,
 ) -> Connection:
-    """Open a folder, or make it; or connect to a server: `inturn://host:port`, with TLS `inturns://host:port`.
+    """Open or create a folder, or connect to a server: `inturn://host:port`, with TLS `inturns://host:port`.
 
-    A folder needs no server. The first process that opens it serves all others through a socket in it, and when it
-    ends, one of them takes over. `flush` (short for `log=LogSettings(flush=...)`: "always", the default, "interval" or
-    "os"), `log`, `lease` and `observer` are those of the process that has the folder open; a server has its own.
+    A folder needs no server. The first process that opens the folder serves all other processes through a socket in the
+    folder; when that process ends, another process takes over. `flush` (short for `log=LogSettings(flush=...)`:
+    "always", the default, "interval" or "os"), `log`, `lease` and `observer` are those of the process that has the
+    folder open; a server has its own.
 
-    A server that cannot be reached raises ConnectionLost, after `wait_s`. Later losses are mended by themselves. One
-    that asks who you are wants a `token`, or a certificate in `tls`, else AuthenticationFailed is raised; `tls` also
-    says which CA to trust, and switches TLS on whatever the address says. The token is shown nowhere. A forked child
-    must not use the connection of its parent: there everything raises Closed.
+    An unreachable server raises ConnectionLost, after `wait_s`. Later losses are repaired by reconnecting. A server
+    with authentication needs a `token`, or a certificate in `tls`, else AuthenticationFailed is raised; `tls` also has
+    the CA to trust, and switches TLS on for any address. The token is never shown. A forked child must not use the
+    connection of the parent: every call raises Closed.
     """
     if flush is not None:
         if log is not None:

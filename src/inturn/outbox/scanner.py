@@ -1,4 +1,4 @@
-"""The scanner: sends the rows of an outbox, if it has the lease, else waits for it."""
+"""The scanner: sends the rows of an outbox while holding the lease, else waits for the lease."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STOP_S = 30.0
 
 
 class Connected(Protocol):
-    """A connection, as far as a scanner needs it."""
+    """The part of a connection that a scanner needs."""
 
     @property
     def node(self) -> Node: ...
@@ -35,21 +35,22 @@ class Connected(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScannerStatistics:
-    """What a scanner did since it was started."""
+    """Counts of a scanner since the start."""
 
-    is_scanning: bool  # it has the lease
-    sent: int  # rows that were stored, and deleted
-    recalled: int  # rows that a scanner before had stored: they were deleted only
-    refused: int  # attempts that failed; see `Outbox.status` for the rows
+    is_scanning: bool  # the scanner holds the lease
+    sent: int  # rows stored and deleted
+    recalled: int  # rows stored by an earlier scanner, only deleted by this scanner
+    refused: int  # failed attempts; see `Outbox.status` for the rows
     in_flight: int
-    open_transactions: int  # that hold back what was committed behind them (PostgreSQL)
+    open_transactions: int  # transactions that hold back rows committed behind (PostgreSQL)
 
 
 class Scanner:
-    """Sends what is in an outbox, in a thread of its own, from `start` (or `with`) until `stop`.
+    """Sends the messages of an outbox, in a thread of its own, from `start` (or `with`) until `stop`.
 
-    Any number may run, in any processes: one has the lease and scans, the others wait to take over. Rows of one key are
-    stored in the order of their ids, each once; what is guaranteed exactly is in docs/how-to/outbox.md.
+    Any number of scanners may run, in any processes: one scanner has the lease and scans, the other scanners wait to
+    take over. Rows of one key are stored in the order of ids, every row once; docs/how-to/outbox.md has the exact
+    guarantees.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class Scanner:
 
     @property
     def error(self) -> InturnError | None:
-        """Why it ended, if it did by itself."""
+        """Why the scanner ended without `stop`, if so."""
         return self._error
 
     def start(self) -> None:
-        """Begin. InvalidInput if the tables are not there."""
+        """Begin. InvalidInput if the tables do not exist."""
         if self._thread is not None:
             raise Closed("scanner")
         try:
@@ -85,7 +86,8 @@ class Scanner:
         self._thread.start()
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Wait for what is on its way, note it, give the lease back. False if that took longer than `timeout_s`."""
+        """Wait for messages on the way, write the results, release the lease. False if that took longer than
+        `timeout_s`."""
         self._stop.set()
         self.wake()
         if self._thread is None:
@@ -97,16 +99,17 @@ class Scanner:
         return True
 
     def wake(self) -> None:
-        """ReadableRows now: something was committed."""
+        """Scan now: rows were committed."""
         session = self._session
         if session is not None:
             session.changed.set()
 
     def run_once(self, wait_s: float = 0.0, advance: Callable[[int], None] | None = None) -> ScannerStatistics:
-        """Send all that may be sent now, in this thread, and give the lease back. `advance` is told how many were sent.
+        """Send all rows that may be sent now, in this thread, and release the lease. `advance` is called with the
+        number of rows sent since the last call.
 
-        OutboxHeld if another scanner has the lease for `wait_s` longer. Rows that are refused stay, and those of their
-        keys; so do those behind a transaction that is open.
+        OutboxHeld if another scanner holds the lease for `wait_s` longer. Refused rows stay, with all rows of the same
+        keys, and so do rows behind an open transaction.
         """
         with self._is_in_hand, contextlib.closing(self._store):
             self._store.check()
@@ -191,7 +194,7 @@ class Scanner:
                 self._error = error
                 _log.warning("outbox.scanner_ended", table=self._store.name, error=str(error))
                 return
-            except Exception as error:  # a thread that dies in silence would be taken for one that works
+            except Exception as error:  # a thread must not end without a trace
                 _log.warning("outbox.scan_failed", table=self._store.name, error=str(error) or repr(error))
                 self._stop.wait(BACKOFF_S)
 
@@ -209,7 +212,7 @@ class Scanner:
             self._end(session, hold)
 
     def _end(self, session: ScanSession, hold: Hold) -> None:
-        """The lease is given back also after an error: whoever is next finds out by itself what is stored."""
+        """Release the lease, also after an error: the next scanner recovers which rows are stored."""
         self._session = None
         session.end()
         with contextlib.suppress(InturnError):

@@ -1,4 +1,4 @@
-"""What is read and written in the database of an outbox. What a scanner changes is fenced by its lease."""
+"""Reads and writes the database of an outbox. All changes by a scanner are fenced by the lease."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUSY_TIMEOUT_S = 5.0
 CHUNK = 500  # ids in one statement
 _decoder = msgspec.json.Decoder(Offsets)
 
-# The locks are read in the statement that reads the newest id, whose snapshot is older than the look at them.
+# One statement reads the newest id and the locks; the snapshot of the ids is older than the read of the locks.
 _OPEN_POSTGRESQL = """
 SELECT (SELECT max(id) FROM {table}), ARRAY(
     SELECT objid::bigint FROM pg_locks
@@ -41,7 +41,7 @@ WHERE tgrelid = '{table}'::regclass AND tgname = '{trigger}' AND tgenabled IN ('
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A row that was refused now, and why."""
+    """A row that was refused now, and the reason."""
 
     row_id: int
     error: str
@@ -49,15 +49,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ReadableRows:
-    """Rows behind a cursor that may be sent; `up_to` is set if there are no others up to this id."""
+    """Rows behind a cursor that may be sent. `up_to` is set if no other rows exist up to this id."""
 
     rows: list[Row]
     up_to: int | None
-    open_count: int  # transactions that are waited for
+    open_count: int  # open transactions that hold rows back
 
 
 def open_engine(database: str | os.PathLike[str] | Engine, *, create: bool) -> Engine:
-    """A path is a file of SQLite; unless `create`, it has to be there. InvalidInput if it cannot be opened."""
+    """A path is a SQLite file, which must exist unless `create`. InvalidInput if the database cannot be opened."""
     if isinstance(database, Engine):
         ddl(database.dialect.name)
         return database
@@ -77,7 +77,7 @@ def open_engine(database: str | os.PathLike[str] | Engine, *, create: bool) -> E
     if engine.dialect.name == "sqlite":
         file = url.database or ":memory:"
         if not create and not file.startswith((":memory:", "file:")) and not os.path.exists(file):
-            raise InvalidInput(f"no database file {file!r}; give the one that messages are put into")
+            raise InvalidInput(f"no database file {file!r}; give the database that messages are put into")
         event.listen(engine, "connect", _wait_when_busy)
     return engine
 
@@ -97,13 +97,13 @@ class OutboxStore:
     def __init__(
         self, engine: Engine, tables: OutboxTables, *, owns_engine: bool = True, transaction_s: float = 5.0
     ) -> None:
-        """`transaction_s`: PostgreSQL ends a transaction of ours that has done nothing for so long. Whoever is frozen
-        in the middle of one would else keep its locks, and with them the lease."""
+        """`transaction_s`: PostgreSQL ends an outbox transaction that is idle for so long. A process frozen in a
+        transaction would otherwise keep the locks, and with the locks the lease."""
         self.name = tables.name
         self._owns_engine = owns_engine
         self._tables = tables
         self._is_postgresql = engine.dialect.name == "postgresql"
-        # Every statement is to see what is committed by then, whatever the database does by default.
+        # Every statement must see all rows committed by then, whatever the default of the database.
         self._engine = engine.execution_options(isolation_level="READ COMMITTED") if self._is_postgresql else engine
         name = tables.name
         self._patience_sql = f"SET LOCAL idle_in_transaction_session_timeout = {int(transaction_s * 1000)}"
@@ -117,7 +117,7 @@ class OutboxStore:
             create_tables(connection, self._tables.name)
 
     def check(self) -> None:
-        """Raises InvalidInput if the tables are not there as they have to be."""
+        """Raises InvalidInput if the tables do not exist, or lack the trigger."""
         rows, scanner = self._tables.rows, self._tables.scanner
         try:
             with self._engine.connect() as connection:
@@ -128,25 +128,25 @@ class OutboxStore:
             if error.connection_invalidated or not _says_missing(error):
                 raise OutboxFailed(self._tables.name, _told(error)) from error
             raise InvalidInput(
-                f"there is no outbox {self._tables.name!r} in this database ({_told(error)}); make it with "
-                f"create_table(), or with what `inturn outbox ddl --dialect {self._engine.dialect.name}` prints"
+                f"there is no outbox {self._tables.name!r} in this database ({_told(error)}); make the tables with "
+                f"create_table(), or with the output of `inturn outbox ddl --dialect {self._engine.dialect.name}`"
             ) from None
         if not is_ordered:
             raise InvalidInput(
-                f"table {self._tables.name!r} lacks the trigger {TRIGGER}, without which its order cannot be kept; "
-                "make it with create_table(), or with what `inturn outbox ddl --dialect postgresql` prints"
+                f"table {self._tables.name!r} lacks the trigger {TRIGGER}, needed for the order of rows; "
+                "make the trigger with create_table(), or with the output of `inturn outbox ddl --dialect postgresql`"
             )
 
     # The lease
 
     def read_lease(self, name: str) -> ScanLease:
-        """As it is; if nobody ever scanned, it is made, free and under this name."""
+        """The lease. On the first scan the lease is made, free and under this name."""
         found = self.find_lease()
         if found is None:
             table = self._tables.scanner
             values = {"one": 1, "name": name, "epoch": 0, "beat": 0, "life_ms": 0, "marks": "{}"}
             quickest = postgresql.insert if self._is_postgresql else sqlite.insert
-            with self._transaction() as connection:  # another may be quicker
+            with self._transaction() as connection:  # another scanner may be quicker
                 connection.execute(quickest(table).values(values).on_conflict_do_nothing())
             found = self.find_lease()
         assert found is not None
@@ -187,7 +187,7 @@ class OutboxStore:
             return connection.execute(select(func.max(rows.c.id))).scalar_one() or 0
 
     def read_rows(self, cursor: int, limit: int) -> ReadableRows:
-        """Rows behind the cursor, up to the newest id below which no transaction can bring one any more."""
+        """Rows behind the cursor, up to the newest id below which no transaction can add a row any more."""
         rows = self._tables.rows
         with self._engine_errors(), self._engine.connect() as connection:
             if self._is_postgresql:
@@ -208,7 +208,7 @@ class OutboxStore:
         return ReadableRows(found, horizon if len(found) < limit else None, len(lows))
 
     def settle(self, epoch: int, stored: Sequence[int], refused: Sequence[Refusal], recovery: Offsets) -> None:
-        """Renew the lease, delete what is stored, note what was refused, and write the marks; or OutboxLost."""
+        """Renew the lease, delete stored rows, record refusals, and write the recovery offsets. Raises OutboxLost."""
         rows, scanner = self._tables.rows, self._tables.scanner
         text = msgspec.json.encode(recovery).decode()
         fence = update(scanner).where(scanner.c.epoch == epoch).values(beat=scanner.c.beat + 1, marks=text)
@@ -221,17 +221,17 @@ class OutboxStore:
                 change = update(rows).where(rows.c.id == one.row_id)
                 connection.execute(change.values(attempts=rows.c.attempts + 1, error=one.error))
 
-    # What a producer keeps
+    # The fallback of a producer
 
     def add(self, values: Sequence[dict[str, Any]]) -> list[int]:
-        """Write rows, all or none; their ids, in this order."""
+        """Write rows, all or none; return the ids, in this order."""
         table = self._tables.rows
         statement = insert(table).returning(table.c.id)
         with self._transaction() as connection:
             return [connection.execute(statement, one).scalar_one() for one in values]
 
     def waiting_keys(self) -> list[tuple[str, bytes, int]]:
-        """The keys that have rows, each with the id of its last one."""
+        """The keys with rows, and the id of the last row of every key."""
         rows = self._tables.rows
         place = rows.c.subject, rows.c.key
         statement = select(*place, func.max(rows.c.id)).where(rows.c.key.is_not(None)).group_by(*place)
@@ -246,10 +246,10 @@ class OutboxStore:
                 present.update(connection.execute(select(rows.c.id).where(rows.c.id.in_(chunk))).scalars())
         return set(ids) - present
 
-    # Looking
+    # Status
 
     def count(self) -> tuple[int, int | None]:
-        """How many rows there are, and when the oldest was made."""
+        """The number of rows, and when the oldest row was made."""
         rows = self._tables.rows
         with self._engine_errors(), self._engine.connect() as connection:
             found = connection.execute(select(func.count(), func.min(rows.c.created_at_ms)).select_from(rows)).one()
@@ -262,7 +262,7 @@ class OutboxStore:
             return [(_row(one), one.error) for one in connection.execute(statement)]
 
     def find_lease(self) -> ScanLease | None:
-        """Without making it."""
+        """The lease, or None before the first scan."""
         table = self._tables.scanner
         with self._engine_errors(), self._engine.connect() as connection:
             found = connection.execute(select(table)).first()
@@ -271,14 +271,14 @@ class OutboxStore:
         return ScanLease(found.name, found.owner, found.epoch, found.beat, found.life_ms, _decoder.decode(found.marks))
 
     def open_transactions(self) -> int:
-        """How many have put something and have not ended; they hold back what comes behind them."""
+        """The number of open transactions with rows; such transactions hold back rows behind."""
         if not self._is_postgresql:
             return 0
         with self._engine_errors(), self._engine.connect() as connection:
             return len(connection.exec_driver_sql(self._open_sql).one()[1])
 
     def close(self) -> None:
-        """Close the connections, unless the engine is somebody else's."""
+        """Close the connections, unless the engine belongs to the user."""
         if self._owns_engine:
             self._engine.dispose()
 
@@ -320,7 +320,7 @@ def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _told(error: SQLAlchemyError) -> str:
-    """What the database said, without the statement and its values."""
+    """The error text of the database, without the statement and the values."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
 

@@ -1,4 +1,4 @@
-"""The producer without I/O: routes messages to the queues of partitions and decides what is sent when."""
+"""The producer without I/O: routes messages to the queues of partitions, and decides what is sent when."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from inturn.producer.send_batch import SendBatch
 from inturn.producer.validation import as_bytes, checked_id, checked_properties, checked_tags, not_text
 from inturn.protocol.commands import Append, Appended
 
-# What a message weighs beside body, key and properties: enough that empty ones do not fill a buffer for free.
+# Counted for a message beside body, key and properties, so that empty messages count for the buffer, too.
 MESSAGE_OVERHEAD_BYTES = 32
 _FAILED_COUNT = 1000
-GATHERING_MIN = 8  # while more partitions than this have something to send, each gathers until it is answered
+GATHERING_MIN = 8  # while more partitions than this have something to send, a partition gathers until answered
 _NEVER = float("inf")
 _log = get_logger("inturn.producer")
 
 
 class SendAttempt:
-    """One sending of a batch; give it back to `answered`."""
+    """One sending of a batch; give the attempt back to `answered`."""
 
     __slots__ = ("batch", "command", "queue", "tries")
 
@@ -40,7 +40,7 @@ class SendAttempt:
 
 
 class ProducerCore:
-    """Called by one thread at a time. `waiting_bytes` is what is not acknowledged yet."""
+    """Called by one thread at a time. `waiting_bytes` counts unacknowledged bytes."""
 
     def __init__(self, producer_id: int, epoch: int, settings: ProducerSettings, rng: random.Random) -> None:
         self.producer_id = producer_id
@@ -49,17 +49,18 @@ class ProducerCore:
         self.acknowledged_count = 0
         self.failed_count = 0
         self.resent_count = 0  # batches that were sent again
-        self.failed: list[SendBatch] = []  # since it was last cleared; not more than a few
-        self.fallback: FallbackQueue | None = None  # set: what best effort gives up goes to an outbox
+        self.failed: list[SendBatch] = []  # since the list was last cleared; limited in number
+        self.fallback: FallbackQueue | None = None  # set: batches that best effort gives up go to an outbox
         self._settings = settings
         self._random = rng.random
         self._subjects: dict[str, Subject] = {}
-        self._by_slot: dict[str, list[int]] = {}  # while a subject grows, each parent's slots move when it is settled
-        self._grown: dict[str, Subject] = {}  # routes that are not followed everywhere yet
-        self._outdated: set[str] = set()  # subjects whose route is to be asked for
+        self._by_slot: dict[str, list[int]] = {}  # in growth, slots of a parent move once it is settled
+        self._grown: dict[str, Subject] = {}  # routes that not all queues follow yet
+        self._outdated: set[str] = set()  # subjects with an outdated route
         self._queues: dict[str, list[PartitionQueue]] = {}
-        # What is done per message must not grow with the number of partitions. Queues with something to send, or that
-        # wait for an answer; those of them that changed since the last poll; and when the others have to be looked at.
+        # The work per message must not grow with the number of partitions. `_busy`: queues with something to send, or
+        # waiting for an answer. `_changed`: busy queues that changed since the last poll. `_look_at_s`: when the other
+        # busy queues have to be checked.
         self._busy: dict[PartitionQueue, None] = {}
         self._changed: dict[PartitionQueue, None] = {}
         self._look_at_s = _NEVER
@@ -68,7 +69,10 @@ class ProducerCore:
         return subject in self._subjects
 
     def learn(self, subject: Subject) -> None:
-        """Its route; or a newer one, which is followed as soon as it is known what became of all that was sent."""
+        """Set the route of a subject, or a newer route.
+
+        A newer route is followed once the results of all sent batches are known.
+        """
         known = self._grown.get(subject.name, self._subjects.get(subject.name))
         if known is not None and known.route.version >= subject.route.version:
             return
@@ -97,12 +101,12 @@ class ProducerCore:
         return queue
 
     def take_outdated(self) -> set[str]:
-        """Subjects that have another route by now: it is to be asked for, and given to `learn`."""
+        """Subjects with a newer route: find each subject, and give the answer to `learn`."""
         outdated, self._outdated = self._outdated, set()
         return outdated
 
     def _follow(self, name: str) -> None:
-        """Let every queue that is settled go on by the new route, each on its own: one that waits holds up no other."""
+        """Let every settled queue continue by the new route. A queue that waits delays no other queue."""
         grown = self._grown.get(name)
         if grown is None:
             return
@@ -138,9 +142,10 @@ class ProducerCore:
         arg: object = None,
         reserved: dict[str, str] | None = None,
     ) -> SendBatch:
-        """Queue a message; it is the last of the returned batch. Raises without a trace if it cannot be accepted.
+        """Queue a message; the message is the last of the returned batch. If the message is not accepted, the call
+        raises and changes nothing.
 
-        `reserved` are properties of our own, for which no limit counts.
+        `reserved` are properties of inturn's own, without limits.
         """
         subject = self._subjects[subject_name]
         limits = subject.limits
@@ -185,7 +190,7 @@ class ProducerCore:
         if queue.error is not None:
             other = self._other_queue(queue) if subject.strategy is Strategy.BEST_EFFORT else None
             if other is None:
-                raise copy.copy(queue.error)  # one of its own: a traceback stays on what was raised
+                raise copy.copy(queue.error)  # a copy: a raised error keeps the traceback
             queue = other
         size_bytes += MESSAGE_OVERHEAD_BYTES
         self.waiting_bytes += size_bytes
@@ -193,11 +198,11 @@ class ProducerCore:
         return queue.add(message, slot, size_bytes)
 
     def _note(self, queue: PartitionQueue) -> None:
-        """It has something to send, or was answered."""
+        """The queue has something to send, or was answered."""
         self._busy[queue] = self._changed[queue] = None
 
     def poll(self, now_s: float) -> list[SendAttempt]:
-        """What to send now; what belongs to one partition is in order."""
+        """The attempts to send now; attempts of one partition are in order."""
         if now_s >= self._look_at_s:
             self._look_at_s = _NEVER
             self._changed |= self._busy
@@ -215,7 +220,7 @@ class ProducerCore:
         return attempts
 
     def _take_changed(self) -> list[PartitionQueue]:
-        """In the order of the partitions: what is sent does not depend on what happened to be answered first."""
+        """In the order of the partitions: the order of sending does not depend on the order of answers."""
         changed, self._changed = self._changed, {}
         return sorted(changed, key=lambda queue: queue.place) if len(changed) > 1 else list(changed)
 
@@ -223,7 +228,7 @@ class ProducerCore:
         queue, batch = attempt.queue, attempt.batch
         if isinstance(answer, Appended):
             size_bytes = queue.succeeded(batch, answer.base_offset)
-            if size_bytes:  # no message weighs nothing
+            if size_bytes:  # 0: a repeated answer
                 self.waiting_bytes -= size_bytes
                 self.acknowledged_count += len(batch.messages)
                 queue.diverted_count = 0
@@ -247,7 +252,8 @@ class ProducerCore:
             self._note(queue)
 
     def next_due_s(self) -> float | None:
-        """When `poll` is to be called again though nothing else happens; with many partitions it may be earlier."""
+        """When `poll` should be called again even without other events; with many partitions possibly earlier than
+        needed."""
         if len(self._busy) > GATHERING_MIN:
             return None if self._look_at_s == _NEVER else self._look_at_s
         due = [queue.next_due_s() for queue in self._busy if not queue.is_idle]
@@ -260,14 +266,14 @@ class ProducerCore:
 
     @property
     def is_idle(self) -> bool:
-        """Everything is acknowledged, has failed, or is kept."""
+        """All messages are acknowledged, have failed, or are in the outbox."""
         if self.fallback is not None and not self.fallback.is_idle:
             return False
         return all(queue.is_idle for queue in self._busy)
 
     def abandon(self, error: InturnError) -> int:
-        """Fail everything that is not acknowledged, unless an outbox takes it; returns the number of messages that
-        failed."""
+        """Fail every unacknowledged message unless the fallback takes the message; return the number of failed
+        messages."""
         left = [batch for queues in self._queues.values() for queue in queues for batch in queue.abandon()]
         if self.fallback is not None:
             self.fallback.add(batch for batch in left if self._has_fallback(batch.subject))
@@ -277,7 +283,7 @@ class ProducerCore:
         return sum(len(batch.messages) for batch in left)
 
     def written_to_fallback(self, batch: SendBatch, row_ids: Sequence[int]) -> None:
-        """Its messages are rows of the outbox."""
+        """The messages of the batch are rows of the outbox."""
         assert self.fallback is not None
         self.fallback.written(batch, row_ids)
         self.waiting_bytes -= batch.size_bytes
@@ -289,8 +295,11 @@ class ProducerCore:
         return [FallbackRow(batch.subject, chosen, message) for message in batch.messages]
 
     def release(self, batch: SendBatch) -> bool:
-        """Its keys are free before it was written: it is sent after all, to where they belong now, for the subject may
-        have grown meanwhile. False: a partition of theirs takes nothing."""
+        """Send a batch after all, because the keys are free before the batch was written.
+
+        The messages go where the keys belong now, since the subject may have grown. False: a partition of the keys has
+        stopped.
+        """
         assert self.fallback is not None
         queues, by_slot = self._queues[batch.subject], self._by_slot[batch.subject]
         places = [batch.home] * len(batch.slots)
@@ -304,7 +313,7 @@ class ProducerCore:
         return True
 
     def fallback_failed(self, batch: SendBatch, error: InturnError) -> None:
-        """The outbox could not take them."""
+        """The outbox could not take the messages."""
         assert self.fallback is not None
         self.fallback.refused(batch)
         self._fail(batch, error)
@@ -327,10 +336,10 @@ class ProducerCore:
         return chosen
 
     def _give_up(self, queue: PartitionQueue, batches: Sequence[SendBatch], error: InturnError) -> None:
-        """Another partition gets them, or else the outbox, or they fail."""
+        """Move the batches to another partition, else to the outbox, else fail them."""
         failed = [batch for batch in batches if not self._moves(queue, batch, error)]
         if failed and self.fallback is not None and self._has_fallback(queue.subject):
-            # With all that is not acknowledged of the subject: else what is behind them of a key would overtake them.
+            # With all unacknowledged messages of the subject: else later messages of a key would overtake.
             behind = [batch for one in self._queues[queue.subject] for batch in one.withdraw()]
             self.fallback.add([*failed, *behind])
             return
@@ -361,7 +370,7 @@ class ProducerCore:
     def _other_queue(
         self, queue: PartitionQueue, batch: SendBatch | None = None, error: InturnError | None = None
     ) -> PartitionQueue | None:
-        """The next partition that takes messages; of another broker group, if it is the group that does not."""
+        """The next partition that takes messages; in another broker group, if the broker group is closed."""
         queues = self._queues[queue.subject]
         others = [queues[(queue.partition + step) % len(queues)] for step in range(1, len(queues))]
         if isinstance(error, BrokerGroupClosed) and batch is not None:
@@ -379,7 +388,7 @@ class ProducerCore:
 
 
 def _order_key(arg: object) -> str | bytes | None:
-    """A selector's argument is the order key, unless a key is given too."""
+    """The argument of a selector is the order key, unless a key is given."""
     if arg is None or isinstance(arg, str | bytes):
         return arg
     if isinstance(arg, int):

@@ -1,8 +1,7 @@
-"""What a producer gives to its outbox because it could not be sent, and the keys that must go there until it is empty.
+"""The fallback of a producer: messages that could not be sent go to an outbox, and are sent from there later.
 
-No I/O: somebody takes batches from here, writes their messages as rows, and says what became of them.
-
-The thread that writes what a producer could not send to its outbox, and notices when it was sent from there.
+`FallbackQueue` decides, without I/O, which send batches are written and which keys must go behind rows of the outbox.
+`FallbackThread` writes the batches to a `FallbackStore`, and checks which rows were sent.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FallbackRow:
-    """One message on its way into an outbox. Where senders choose the partition (routing "selector"), it has the one
-    that was chosen: nobody could tell it later."""
+    """One message to be written into an outbox.
+
+    Where senders choose the partition (routing "selector"), the row has the chosen partition.
+    """
 
     subject: str
     partition: int | None
@@ -35,18 +36,18 @@ class FallbackRow:
 
 
 class FallbackStore(Protocol):
-    """Where a producer keeps what could not be sent. Called by one thread of the producer."""
+    """Stores messages that could not be sent. Called by one thread of the producer."""
 
     def waiting(self) -> list[tuple[str, bytes, int]]:
-        """The keys that have rows now: subject, key, and the id of their last row."""
+        """The keys with rows now: subject, key, and the id of the last row."""
         ...
 
     def write(self, rows: Sequence[FallbackRow]) -> list[int]:
-        """Write rows, all or none, in this order; their ids. Durable when this returns."""
+        """Write rows, all or none, in this order; return the ids. Durable when the call returns."""
         ...
 
     def gone(self, row_ids: Sequence[int]) -> set[int]:
-        """Those of these rows that are not there any more: they were sent."""
+        """The subset of these rows that are no longer in the table: such rows were sent."""
         ...
 
     def close(self) -> None: ...
@@ -61,14 +62,17 @@ class _Key:
 
 
 class FallbackQueue:
-    """Called under the producer's lock. A key that is in the outbox, or on its way there, is a kept key: its newer
-    messages go behind, until its last row is gone."""
+    """Called under the producer's lock.
+
+    A key with messages in the outbox, or on the way there, is a fallback key: newer messages of the key go behind,
+    until the last row of the key is gone.
+    """
 
     def __init__(self, waiting: Iterable[tuple[str, bytes, int]], settings: ProducerSettings) -> None:
         self._settings = settings
         self._keys = {(subject, key): _Key(0, row) for subject, key, row in waiting}
         self._queue: deque[SendBatch] = deque()
-        self._open: SendBatch | None = None  # the last of the queue, if messages may still be added to it
+        self._open: SendBatch | None = None  # the last of the queue, while messages may be added
         self._being_written = 0
 
     def has(self, subject: str, key: bytes) -> bool:
@@ -80,7 +84,7 @@ class FallbackQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits to be written."""
+        """No batch waits to be written."""
         return not (self._queue or self._being_written)
 
     @property
@@ -88,7 +92,7 @@ class FallbackQueue:
         return bool(self._queue)
 
     def divert(self, subject: str, partition: int, message: Outgoing, slot: int, size_bytes: int) -> SendBatch:
-        """A message of a kept key goes behind what is kept; it is the last of the returned batch."""
+        """Queue a message behind the fallback messages of the key. The message is the last of the returned batch."""
         batch = self._open
         if batch is None or not self._fits(batch, subject, partition, size_bytes):
             batch = self._open = SendBatch(subject, partition)
@@ -101,7 +105,7 @@ class FallbackQueue:
         return batch
 
     def _fits(self, batch: SendBatch, subject: str, partition: int, size_bytes: int) -> bool:
-        """A batch that can be sent as it is, should its keys be free before it is written."""
+        """The batch stays a batch of one partition: it can be sent as a whole if the keys are free before the write."""
         return (
             batch.subject == subject
             and batch.home == partition
@@ -110,7 +114,7 @@ class FallbackQueue:
         )
 
     def add(self, batches: Iterable[SendBatch]) -> None:
-        """Flights that could not be sent. Those of one subject that are given together are put into their order."""
+        """Queue batches that could not be sent. Batches of one subject given together are sorted into order."""
         self._open = None
         for batch in sorted(batches, key=lambda one: one.number):
             self._queue.append(batch)
@@ -118,7 +122,7 @@ class FallbackQueue:
                 self._note(batch.subject, message)
 
     def take(self) -> list[SendBatch]:
-        """What is to be written next, in order; each has to come back by `written`, `refused` or `released`."""
+        """The batches to write next, in order. Report every batch by `written`, `refused` or `released`."""
         taken = list(self._queue)
         self._queue.clear()
         self._open = None
@@ -134,7 +138,7 @@ class FallbackQueue:
                 key.last_row = row_id
 
     def refused(self, batch: SendBatch) -> None:
-        """Its messages could not be written: they are in no outbox."""
+        """The messages could not be written: they are in no outbox."""
         self._being_written -= 1
         for message in batch.messages:
             if message.key is not None:
@@ -142,7 +146,7 @@ class FallbackQueue:
                 self._free_if_empty((batch.subject, message.key))
 
     def released(self, batch: SendBatch) -> None:
-        """It need not be written: it is sent after all."""
+        """The batch need not be written: the producer sends the batch after all."""
         batch.is_diverted = False
         self.refused(batch)
 
@@ -158,7 +162,7 @@ class FallbackQueue:
         return sorted(row for row in rows if row is not None)
 
     def last_rows(self) -> list[int]:
-        """While any of these is there, its key has to wait behind it."""
+        """The last rows of fallback keys: the key has to wait while the row is there."""
         return [key.last_row for key in self._keys.values() if key.last_row is not None and not key.pending]
 
     def forget(self, gone: set[int]) -> None:
@@ -179,16 +183,16 @@ class FallbackQueue:
 
 
 _log = get_logger("inturn.producer")
-LOOK_S = 0.1  # how often is looked for rows that are gone, while some key waits for that
-# Closing: while rows are being sent from the outbox, what comes behind them waits so long for the last of them. If that
-# is gone by then, it needs not go through the outbox; a key that is always busy would else never leave it.
+LOOK_S = 0.1  # interval of checks for sent rows, while a key waits behind a row
+# Catching up: while the scanner sends rows, batches behind the rows wait so long for the last row. If the row is sent
+# by then, the batches need not go through the outbox; otherwise a busy key would never leave the outbox.
 CLOSING_S = 0.1
 CLOSING_LOOK_S = 0.005
-MOVING_S = 1.0  # rows are being sent, if one was within this time
+MOVING_S = 1.0  # the scanner is sending, if a row was sent within this time
 
 
 class FallbackThread:
-    """Shares the producer's lock. A handle is answered when its row is durable, not before."""
+    """Shares the producer's lock. A handle is answered once the row of the message is durable, not before."""
 
     def __init__(
         self,
@@ -215,7 +219,7 @@ class FallbackThread:
         self._work.notify()
 
     def close(self) -> None:
-        """Write what is left, then end."""
+        """Write the remaining batches, then end the thread."""
         with self._lock:
             self._is_closed = True
             self._work.notify()
@@ -239,7 +243,8 @@ class FallbackThread:
                 self._forget_sent(last_rows)
 
     def _not_released(self, batches: list[SendBatch]) -> list[SendBatch]:
-        """Those that have to be written; the others are sent after all, since all before them was."""
+        """The batches to be written. The other batches are sent after all, since all earlier messages of the keys were
+        sent."""
         if self._is_closed:
             return batches
         left = self._release(batches)
@@ -278,7 +283,7 @@ class FallbackThread:
         rows = [row for batch in batches for row in self._core.fallback_rows(batch)]
         try:
             row_ids = self._store.write(rows)
-        except Exception as error:  # whatever it is, those who wait are told, and the thread lives on
+        except Exception as error:  # any error: callers are notified, and the thread continues
             self._not_written(batches, error)
             return
         _log.warning("producer.kept_in_outbox", messages=len(rows), subject=rows[0].subject)
@@ -301,7 +306,7 @@ class FallbackThread:
     def _forget_sent(self, last_rows: list[int]) -> None:
         try:
             gone = self._store.gone(last_rows) if last_rows else set()
-        except Exception as error:  # then the keys stay where they are
+        except Exception as error:  # the keys stay fallback keys
             _log.warning("producer.outbox_not_read", error=str(error))
             return
         if gone:

@@ -1,8 +1,9 @@
-"""The queue of one partition: what is to be sent, what is on its way, and in which order. No I/O.
+"""The queue of one partition: messages to send, batches on the way, and their order. No I/O.
 
-Batches are numbered. Several are on their way at once; when one fails, nothing new is sent until all others have
-been answered, then everything unacknowledged goes again, in order, under the same numbers. The log refuses a number
-that leaves one out and recognises one that it has. So nothing overtakes and nothing is stored twice.
+Batches are numbered. Several batches are on the way at once. When a batch fails, no new batch is sent until all other
+batches have been answered; then all unacknowledged batches are sent again, in order, with the same numbers. The log
+refuses a batch that leaves out a number, and recognises a batch already stored. So no message overtakes another
+message, and no message is stored twice.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from inturn.protocol.commands import Append
 
 class _Phase(enum.Enum):
     FLOWING = enum.auto()
-    SETTLING = enum.auto()  # something failed: wait for the other answers, then send again
+    SETTLING = enum.auto()  # a batch failed: wait for the other answers, then send again
 
 
 class PartitionQueue:
+    """Called by one thread at a time, through `ProducerCore`."""
+
     def __init__(
         self,
         subject: str,
@@ -38,7 +41,7 @@ class PartitionQueue:
         self.partition = partition
         self.place = 0, partition  # among all queues of a producer
         self.error: InturnError | None = None  # set: the queue has stopped, and why
-        self.diverted_count = 0  # batches that went to other partitions since it stored one
+        self.diverted_count = 0  # batches moved to other partitions since the last stored batch
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
         self._route_version = route_version
@@ -47,15 +50,15 @@ class PartitionQueue:
         self._batch_bytes, self._batch_count = settings.batch_bytes, settings.batch_count
         self._open = SendBatch(subject, partition)
         self._closed: deque[SendBatch] = deque()
-        # A window: what is acknowledged stays in it behind a batch that is not, because the log remembers only
-        # so many batches of a producer, and must still know that one when it is sent again.
+        # A window: acknowledged batches stay in the window behind an unacknowledged batch, because the log remembers a
+        # limited number of batches per producer, and must still know the unacknowledged batch when it is sent again.
         self._sent: deque[SendBatch] = deque()
         self._next_sequence = 0
         self._phase = _Phase.FLOWING
         self._failures = 0
         self._resume_at_s = 0.0
         self._gap = False
-        self.is_held = False  # the route has changed: nothing new is sent before what was sent is settled
+        self.is_held = False  # the route has changed: no new batch is sent before the sent batches are settled
 
     @property
     def is_idle(self) -> bool:
@@ -68,7 +71,7 @@ class PartitionQueue:
         return sent + sum(len(batch.messages) for batch in self._closed) + len(self._open.messages)
 
     def add(self, message: Outgoing, slot: int, size_bytes: int) -> SendBatch:
-        """Queue a message; its index in the batch is the last one."""
+        """Queue a message; the message is the last of the returned batch."""
         batch = self._open
         messages = batch.messages
         total_bytes = batch.size_bytes + size_bytes
@@ -82,14 +85,16 @@ class PartitionQueue:
         return batch
 
     def take_over(self, batch: SendBatch) -> None:
-        """Best effort: a batch that another partition could not store goes to the end of this queue."""
+        """Best effort: append a batch that another partition could not store."""
         batch.moves += 1
         self.take_back(batch)
 
     def poll(self, now_s: float, gathers: bool = False) -> list[tuple[SendBatch, Append]]:
-        """What to send now, in this order. If it `gathers`, a batch that is not full waits while another is on its way:
-        many partitions with a few messages each would make many small batches, each of which costs as much as a large
-        one."""
+        """The batches to send now, in this order.
+
+        If `gathers`, a batch that is not full waits while another batch is on the way: many partitions with a few
+        messages each would make many small batches, and a small batch costs as much as a large batch.
+        """
         if self.error is not None:
             return []
         commands = []
@@ -99,7 +104,7 @@ class PartitionQueue:
             self._phase = _Phase.FLOWING
             commands = [self._send(batch, now_s) for batch in self._sent if not batch.done]
             if commands:
-                return commands  # nothing new before it is known whether this works
+                return commands  # no new batch before the result of these is known
         while len(self._sent) < self._settings.in_flight and not self.is_held:
             if gathers and self._sent and not self._closed:
                 break
@@ -112,9 +117,9 @@ class PartitionQueue:
         return commands
 
     def expire(self, now_s: float) -> list[SendBatch]:
-        """An answer that does not come counts as a failure; whether the batch was stored, the next try tells.
+        """Treat a missing answer as a failure; the next try finds out whether the batch was stored.
 
-        Returns the batches that this queue gives up (best effort only).
+        Returns the batches that the queue gives up (best effort only).
         """
         overdue = [
             batch
@@ -131,14 +136,14 @@ class PartitionQueue:
         return given_up
 
     def next_due_s(self) -> float | None:
-        """When `poll` should be called again though nothing else happens."""
+        """When `poll` should be called again even without other events."""
         awaited = [batch.sent_at_s + self._settings.answer_timeout_s for batch in self._sent if batch.is_awaited]
         if awaited:
             return min(awaited)
         return self._resume_at_s if self._phase is _Phase.SETTLING else None
 
     def succeeded(self, batch: SendBatch, base_offset: int) -> int:
-        """Stored. Returns how many bytes are no longer waiting; a repeated answer changes nothing."""
+        """The batch is stored. Returns the bytes that no longer wait; a repeated answer changes nothing."""
         if batch.done or batch not in self._sent:
             return 0
         self._failures = 0
@@ -148,7 +153,8 @@ class PartitionQueue:
         return batch.size_bytes
 
     def failed(self, batch: SendBatch, tries: int, error: InturnError, now_s: float) -> list[SendBatch]:
-        """Not stored, or not known. Returns the batches that this queue gives up (best effort only)."""
+        """The batch is not stored, or the result is unknown. Returns the batches that the queue gives up (best effort
+        only)."""
         if batch.done or batch not in self._sent or tries != batch.tries or not batch.is_awaited:
             return []  # an answer to an earlier try
         batch.is_awaited = False
@@ -156,7 +162,7 @@ class PartitionQueue:
         batch.last_error = error
         self._phase = _Phase.SETTLING
         if isinstance(error, OutOfSequence) and batch is self._sent[0] and error.got > error.expected:
-            # Everything before it was acknowledged, but the log no longer knows: it lost it, or forgot us.
+            # All earlier batches were acknowledged, but the log does not know them: lost, or forgotten.
             batch.gap = True
         if self._strategy is Strategy.BEST_EFFORT and self._is_hopeless(batch, error):
             return self._give_up(batch)
@@ -170,15 +176,16 @@ class PartitionQueue:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known of everything that was sent if it is stored.
+        """Whether the result of every sent batch is known.
 
-        If the first that is not was refused for its route, none behind it can be: the log would miss the first.
+        If the first batch without a result was refused for the route, no later batch can be stored: the log would miss
+        the first.
         """
         first = next((batch for batch in self._sent if not batch.done), None)
         return first is None or first.is_refused
 
     def reroute(self, route_version: int) -> list[SendBatch]:
-        """Go on by another route: all that is not stored, in order, to be given back to this queue or to others."""
+        """Switch to another route. Returns all unstored batches, in order, for this queue or other queues."""
         first = next((batch for batch in self._sent if not batch.done), None)
         if first is not None and first.encoded is not None:
             self._next_sequence = first.encoded.first_sequence
@@ -188,7 +195,7 @@ class PartitionQueue:
         return self.abandon()
 
     def take_back(self, batch: SendBatch) -> None:
-        """A batch that was not stored goes to the end of this queue."""
+        """Append a batch that was not stored."""
         batch.partition = self.partition
         batch.encoded = None
         batch.tries = 0
@@ -199,7 +206,7 @@ class PartitionQueue:
         self._closed.append(batch)
 
     def abandon(self) -> list[SendBatch]:
-        """Everything that is not acknowledged, in order; the queue is empty afterwards."""
+        """All batches that are not acknowledged, in order; the queue is empty afterwards."""
         unacknowledged = [batch for batch in self._sent if not batch.done]
         batches = [*unacknowledged, *self._closed, *([self._open] if self._open.messages else [])]
         self._sent.clear()
@@ -208,7 +215,7 @@ class PartitionQueue:
         return batches
 
     def withdraw(self) -> list[SendBatch]:
-        """As `abandon`, but this queue goes on: the numbers of what was sent without an answer stay unused."""
+        """As `abandon`, but the queue stays in use: numbers sent without an answer stay unused."""
         if any(not batch.done for batch in self._sent):
             self._gap = True
         return self.abandon()
@@ -243,11 +250,11 @@ class PartitionQueue:
 
     def _is_hopeless(self, batch: SendBatch, error: InturnError) -> bool:
         if batch.tries >= self._settings.tries_max or isinstance(error, BrokerGroupClosed):
-            return True  # an operator has said so, or its broker is dead: no use in trying again and again
+            return True  # closed by an operator, or the broker is dead: retries are useless
         return not error.retriable and isinstance(error, StorageError)
 
     def _give_up(self, batch: SendBatch) -> list[SendBatch]:
-        """The numbers of what is given up stay unused: the batch after it says that the gap is meant."""
+        """The numbers of the batch stay unused: the next batch declares the gap."""
         place = self._sent.index(batch)
         self._sent.remove(batch)
         after = next((one for one in list(self._sent)[place:] if not one.done), None)

@@ -40,7 +40,7 @@ _log = get_logger("inturn.producer")
 
 @dataclass(frozen=True, slots=True)
 class ProducerStatistics:
-    """A look at a producer. Counts are since it was opened."""
+    """A snapshot of a producer. Counts are since the producer was opened."""
 
     waiting_count: int  # messages that are not acknowledged yet
     waiting_bytes: int
@@ -50,10 +50,10 @@ class ProducerStatistics:
 
 
 class Producer:
-    """Sends messages; those of one key are stored in the order in which they were sent.
+    """Sends messages; messages of one key are stored in the order of sending.
 
-    Safe to use from several threads; then "sent before" means that the call returned before the other began.
-    Leaving the `with` block waits until everything is acknowledged, and raises if something was not.
+    Safe to use from several threads; then "sent before" means that the call returned before the other call began.
+    Leaving the `with` block waits until all messages are acknowledged, and raises if a message failed.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Producer:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._roomier = threading.Condition(self._lock)
-        # Held while commands are taken from the core and submitted: their order must not change in between.
+        # Held while commands are taken from the core and submitted, so that the order stays the same.
         self._pumping = threading.Lock()
         self._is_asleep = False
-        self._is_dirty = False  # something changed since the core was last polled
+        self._is_dirty = False  # the core changed since the last poll
         self._closed = False
         self._fallback: FallbackThread | None = None
         if fallback is not None:
@@ -102,7 +102,7 @@ class Producer:
 
     @property
     def id(self) -> int:
-        """The number that the node gave it; a name has always the same."""
+        """The number given by the node; a name always has the same number."""
         return self._core.producer_id
 
     def send(self, subject: str, body: bytes, **options: Unpack[SendOptions]) -> SendHandle:
@@ -149,14 +149,14 @@ class Producer:
         """
         handle = self._accept(False, subject, body, options)
         try:
-            self._pump()  # in this thread, which has nothing else to do: no time is lost waking another
+            self._pump()  # in this thread: waking another thread takes longer
         except Exception as error:
             self._broke(error)
             raise
         return handle.result(timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until nothing is unacknowledged. Raises the first failure that nobody was told of yet."""
+        """Wait until all messages are acknowledged. Raises the first failure that was not reported to a caller yet."""
         with self._roomier:
             if not self._roomier.wait_for(lambda: self._core.is_idle, timeout_s):
                 raise SendTimeout("all subjects", timeout_s or 0.0, None)
@@ -166,7 +166,7 @@ class Producer:
                 raise copy.copy(batch.error)
 
     def would_wait(self, subject: str) -> bool:
-        """Whether `send` would have to wait now: for room in the buffer, or to learn the subject's route."""
+        """Whether `send` would have to wait now: for space in the buffer, or for the subject's route."""
         return not self._core.knows(subject) or self._core.waiting_bytes >= self._settings.buffer_bytes
 
     def statistics(self) -> ProducerStatistics:
@@ -181,7 +181,7 @@ class Producer:
         return self._closed
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then stop. What is still unacknowledged after `timeout_s` fails with Closed."""
+        """Flush, then stop. Messages still unacknowledged after `timeout_s` fail with Closed."""
         with self._lock:
             if self._closed:
                 return
@@ -199,7 +199,7 @@ class Producer:
         self.close()
 
     def disown(self) -> None:
-        """In a forked child: its thread is not there, and its lock may be held by one that never will be."""
+        """In a forked child: the producer's thread does not exist, and a missing thread may hold the lock."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._roomier = threading.Condition(self._lock)
@@ -308,8 +308,8 @@ class Producer:
         return bool(attempts)
 
     def _answered(self, attempt: SendAttempt, answer: Answer | InturnError) -> None:
-        # At tries 1, 2, 4, 8 …: a disk that stays full is not to fill the log, too. That a subject has grown is nothing
-        # to worry about, nor what was behind the first that was refused for that.
+        # Logged at tries 1, 2, 4, 8 …: a disk that stays full must not flood the log. A grown subject is no failure,
+        # nor are the batches behind the first batch refused for the old route.
         is_usual = isinstance(answer, RouteChanged | OutOfSequence) and attempt.tries == 1
         if isinstance(answer, InturnError) and attempt.tries & (attempt.tries - 1) == 0 and not is_usual:
             _log.warning(
@@ -325,14 +325,14 @@ class Producer:
             self._roomier.notify_all()
             if self._fallback is not None:
                 self._wake_fallback()
-            # Hooks are told by our own thread: this one is of the log, or the one that reads all answers.
-            if not self._core.is_idle or self._hooked.has_ended:  # else there is nothing for the thread to do
+            # The producer's thread calls hooks: this thread belongs to the log, or reads all answers.
+            if not self._core.is_idle or self._hooked.has_ended:  # else the thread has no work
                 self._wake()
         for subject in outdated:
             self._node.submit(FindSubject(subject), self._found)
 
     def _found(self, answer: Answer | InturnError) -> None:
-        """The route of a subject that has grown. If it cannot be had now, the next refusal asks again."""
+        """The route of a subject that has grown. Without an answer, the next refusal asks again."""
         if isinstance(answer, Subject):
             if self._strategy is not None:
                 answer = dataclasses.replace(answer, strategy=self._strategy)
@@ -341,7 +341,7 @@ class Producer:
                 self._wake()
 
     def _wake_fallback(self) -> None:
-        """Called under the lock, wherever the core may have given something to the outbox."""
+        """Called under the lock, wherever the core may have queued batches for the outbox."""
         fallback = self._core.fallback
         if self._fallback is not None and fallback is not None and fallback.has_work:
             self._fallback.wake()
@@ -355,7 +355,7 @@ class Producer:
     def _run(self) -> None:
         try:
             self._run_until_closed()
-        except BaseException as error:  # a thread that dies in silence would be waited for
+        except BaseException as error:  # callers would wait for a dead thread
             self._broke(error)
 
     def _broke(self, error: BaseException) -> None:
@@ -377,7 +377,7 @@ class Producer:
                 if self._is_dirty:
                     continue
                 self._is_asleep = True
-                # Not longer than an answer may take: `send_sync` sends by itself, and wakes nobody.
+                # No longer than an answer may take: `send_sync` submits without waking this thread.
                 due_s = self._core.next_due_s()
                 now_s = self._clock.monotonic()
                 wait_s = self._settings.answer_timeout_s if due_s is None else max(0.0, due_s - now_s)
