@@ -65,7 +65,7 @@ def _consume(mq: Connection, subject: str, count: int) -> tuple[float, float]:
 
 def _committed(mq: Connection, subject: str, partitions: int) -> dict[int, int]:
     if any(one.subject == subject for one in mq.groups()):
-        return {one.partition: one.committed for one in mq.describe_group(subject, GROUP).partitions}
+        return {one.partition: one.committed for one in mq.group(subject, GROUP).describe().partitions}
     return dict.fromkeys(range(partitions), 0)
 
 

@@ -104,7 +104,7 @@ def send(mq: Connection, *texts: str, recorder: Recorder | None = None) -> None:
 def committed(mq: Connection) -> int:
     if not mq.groups():
         return 0
-    return mq.describe_group("line", "g").partitions[0].committed
+    return mq.group("line", "g").describe().partitions[0].committed
 
 
 def judged(notes: Notes, recorder: Recorder) -> Verdict:
@@ -175,7 +175,7 @@ def test_a_message_that_kills_its_process_is_given_up_after_its_attempts(mq: Con
     settings = quick(max_attempts=2, on_exhausted="dead-letter")
     with mq.consumer("line", "g", handlers.always_dies, order="key", settings=settings):
         eventually(lambda: committed(mq) == 3, "all is over")
-        (letter,) = mq.dead_letters("line", "g").list()
+        (letter,) = mq.group("line", "g").dead_letters().list()
     assert letter.message.body == b"exit"
     assert notes.offsets("start").count(0) == 2
 
@@ -194,7 +194,7 @@ def test_why_a_handler_failed_is_told_with_where_it_was(mq: Connection, notes: N
     send(mq, "a:raise")
     with mq.consumer("line", "g", handlers.told, order="key", settings=quick(), hooks=[Noted()], name="w"):
         eventually(lambda: committed(mq) == 1, "it is handled in the end")
-        tried = mq.consume_directly("line", "g", "w", 0, 0)
+        tried = mq.group("line", "g").try_message("w", 0, 0)
     assert [kind for kind, _ in seen] == ["exception", "success", "exception"]
     assert seen[0][1].startswith("ValueError: no such account")
     assert "process_handlers.py" in seen[0][1]
@@ -317,7 +317,7 @@ def test_processes_end_when_their_consumer_is_killed(tmp_path: Path, notes: Note
         program.wait(60)
         eventually(lambda: not is_alive(pid), "the process has ended, in the middle of its handler")
     with inturn.connect(tmp_path / "other") as again:
-        assert again.describe_group("line", "g").partitions[0].owner is not None
+        assert again.group("line", "g").describe().partitions[0].owner is not None
 
 
 def test_what_was_to_be_handled_waits_when_no_process_can_be_started(

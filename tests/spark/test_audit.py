@@ -467,7 +467,7 @@ def test_a_group_with_tags_is_judged_by_what_it_wants(spark: SparkSession, tmp_p
                 producer.send("orders", b"x", key=b"k%d" % (number % 5), tags=("paid",) if number % 3 else ("late",))
         settings = ConsumerSettings(trace=str(traces), commit_interval_s=0.02, tags="paid")
         with mq.consumer("orders", "billing", lambda message, context: None, order=Order.KEY, settings=settings):
-            wait_until(lambda: bool(mq.groups()) and mq.describe_group("orders", "billing").lag == 0, "done")
+            wait_until(lambda: bool(mq.groups()) and mq.group("orders", "billing").describe().lag == 0, "done")
     verdict = audit(spark, traces, log=folder, subject="orders", tags="paid", complete=True)
     assert verdict.ok, str(verdict)
     assert verdict.groups[0].finished == 40

@@ -26,7 +26,7 @@ class Context:
     epoch: int
     attempt: int = 1  # counts from 1 per message
     is_acknowledged: bool = False
-    # A call by request (`consume_directly`): out of turn, without a lease, and so with epoch 0.
+    # A call by request (`Group.try_message`): out of turn, without a lease, and so with epoch 0.
     is_direct: bool = False
 
     def ack(self) -> None:
