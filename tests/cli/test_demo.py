@@ -352,7 +352,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where Spark is not installed."""
     folder = tmp_path_factory.mktemp("without-spark")
     (folder / "pyspark.py").write_text("raise ModuleNotFoundError('no pyspark here', name='pyspark')\n")
-    environment = {**os.environ, "COLUMNS": "120", "PYTHONPATH": str(folder)}
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "COLUMNS": "120", "PYTHONPATH": path}
     ran = subprocess.run(DEMO, capture_output=True, text=True, timeout=200, check=False, env=environment, cwd=folder)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stderr == ""
