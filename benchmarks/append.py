@@ -12,7 +12,7 @@ import time
 from array import array
 from pathlib import Path
 
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.log.embedded import EmbeddedEngine
 from inturn.model.batch import HEADER_BYTES, Batch, encode
 from inturn.model.message import Outgoing
@@ -41,7 +41,7 @@ def run(quick: bool) -> BenchReport:
     figure, bound = count * MESSAGES / median(ours), count * MESSAGES / median(plain)
     beside = [Beside("the same bytes written to a file", bound)]
     ratio = figure / bound
-    row = Row("1 000 × 100 B, flush os", figure, "messages/s", beside, ratio, f"ratio ≥ {AIM}", ratio >= AIM)
+    row = BenchRow("1 000 × 100 B, flush os", figure, "messages/s", beside, ratio, f"ratio ≥ {AIM}", ratio >= AIM)
     return BenchReport("append", figure, "messages/s", beside, ratio, [row])
 
 

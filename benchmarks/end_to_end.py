@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.bare_client import dial, round_trip
 from benchmarks.child import Child
 from benchmarks.pair import Pair, Sent
-from benchmarks.report import BenchReport, Beside, Row, median, percentile
+from benchmarks.report import BenchReport, BenchRow, Beside, median, percentile
 from benchmarks.served_child import served
 from inturn.client import connect
 from inturn.model.batch import HEADER_BYTES
@@ -65,7 +65,7 @@ def _bare_ms(dialed: socket.socket, seconds: float) -> list[float]:
     return times_ms
 
 
-def _row(rate: int, rounds: list[Sent], bare_ms: list[float]) -> Row:
+def _row(rate: int, rounds: list[Sent], bare_ms: list[float]) -> BenchRow:
     latencies_ms = [one for sent in rounds for one in sent.latencies_ms]
     p50_ms, p99_ms = percentile(latencies_ms, 0.5), percentile(latencies_ms, 0.99)
     bare_p50_ms = percentile(bare_ms, 0.5)
@@ -83,4 +83,4 @@ def _row(rate: int, rounds: list[Sent], bare_ms: list[float]) -> Row:
         "bare_p99_ms": percentile(bare_ms, 0.99),
         "sent_per_s": per_s,
     }
-    return Row(f"{rate} messages/s, p50", p50_ms, "ms", beside, p50_ms / bare_p50_ms, aim, is_met, more)
+    return BenchRow(f"{rate} messages/s, p50", p50_ms, "ms", beside, p50_ms / bare_p50_ms, aim, is_met, more)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.child import Child
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from benchmarks.served_child import served
 from inturn.client import Connection, connect
 from inturn.model.routing import SLOT_COUNT, slot_of
@@ -64,7 +64,7 @@ def run(quick: bool) -> BenchReport:
     beside = [Beside("the second before, longest", usual)]
     more = {"median_ms": median(grown_ms), "grow_ms": median(call_ms), "growths": repetitions}
     what = f"{BEFORE} → {AFTER} partitions under {RATE:,} messages/s, longest wait of a send"
-    row = Row(what, figure, "ms", beside, figure / usual, f"< {AIM_MS:g} ms", figure < AIM_MS, more)
+    row = BenchRow(what, figure, "ms", beside, figure / usual, f"< {AIM_MS:g} ms", figure < AIM_MS, more)
     return BenchReport("grow", figure, "ms", beside, figure / usual, [row])
 
 

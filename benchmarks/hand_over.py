@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.child import Child
 from benchmarks.noting_child import Call, calls_since
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from benchmarks.served_child import served
 from inturn.client import Connection, connect
 from inturn.model.errors import InturnError
@@ -132,18 +132,18 @@ def _worst_pause_ms(calls: Iterable[Call]) -> float:
     return worst_ns / 1e6
 
 
-def _stopped_row(pauses: Pauses) -> Row:
+def _stopped_row(pauses: Pauses) -> BenchRow:
     figure, staying = max(pauses.handed_ms), _staying(pauses)
     aim = f"< {AIM_STOPPED_MS:g} ms"
     ratio = figure / staying.figure
-    return Row("stopped, worst", figure, "ms", [staying], ratio, aim, figure < AIM_STOPPED_MS, _more(pauses))
+    return BenchRow("stopped, worst", figure, "ms", [staying], ratio, aim, figure < AIM_STOPPED_MS, _more(pauses))
 
 
-def _killed_row(pauses: Pauses, lease: LeaseSettings) -> Row:
+def _killed_row(pauses: Pauses, lease: LeaseSettings) -> BenchRow:
     figure, life_ms = max(pauses.handed_ms), lease.life_s * 1000
     beside = [Beside("the life of the lease", life_ms), _staying(pauses)]
     aim, is_met = f"< lease + {AIM_AFTER_LEASE_MS:g} ms", figure < life_ms + AIM_AFTER_LEASE_MS
-    return Row("killed, worst", figure, "ms", beside, figure / life_ms, aim, is_met, _more(pauses))
+    return BenchRow("killed, worst", figure, "ms", beside, figure / life_ms, aim, is_met, _more(pauses))
 
 
 def _staying(pauses: Pauses) -> Beside:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.child import Child
 from benchmarks.pair import Pair
-from benchmarks.report import BenchReport, Beside, Row, median, percentile
+from benchmarks.report import BenchReport, BenchRow, Beside, median, percentile
 from inturn.client import Connection, connect
 from inturn.model.errors import InturnError
 
@@ -116,26 +116,26 @@ def _p99s_ms(pair: Pair, length: Length) -> list[float]:
     return [percentile(pair.send(RATE, length.round_s).latencies_ms, 0.99) for _ in range(length.rounds)]
 
 
-def _p99_row(length: Length, with_ms: list[float], without_ms: list[float]) -> Row:
+def _p99_row(length: Length, with_ms: list[float], without_ms: list[float]) -> BenchRow:
     figure, bound = median(with_ms), median(without_ms)
     ratio = figure / bound
     what = f"{RATE:,} messages/s beside {length.consumers:,} idle consumers, p99"
     beside = [Beside("the same without them", bound)]
     more = {"least_ms": min(with_ms), "most_ms": max(with_ms), "without_most_ms": max(without_ms)}
-    return Row(what, figure, "ms", beside, ratio, f"< {AIM_TIMES:g} ×", ratio < AIM_TIMES, more)
+    return BenchRow(what, figure, "ms", beside, ratio, f"< {AIM_TIMES:g} ×", ratio < AIM_TIMES, more)
 
 
-def _memory_row(length: Length, quiet: Quiet, alone_mb: float) -> Row:
+def _memory_row(length: Length, quiet: Quiet, alone_mb: float) -> BenchRow:
     figure = quiet.memory_mb
     beside = [Beside("before they came", alone_mb)]
     what = f"memory of the server, {length.consumers:,} idle consumers"
     more = {"each_kb": 1000 * (figure - alone_mb) / length.consumers, "until_settled_s": quiet.took_s}
-    return Row(what, figure, "MB", beside, figure / alone_mb, f"< {AIM_MB:g} MB", figure < AIM_MB, more)
+    return BenchRow(what, figure, "MB", beside, figure / alone_mb, f"< {AIM_MB:g} MB", figure < AIM_MB, more)
 
 
-def _processor_row(length: Length, quiet: Quiet) -> Row:
+def _processor_row(length: Length, quiet: Quiet) -> BenchRow:
     figure = quiet.percent
     beside = [Beside("a tenth of a core", AIM_PERCENT)]
     what = f"processor time of the server, {length.consumers:,} idle consumers"
     more = {"clients_percent": quiet.clients_percent, "seconds": length.quiet_s}
-    return Row(what, figure, "% of a core", beside, figure / AIM_PERCENT, "< 1 ×", figure < AIM_PERCENT, more)
+    return BenchRow(what, figure, "% of a core", beside, figure / AIM_PERCENT, "< 1 ×", figure < AIM_PERCENT, more)

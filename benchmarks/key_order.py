@@ -31,7 +31,7 @@ import xxhash
 
 from benchmarks.calls import Calls
 from benchmarks.replay import Lanes, longest_lane_first, one_task_per_lane, static_hash
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.consumer.context import Context
 from inturn.model.message import Message
@@ -121,16 +121,16 @@ def run_async(quick: bool) -> BenchReport:
     ratio = figure / bound
     what = f"{ASYNC_KEYS} keys, {ASYNC_PARTITIONS} partitions, concurrency {ASYNC_CONCURRENCY}, 5 ms await"
     more = {"took_s": median(ours), "bare_s": median(bare)}
-    row = Row(what, figure, "messages/s", beside, ratio, f"ratio ≥ {AIM_ASYNC}", ratio >= AIM_ASYNC, more)
+    row = BenchRow(what, figure, "messages/s", beside, ratio, f"ratio ≥ {AIM_ASYNC}", ratio >= AIM_ASYNC, more)
     return BenchReport("key-order --async", figure, "messages/s", beside, ratio, [row])
 
 
-def _report(name: str, rows: list[Row]) -> BenchReport:
+def _report(name: str, rows: list[BenchRow]) -> BenchReport:
     worst = max(rows, key=lambda row: row.ratio)
     return BenchReport(name, worst.figure, worst.unit, worst.beside, worst.ratio, rows)
 
 
-def _row(mq: Connection, what: str, plan: Plan, partition_s: float, quick: bool, more: dict[str, float]) -> Row:
+def _row(mq: Connection, what: str, plan: Plan, partition_s: float, quick: bool, more: dict[str, float]) -> BenchRow:
     subject = f"keys-{len(mq.subjects())}"
     mq.create_subject(subject, partitions=1)
     _store(mq, subject, plan.keys)
@@ -147,7 +147,7 @@ def _row(mq: Connection, what: str, plan: Plan, partition_s: float, quick: bool,
     figure = median(ours)
     beside = [Beside(BARE, median(bare)), Beside(STATIC, median(static)), Beside(PARTITION, partition_s)]
     ratio = figure / beside[0].figure
-    return Row(
+    return BenchRow(
         what, figure, "s", beside, ratio, f"≤ {AIM:g} × the first", ratio <= AIM, {**more, "bound_s": plan.bound_s}
     )
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks.batches import decode_s, read_batches
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.consumer.context import Context
 from inturn.consumer.worker import Handler
@@ -36,7 +36,7 @@ STALL_S = 120.0
 def run(quick: bool) -> BenchReport:
     count, key_counts, rounds = (QUICK_COUNT, QUICK_KEY_COUNTS, 1) if quick else (COUNT, KEY_COUNTS, 3)
     measured = {keys: _measure(count, keys, rounds) for keys in key_counts}
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for number, kind in enumerate(("threads", "async")):
         reference = measured[SHARE_OF][number]
         for keys, figures in measured.items():
@@ -47,7 +47,9 @@ def run(quick: bool) -> BenchReport:
                 is_met, aim = is_met and share >= AIM_SHARE, f"{aim}, ≥ {AIM_SHARE} of {SHARE_OF} keys"
             beside = [Beside("decoding the same batches in a bare loop", bound)]
             more = {"keys": keys, f"share_of_{SHARE_OF}_keys": share}
-            rows.append(Row(f"{kind}, {keys} keys", figure, "messages/s", beside, figure / bound, aim, is_met, more))
+            rows.append(
+                BenchRow(f"{kind}, {keys} keys", figure, "messages/s", beside, figure / bound, aim, is_met, more)
+            )
     worst = min(rows, key=lambda row: row.ratio)
     return BenchReport("lane-overhead", worst.figure, worst.unit, worst.beside, worst.ratio, rows)
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.child import Child
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.protocol.commands import Assignment, Heartbeat
 from inturn.protocol.request import ask
@@ -66,7 +66,7 @@ class _Server:
 
 def _measure(
     what: str, servers: list[_Server], send: Callable[[Connection, int], None], count: int, rounds: int
-) -> Row:
+) -> BenchRow:
     taken_ns: list[list[float]] = [[], []]
     per_s: list[list[float]] = [[], []]
     for number in range(rounds + 1):
@@ -88,7 +88,7 @@ def _measure(
     beside = [Beside("the same, not measured", plain)]
     aim = f"< {AIM_SHARE:.0%} more"
     unit = "ns of the server's processor time per message"
-    return Row(what, plain * share, unit, beside, share, aim, share < 1 + AIM_SHARE, more)
+    return BenchRow(what, plain * share, unit, beside, share, aim, share < 1 + AIM_SHARE, more)
 
 
 def _send(mq: Connection, count: int) -> None:
@@ -103,7 +103,7 @@ def _send_sync(mq: Connection, count: int) -> None:
             producer.send_sync("bench", BODY, key=KEYS[number % 1000])
 
 
-def _scrape(server: _Server, rounds: int, group_count: int) -> Row:
+def _scrape(server: _Server, rounds: int, group_count: int) -> BenchRow:
     for number in range(group_count):
         ask(server.mq.node, Heartbeat("bench", f"group-{number}", "nobody", "key", "first"), Assignment)
     taken_ms, size_bytes = [], 0
@@ -117,4 +117,4 @@ def _scrape(server: _Server, rounds: int, group_count: int) -> Row:
     beside = [Beside("one percent of a core, asked every 15 s", bound_ms)]
     ratio = figure / bound_ms
     more: dict[str, float] = {"groups": group_count, "size_bytes": size_bytes}
-    return Row("a scrape", figure, "ms of processor time", beside, ratio, "≤ 1 ×", ratio <= 1, more)
+    return BenchRow("a scrape", figure, "ms of processor time", beside, ratio, "≤ 1 ×", ratio <= 1, more)

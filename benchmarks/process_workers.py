@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.handlers import LONG_ROUNDS, SHORT_ROUNDS, compute, computes_long, computes_shortly
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InturnError
@@ -49,7 +49,7 @@ def run(quick: bool) -> BenchReport:
 
 def _row(
     mq: Connection, name: str, handler: Handler, work_rounds: int, count: int, pool_chunk: int, rounds: int
-) -> Row:
+) -> BenchRow:
     cores = os.cpu_count() or 1
     by_pool: list[float] = []
     by_workers: dict[str, list[float]] = {"processes": [], "threads": []}
@@ -62,7 +62,7 @@ def _row(
     beside = [Beside(f"a bare pool of {cores} processes", pool), Beside("the same consumer with threads", threads)]
     aim = AIMS[name]
     more = {"cores": cores, "times_threads": figure / threads}
-    return Row(
+    return BenchRow(
         f"{cores} processes, {name} each",
         figure,
         "messages/s",

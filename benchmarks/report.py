@@ -18,7 +18,7 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One setting of a sweep."""
 
     what: str
@@ -40,7 +40,7 @@ class BenchReport:
     unit: str
     beside: list[Beside]
     ratio: float
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
     machine: dict[str, str | int] = field(default_factory=lambda: machine())
 
     def to_json(self) -> bytes:

@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.child import Child
 from benchmarks.filling import fill
 from benchmarks.pair import Pair
-from benchmarks.report import BenchReport, Beside, Row, median, percentile
+from benchmarks.report import BenchReport, BenchRow, Beside, median, percentile
 from inturn.client import connect
 
 AIM_TIMES = 1.3
@@ -126,7 +126,7 @@ def _taken_s(server: Child, client: Child, kind: str, subject: str, count: int) 
     return taken_s + float(server.ask("time")) - before_s, took_s
 
 
-def _row(kind: str, axis: str, setting: Setting, settings: list[Setting]) -> Row:
+def _row(kind: str, axis: str, setting: Setting, settings: list[Setting]) -> BenchRow:
     figure = median(setting.costs_us[kind])
     least = min(settings, key=lambda one: median(one.costs_us[kind]))
     bound = median(least.costs_us[kind])
@@ -140,4 +140,4 @@ def _row(kind: str, axis: str, setting: Setting, settings: list[Setting]) -> Row
         more["p99_ms"] = median(setting.p99s_ms)
     ratio = figure / bound
     unit = "µs of processor time per message"
-    return Row(f"{kind}, {named}", figure, unit, beside, ratio, f"≤ {AIM_TIMES:g} ×", ratio <= AIM_TIMES, more)
+    return BenchRow(f"{kind}, {named}", figure, unit, beside, ratio, f"≤ {AIM_TIMES:g} ×", ratio <= AIM_TIMES, more)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.child import Child
 from benchmarks.filling import fill
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from benchmarks.served_child import served
 from benchmarks.spark_session import spark_session
 from inturn.client import Connection, connect
@@ -67,7 +67,7 @@ def run(quick: bool) -> BenchReport:
         more = {"session_s": bed.session_s}
         aims = [AIM_SHUFFLED, AIM_ONLINE]
         rows = [
-            Row(f"{what}, beside {one.what}", figure, "messages/s", [one], ratio, f"≥ {aim}", ratio >= aim, more)
+            BenchRow(f"{what}, beside {one.what}", figure, "messages/s", [one], ratio, f"≥ {aim}", ratio >= aim, more)
             for one, ratio, aim in zip(beside, ratios, aims, strict=True)
         ]
         return BenchReport("spark-drain", figure, "messages/s", beside, ratios[0], rows)
@@ -85,7 +85,7 @@ def run_slow(quick: bool) -> BenchReport:
         ratio = figure / bound
         what = f"{count:,} messages of 5 ms, {keys:,} keys, {TASKS} tasks × {concurrency}"
         more = {"session_s": bed.session_s}
-        row = Row(what, figure, "messages/s", beside, ratio, f"≥ {AIM_BOUND}", ratio >= AIM_BOUND, more)
+        row = BenchRow(what, figure, "messages/s", beside, ratio, f"≥ {AIM_BOUND}", ratio >= AIM_BOUND, more)
         return BenchReport("spark-drain --handler-ms 5", figure, "messages/s", beside, ratio, [row])
 
 
@@ -103,7 +103,7 @@ def run_skew(quick: bool) -> BenchReport:
         beside, ratio = [Beside("two even partitions", even)], figure / even
         what = f"{count:,} messages, {keys:,} keys, all in one partition, {TASKS} tasks"
         more = {"session_s": bed.session_s}
-        row = Row(what, figure, "messages/s", beside, ratio, f"≥ {AIM_SKEW}", ratio >= AIM_SKEW, more)
+        row = BenchRow(what, figure, "messages/s", beside, ratio, f"≥ {AIM_SKEW}", ratio >= AIM_SKEW, more)
         return BenchReport("spark-skew", figure, "messages/s", beside, ratio, [row])
 
 

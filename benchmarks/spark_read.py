@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.filling import BODY_BYTES, fill
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from benchmarks.served_child import served
 from benchmarks.spark_session import spark_session
 from inturn.client import connect
@@ -34,7 +34,7 @@ def run(quick: bool) -> BenchReport:
     figure, bound = count / median(ours), count / median(parquet)
     beside = [Beside("the same rows from Parquet", bound)]
     ratio = figure / bound
-    row = Row(
+    row = BenchRow(
         f"{count:,} × {BODY_BYTES} B, all columns, {PARTITIONS} partitions, local[2] → noop",
         figure,
         "messages/s",

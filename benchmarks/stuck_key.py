@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.report import BenchReport, Beside, Row
+from benchmarks.report import BenchReport, BenchRow, Beside
 from benchmarks.stuck_key_child import GROUP, SUBJECT, THREADS
 from inturn.client import connect
 from inturn.model.errors import InturnError
@@ -30,7 +30,7 @@ STALL_S = 20.0  # nothing happened for so long: it does not come any more
 
 
 @dataclass(slots=True)
-class Notes:
+class HandlerNotes:
     """What a child has written: offsets, in their order."""
 
     begun: list[int] = field(default_factory=list)
@@ -72,7 +72,9 @@ def run(quick: bool) -> BenchReport:
     return _report(count, keys, stuck, behind, first, second, lag)
 
 
-def _report(count: int, keys: int, stuck: int, behind: set[int], first: Notes, second: Notes, lag: int) -> BenchReport:
+def _report(
+    count: int, keys: int, stuck: int, behind: set[int], first: HandlerNotes, second: HandlerNotes, lag: int
+) -> BenchReport:
     running = len(first.running)
     begun = [*first.begun, *second.begun]
     duplicates = len(begun) - len(set(begun))
@@ -85,11 +87,11 @@ def _report(count: int, keys: int, stuck: int, behind: set[int], first: Notes, s
     more: dict[str, float] = {"ended_before": len(first.ended), "lost": lost, "overtook": overtook, "lag": lag}
     is_met = duplicates <= running and not (lost or overtook or lag)
     what = f"{count} messages, {keys} keys, {THREADS} threads, offset {stuck} stuck"
-    row = Row(what, duplicates, "duplicates", beside, ratio, "≤ running handlers, none lost", is_met, more)
+    row = BenchRow(what, duplicates, "duplicates", beside, ratio, "≤ running handlers, none lost", is_met, more)
     return BenchReport("stuck-key", duplicates, "duplicates", beside, ratio, [row])
 
 
-def _out_of_turn(notes: Notes, keys: int) -> int:
+def _out_of_turn(notes: HandlerNotes, keys: int) -> int:
     last: dict[int, int] = {}
     wrong = 0
     for offset in notes.begun:
@@ -124,8 +126,8 @@ def _wait(child: subprocess.Popen[bytes], notes: Path, awaited: set[int]) -> Non
         time.sleep(0.05)
 
 
-def _read(path: Path) -> Notes:
-    notes = Notes()
+def _read(path: Path) -> HandlerNotes:
+    notes = HandlerNotes()
     for line in path.read_bytes().splitlines(keepends=True):
         word, _, offset = line.partition(b" ")
         if offset.endswith(b"\n"):
