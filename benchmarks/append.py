@@ -1,6 +1,6 @@
-"""append: the log layer alone. Batches of 1 000 messages of 100 bytes, encoded before, flush "os"; beside it the
-same bytes written to a plain file. Both in turns, each on a disk that has nothing else to write; the figures are
-medians of the rounds."""
+"""append: the log layer alone. Batches of 1 000 messages of 100 bytes, encoded before, flush "os"; beside the figure
+the same bytes written to a plain file. In turns, on a disk without other writes; the figures are medians of the
+rounds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(quick: bool) -> BenchReport:
     plain: list[float] = []
     with tempfile.TemporaryDirectory(prefix="inturn-bench-") as folder:
         for number in range(rounds):
-            # What one leaves in the page cache is not to slow the other down.
+            # The page cache of a measurement must not slow the next measurement down.
             for measure, times in ((_plain, plain), (_append, ours))[:: 1 if number % 2 else -1]:
                 path = Path(folder) / "measured"
                 os.sync()

@@ -1,5 +1,5 @@
-"""consume-partition: one call of a handler that does nothing, per message, through leases, pulls, the run and the
-commits; beside it a bare loop that decodes the same batches from memory. In turns."""
+"""consume-partition: a call of an empty handler per message, through leases, pulls, the run and the
+commits; beside the figure a bare loop that decodes the same batches from memory. In turns."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""lane-overhead: what order by key costs per message: a handler that does nothing, 1 M messages of 100 bytes, one
-partition, concurrency 16, over the number of keys; threads and async.
+"""lane-overhead: the cost of order by key per message: an empty handler, 1 M messages of 100 bytes, one partition,
+concurrency 16, over the number of keys; threads and async.
 
-All of the consumer takes part: log, pull, decode, scheduler, handler, commit tracker, commits. Timed is from the
-first call of the handler to the last. The handler counts its calls, so that the last one is known: some 50 ns. Beside
-it a bare loop that decodes the same batches from memory. In turns; the figures are medians of the rounds.
+The whole consumer takes part: log, pull, decode, scheduler, handler, commit tracker, commits. The measured time is from
+the first call of the handler to the last. The handler counts its calls to find the last call: about 50 ns. Beside the
+figure a bare loop that decodes the same batches from memory. In turns; the figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _measure(count: int, keys: int, rounds: int) -> tuple[float, float, float]:
 
 
 class Counter:
-    """Sees the first call and the last; counting is one step for all threads."""
+    """Notes the first call and the last. Counting is atomic."""
 
     def __init__(self, count: int) -> None:
         self.last = count - 1
@@ -105,6 +105,6 @@ def consume(
     settings = settings or ConsumerSettings(concurrency=CONCURRENCY)
     with mq.consumer("bench", group, chosen, order=Order.KEY, settings=settings):
         if not counter.is_over.wait(STALL_S):
-            raise InturnError(f"{next(numbers)} of {counter.last + 1} calls after {STALL_S:.0f} s: it stands still")
+            raise InturnError(f"{next(numbers)} of {counter.last + 1} calls after {STALL_S:.0f} s: no progress")
     assert next(numbers) == counter.last + 1, "a message ran twice"
     return counter.last_at_s - counter.first_at_s

@@ -1,10 +1,11 @@
-"""metrics-overhead: what being measured costs a server: `inturn serve --http`.
+"""metrics-overhead: the cost of metrics for a server: `inturn serve --http`.
 
-Two servers, processes of their own, flush "always": one measured, one not. To both in turns: one producer, pipelined,
-100 bytes with a key into 4 partitions, until all are acknowledged; and one that waits for every acknowledgement. The
-figure is the processor time of the server per message, beside that of the server that is not measured; messages per
-second stand with it. A round's share compares neighbours, and the figure is the median of the rounds. Then what asking
-for the metrics costs, with 200 groups of 4 partitions; beside it one percent of a core, asked every 15 seconds.
+Two server processes, flush "always", with and without metrics. To both in turns: a producer, pipelined, 100 bytes with
+a key into 4 partitions, until all are acknowledged; and a producer that waits for every acknowledgement. The figure is
+the processor time of the server per message, beside the time of the server without metrics; with messages per second.
+The share of a round compares neighbouring runs, and the figure is the median of the rounds. Then the cost of a request
+for the metrics, with 200 groups of 4 partitions; beside the cost one percent of a core, with a request every 15
+seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def run(quick: bool) -> BenchReport:
 
 
 class _Server:
-    """A child, and a connection to it."""
+    """A child, and a connection to the child."""
 
     def __init__(self, folder: Path, is_measured: str) -> None:
         self._stack = ExitStack()

@@ -1,9 +1,9 @@
-"""produce: what a producer does through a server, a process of its own that is reached over TCP; flush "always".
+"""produce: a producer through a server process over TCP; flush "always".
 
-Pipelined: one producer, 100 bytes with a key, 4 partitions, every handle kept, until all are acknowledged; beside it
-the same in process. Synchronous: `send_sync` by 16 producers, 2 processes × 8 threads with a connection per process,
-all into one partition, or into 4; beside it one producer alone, and one bare write and fdatasync of as many bytes
-after the other, on the same disk. In turns; the figures are medians of the rounds.
+Pipelined: a producer, 100 bytes with a key, 4 partitions, every handle kept, until all are acknowledged; beside the
+figure the same in process. Synchronous: `send_sync` by 16 producers, 2 processes × 8 threads with a connection per
+process, all into one partition, or into 4; beside the figure a single producer, and a sequence of bare writes and
+fdatasyncs of as many bytes on the same disk. In turns; the figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _pipelined(address: str, folder: Path, rounds: int, count: int) -> BenchRow:
     with connect(address, wait_s=10.0) as there, connect(folder) as here:
         for mq in (there, here):
             mq.create_subject("pipelined", partitions=4)
-            _send_s(mq, count // 10)  # the first messages make files, and load what is loaded late
+            _send_s(mq, count // 10)  # the first messages create files and load lazy imports
         for _ in range(rounds):
             remote.append(count / _send_s(there, count))
             local.append(count / _send_s(here, count))

@@ -1,4 +1,4 @@
-"""The one shape of every benchmark's result."""
+"""The result of a benchmark, the same class for all benchmarks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One setting of a sweep."""
+    """A setting of a sweep."""
 
     what: str
     figure: float
@@ -33,7 +33,8 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """`ratio` is the figure against the first thing beside it; with rows, the worst of those that the aim names."""
+    """`ratio` is the figure divided by the first value in `beside`; with rows, the worst ratio of the rows with an
+    aim."""
 
     bench: str
     figure: float

@@ -1,8 +1,8 @@
-"""send: what a producer does per message.
+"""send: the cost of a producer per message.
 
-Pipelined: `producer.send` of 100 bytes with a key, every handle kept, until all are acknowledged; beside it the same
-where the handles are thrown away at once. Synchronous: `send_sync` with flush "always"; beside it one bare write
-and fdatasync of as many bytes. In turns, in one process.
+Pipelined: `producer.send` of 100 bytes with a key, every handle kept, until all are acknowledged; beside the figure the
+same with handles dropped at once. Synchronous: `send_sync` with flush "always"; beside the figure a bare write and
+fdatasync of as many bytes. In turns, in one process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""spark-read: all columns of a subject, read by the data source `inturn` from a server process on this machine into
-the sink `noop`, on a local master with two cores; beside it the same rows into the same sink, from Parquet files that
-Spark wrote of them. In turns; messages of 100 bytes that are all different."""
+"""spark-read: all columns of a subject, read by the data source `inturn` from a server process on this machine into the
+sink `noop`, on a local master with two cores; beside the figure the same rows into the same sink, from Parquet files
+that Spark wrote. In turns; messages of 100 bytes, all different."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(quick: bool) -> BenchReport:
 def _measure(address: str, parquet: Path, rounds: int) -> tuple[list[float], list[float]]:
     with spark_session() as spark:
         rows = spark.read.format("inturn").option("server", address).option("subject", SUBJECT).load()
-        rows.write.parquet(str(parquet))  # which is also what warms Spark and its workers up
+        rows.write.parquet(str(parquet))  # also warms up Spark and its workers
         files = spark.read.parquet(str(parquet))
         ours, theirs = [], []
         _drop_s(files)

@@ -1,8 +1,8 @@
-"""trace-overhead: what recording a trace costs: the same work as in lane-overhead, with and without.
+"""trace-overhead: the cost of recording a trace: the work of lane-overhead, with and without a trace.
 
-The figure is the share of the processor's time per message that the trace takes, all threads counted, until the
-consumer has stopped. In turns, in one process, so that both see the same machine; a round's share compares neighbours,
-and the figure is the median of the rounds. Every consumer is a new group, so that each starts at the first message.
+The figure is the share of the trace in the processor time per message, of all threads, until the consumer has stopped.
+In turns, in one process, on the same machine; the share of a round compares neighbouring runs, and the figure is the
+median of the rounds. Every consumer is a new group and starts at the first message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inturn.model.settings import ConsumerSettings, Flush
 
 COUNT, QUICK_COUNT = 300_000, 10_000
 ROUNDS, QUICK_ROUNDS = 9, 1
-KEYS = 100  # and one per message
+KEYS = 100  # and a value per message
 AIM_SHARE = 0.05
 
 

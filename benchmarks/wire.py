@@ -1,11 +1,11 @@
-"""wire: round trips of a Ping over TCP on this machine, to a server process; beside each, as many bytes to a bare
-echo server on the same kind of event loop, also a process, from the plainest client of the same shape. In turns.
+"""wire: round trips of a Ping over TCP on this machine, to a server process; beside the figures, as many bytes to a
+bare echo server on the same kind of event loop, also a process, from the plainest client of the same shape. In turns.
 
-One client, p50: on an event loop, beside a bare client on one; blocking (`ask`), beside a blocking socket.
-16 clients, round trips/s: 16 connections and as many tasks of one event loop, beside the same with bare clients;
-blocking, a thread and a connection each, 2 processes × 8, beside as many blocking sockets.
-Pipelined: one connection, up to 8 000 requests on their way, each with a callback, beside a bare client on an event
-loop that does the same: makes, writes and cuts each frame by itself and finds its callback by its number.
+Single client, p50: on an event loop, beside a bare client on an event loop; blocking (`ask`), beside a blocking socket.
+16 clients, round trips/s: 16 connections and as many tasks of an event loop, beside the same with bare clients;
+blocking, with a thread and a connection per client, 2 processes × 8, beside as many blocking sockets.
+Pipelined: a connection, up to 8 000 requests on their way, with a callback per request, beside a bare client on an
+event loop with the same work: encodes, writes and splits frames singly, and finds the callback by the number.
 """
 
 from __future__ import annotations

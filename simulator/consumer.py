@@ -178,8 +178,8 @@ class SimConsumer(SimClient):
         self._network.send(self, command, partial(self._answered, command))
 
     def _work(self) -> None:
-        """Workers take the next messages. Like real workers they do not poll first: changes are checked at the start of a
-        handler."""
+        """Workers take the next messages. Like real workers they do not poll first: the start of a handler checks for
+        changes."""
         while self._running < self.concurrency and (run := self.core.take(self.world.now_s)) is not None:
             self._running += 1
             self._coverage["run.of several lanes"] += len(run.todo) > 1

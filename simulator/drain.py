@@ -270,7 +270,7 @@ class SimDrain:
             self._cut_off(keeper)
 
     def _cut_off(self, keeper: SimKeeper) -> None:
-        """Cut the lease holder and all claimants off for longer than the life of a lease. Bytes in streams arrive later."""
+        """Cut all parts of the drain off for longer than the life of a lease. Bytes in streams arrive later."""
         clients = [keeper, *(one for one in self._claimants if not one.is_over)]
         for client in clients:
             if client.link is None:
@@ -313,7 +313,7 @@ class SimDrain:
             task.is_done = True
 
     def _freeze(self, claimant: SimClaimant) -> None:
-        """Freeze the claimant until its claim is over. Copies of its earlier requests arrive after it has claimed again."""
+        """Freeze the claimant until its claim is over. Copies of earlier requests arrive after the next claim."""
         begin_s, for_s = self._rng.uniform(0.3, 0.6), self._rng.uniform(0.9, 1.1) * LEASE_LIFE_S
         claimant.is_sluggish = True
         network = self._sim.network

@@ -125,7 +125,7 @@ def quick_chance(seed: int) -> random.Random | None:
 
 
 def tags_chance(seed: int) -> random.Random | None:
-    """The chance of the tags of this history; None if the group consumes all messages. Histories without tags stay as they
-    are; the 44 keeps the histories unchanged that tests know by their seeds."""
+    """The chance of the tags of this history; None if the group consumes all messages. Histories without tags stay as
+    they are; the 44 keeps the histories unchanged that tests know by their seeds."""
     rng = random.Random(f"tags 44 {seed}")
     return rng if rng.random() < TAGS_SHARE else None

@@ -42,8 +42,8 @@ class TraceRows:
 
 
 def trace_rows(history: Iterable[Event], *, order: str, subject: str | None = None) -> TraceRows:
-    """The rows of the history. `subject` replaces the subject of the history: several histories fit into one audit. Messages
-    that the tags of the group filter out are not in `sent`."""
+    """The rows of the history. `subject` replaces the subject of the history: several histories fit into an audit.
+    Messages that the tags of the group filter out are not in `sent`."""
     rows = TraceRows()
     history = list(history)
     unwanted = unwanted_of(history)

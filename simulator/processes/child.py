@@ -68,8 +68,8 @@ _Spec = TypeVar("_Spec", bound=msgspec.Struct)
 
 
 class JumpingClock:
-    """The wall clock jumps on request; the monotonic clock goes on. The clock knows when every thread last read the time: a
-    worker reads the time to check its lease before a handler."""
+    """The wall clock jumps on request; the monotonic clock goes on. The clock knows when every thread last read the
+    time: a worker reads the time to check its lease before a handler."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

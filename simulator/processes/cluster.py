@@ -77,7 +77,7 @@ class Cluster:
         self.places = [self.server]
         for role in ("consumer", "producer"):
             for number in range(counts[role]):
-                # The first consumer and the first producer connect directly: most work is done in spite of a bad network.
+                # The first consumer and producer connect directly: most work is done in spite of a bad network.
                 proxy = proxies.add(self.port, self._seeds.getrandbits(32)) if number else None
                 self.places.append(Place(f"{role}-{number}", role, proxy))
 

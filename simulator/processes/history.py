@@ -79,8 +79,8 @@ def read_lines(path: str | Path) -> list[StampedEvent]:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """`late_starts` were stamped with the last check of their lease; `hidden` are decisions that a killed server had not
-    recorded."""
+    """`late_starts` were stamped with the last check of their lease; `hidden` are decisions that a killed server had
+    not recorded."""
 
     history: History
     late_starts: int

@@ -131,8 +131,8 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def set(self, up: Behaviour = HEALTHY, down: Behaviour = HEALTHY) -> None:
-        """The behaviour for bytes to the server (`up`) and from the server (`down`) from now on. Streams that lost bytes are cut
-        at the end of the behaviour."""
+        """The behaviour for bytes to the server (`up`) and from the server (`down`) from now on. Streams that lost
+        bytes are cut at the end of the behaviour."""
         self._call(lambda: self._set(up, down))
 
     def cut(self, *, reset: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Bugs of claims: several work on one partition under one lease."""
+"""Bugs of claims: several claimants work on a partition under a single lease."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _add_edit(
 
 @_instead_of(ClaimTable, "renew")
 def claim_is_not_renewed_by_use(self: ClaimTable, key: LeaseKey, claimant: str, epoch: int) -> None:
-    """A claim is over a life after it was granted, whoever uses it, and so is its lease."""
+    """A claim ends one lease life after the grant, though in use, and so does its lease."""
     self.check(key, claimant, epoch)
 
 

@@ -1,4 +1,4 @@
-"""Bugs of the consumer: the lease, and what is done."""
+"""Bugs of the consumer: the lease, and finished messages."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _run_settle = Run.settle
 
 @_instead_of(ConsumerCore, "answered")
 def deadline_counts_from_the_answer(self: ConsumerCore, command: Command, answer: object, now_s: float) -> None:
-    """The lease is taken to live from when the answer came, not from before it was asked for, and nobody looks at the
-    authorisation, which would end before."""
+    """The life of the lease counts from the answer, not from before the request, and the authorisation, with its
+    earlier end, is not checked."""
     for pending in (self._pending, *(held.pending for held in self.held.values())):
         waited = pending.get(type(command))
         if waited is not None and waited.command is command:
@@ -63,7 +63,7 @@ _add_edit(
 def released_while_a_handler_runs(
     self: ConsumerCore, held: HeldPartition, commands: list[Command], now_s: float
 ) -> None:
-    """A partition that is taken away is released at once, though its handlers have not ended."""
+    """A revoked partition is released at once, though handlers still run."""
     if held.stage in (Stage.DRAINING, Stage.RELEASING):
         active, held.active = held.active, 0
         _poll_partition(self, held, commands, now_s)
@@ -113,26 +113,26 @@ _add(
 
 @_instead_of(Handling, "drop")
 def dropped_partition_goes_on(self: Handling, held: HeldPartition, stage: Stage) -> None:
-    """Lanes that wait are not taken from the workers when their partition is given up."""
+    """Waiting lanes stay with the workers when their partition is given up."""
     lanes, held.lanes = held.lanes, {}
     deadline_s = held.deadline_s
     _drop(self, held, stage)
     held.lanes, held.deadline_s = lanes, deadline_s
 
 
-# What is done
+# Finished messages
 
 
 @_instead_of(HeldPartition, "progress")
 def commits_what_was_pulled(self: HeldPartition) -> Progress:
-    """The offset that was pulled is committed instead of the one that was handled."""
+    """The pulled offset is committed instead of the handled offset."""
     self.tracker.skip(self.tracker.low, self.pull_offset)
     return _progress(self)
 
 
 @_instead_of(HeldPartition, "progress")
 def highest_finished_is_committed(self: HeldPartition) -> Progress:
-    """All below the highest message that is finished is committed, whatever still runs or waits below it."""
+    """All messages below the highest finished message are committed, though earlier messages run or wait."""
     self.tracker.skip(self.tracker.low, self.tracker.last + 1)
     return _progress(self)
 
@@ -145,7 +145,7 @@ def finished_set_is_not_committed(self: HeldPartition) -> Progress:
 
 @_instead_of(HeldPartition, "granted")
 def finished_set_is_ignored(self: HeldPartition, answer: Granted, deadline_s: float, now_s: float) -> None:
-    """The next holder goes on from the lowest unfinished offset, and repeats what is finished above it."""
+    """The next holder continues at the lowest unfinished offset, and repeats finished messages above."""
     _held_granted(self, msgspec.structs.replace(answer, finished=b""), deadline_s, now_s)
 
 
@@ -165,7 +165,7 @@ _add(
 
 @_instead_of(Run, "settle")
 def kept_messages_count_as_done(self: Run, outcome: Outcome) -> bool:
-    """With manual acknowledgement, what was handled but not committed is committed all the same."""
+    """With manual acknowledgement, uncommitted messages are committed all the same."""
     lane, given = self.lane, self.given
     if outcome.next is Next.KEEP and lane is not None:
         lane.held.tracker.add([message.offset for message in given])
@@ -188,7 +188,7 @@ def exception_is_a_success(error: BaseException, settings: ConsumerSettings) -> 
 def rollback_forgets_what_was_kept(
     self: Handling, lane: Lane, outcome: Outcome, failed: Sequence[Message], now_s: float
 ) -> None:
-    """A rollback repeats only the message that asked for it."""
+    """A rollback repeats only the message that requested the rollback."""
     if outcome.next is Next.ROLLBACK:
         lane.kept = ()
     _failed_lane(self, lane, outcome, failed, now_s)
@@ -196,13 +196,13 @@ def rollback_forgets_what_was_kept(
 
 @_instead_of(Lane, "put_back")
 def suspended_message_is_overtaken(self: Lane, messages: Sequence[Message]) -> None:
-    """A message that is to be repeated goes behind those of its lane that wait."""
+    """A message to repeat goes behind the waiting messages of its lane."""
     self.forget_handled()
     self.messages += messages
 
 
 @_instead_of(Lane, "put_back")
 def rest_of_a_lane_is_dropped(self: Lane, messages: Sequence[Message]) -> None:
-    """When a message fails, those that wait behind it in its lane are forgotten."""
+    """When a message fails, the waiting messages of its lane are forgotten."""
     self.messages[:] = messages
     self.at = 0

@@ -25,7 +25,7 @@ _add_edit(
 
 @_instead_of(InProcessNode, "hung_up")
 def lost_stream_ends_the_leases(self: InProcessNode, session: object) -> None:
-    """When a stream is lost, the leases of its members are released, though they may live on."""
+    """A lost stream releases the leases of its members, though the members may live on."""
     members = [one for one, through in self.leaving._spoke_through.items() if through is session]
     _hung_up(self, session)
     for one in members:
@@ -45,7 +45,7 @@ _add_edit(
 
 @_instead_of(InProcessNode, "close")
 def leases_end_with_the_node(self: InProcessNode) -> None:
-    """A node that ends in good order takes all leases back, also those that are still in use."""
+    """A graceful stop of the node ends all leases, also leases in use."""
     for group in self.known.groups.values():
         for owner in self.broker.leases.holders(group):
             self.broker.leases.release_all(group, owner)

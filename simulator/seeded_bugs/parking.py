@@ -26,7 +26,7 @@ _begin_again = HeldLot.begin_again
 
 @_instead_of(Handling, "_add_to_lot")
 def parked_messages_are_not_written(self: Handling, held: HeldPartition, lot: HeldLot, messages: list[Message]) -> None:
-    """Messages of a parked key count as passed by, but nobody stores them."""
+    """Messages of a parked key count as parked, but are not stored."""
     held.pass_by(messages)
 
 
@@ -93,7 +93,7 @@ _add_edit(
 
 @_instead_of(HeldLot, "begin_again")
 def lot_that_is_parked_again_is_read_on(self: HeldLot) -> None:
-    """A key that is parked while it is resumed goes on later behind what had been read, not from its head."""
+    """A key that is parked while resuming continues behind the read messages, not at its head."""
     after = self.after
     _begin_again(self)
     self.after = after
@@ -101,7 +101,7 @@ def lot_that_is_parked_again_is_read_on(self: HeldLot) -> None:
 
 @_instead_of(Handling, "_park")
 def rows_at_hand_leave_the_lot_when_it_is_parked_again(self: Handling, lane: Lane, reason: str) -> None:
-    """A key that is parked while it is resumed loses the messages of its lot that were at hand."""
+    """A key that is parked while resuming loses the loaded messages of its parking lot."""
     lot, held = lane.lot, lane.held
     if lot is not None:
         held.news.lot(lot.key, LotState.PARKED).removed += list(lot.rows)
@@ -122,7 +122,7 @@ _add_edit(
 
 @_instead_of(Handling, "_drop_head")
 def skipped_message_is_not_over(self: Handling, lane: Lane, message: Message) -> None:
-    """A message that is skipped does not run any more, but nobody notes that it is over."""
+    """A skipped message does not run, but is not recorded as finished."""
     lane.at += 1
     self.scheduler.unready(lane)
     self._go_on(lane)

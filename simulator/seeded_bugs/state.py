@@ -1,4 +1,4 @@
-"""Bugs of the state: what must survive, and does not."""
+"""Bugs of the store: data that must survive, and does not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def epoch_is_not_raised(self: LeaseRows, group_id: int, partition: int, owner: s
 
 @_instead_of(LeaseRows, "grant")
 def epoch_lives_in_memory(self: LeaseRows, group_id: int, partition: int, owner: str, *rest: Any) -> int:
-    """Epochs are counted in memory, so they begin again with every start of the node."""
+    """Epochs are counted in memory: a restart of the node resets them."""
     _grant(self, group_id, partition, owner, *rest)
     epochs: dict[tuple[int, int], int] = self.__dict__.setdefault("epochs", {})
     epoch = epochs[group_id, partition] = epochs.get((group_id, partition), 0) + 1
@@ -173,7 +173,7 @@ _add(
 def attempts_are_stored_once(
     self: Failures, connection: Connection, group_id: int, partition_id: int, failed: Iterable[Failure], now_ms: int
 ) -> None:
-    """That a message failed is stored, but not how often."""
+    """The failure of a message is stored, but not the number of attempts."""
     once = [msgspec.structs.replace(one, attempts=min(one.attempts, 1)) for one in failed]
     _put_failures(self, connection, group_id, partition_id, once, now_ms)
 

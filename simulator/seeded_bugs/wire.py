@@ -43,14 +43,14 @@ _add(
 
 @_instead_of(Link, "lost")
 def lost_requests_are_not_answered(self: Link, why: str, now_s: float) -> list[Delivery]:
-    """What is unanswered when the stream is lost is forgotten."""
+    """Unanswered commands are forgotten when the stream is lost."""
     _link_lost(self, why, now_s)
     return []
 
 
 @_instead_of(Link, "is_silent")
 def silence_is_not_noticed(self: Link, now_s: float) -> bool:
-    """A client waits for ever on a stream that is cut without its knowledge."""
+    """A client waits for ever on a stream that was cut unnoticed."""
     return False
 
 
@@ -125,6 +125,6 @@ def full_session_drops_what_it_cannot_take(self: Session) -> None:
 
 @_instead_of(Session, "lost")
 def node_does_not_hear_of_a_lost_stream(self: Session) -> None:
-    """A stream is lost, and nobody tells the node."""
+    """A stream is lost, and the node is not notified."""
     self.is_closed = True
     self._inbox.clear()
