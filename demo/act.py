@@ -1,6 +1,6 @@
 """Base classes of the acts: `Act` plays, `Board` holds the state for the view, `ActResult` is the verdict.
 
-An act runs in a thread of its own. Handlers, hooks and the observer of the node write to the board from any thread;
+An act runs in a separate thread. Handlers, hooks and the observer of the node write to the board from any thread;
 the view reads copies of the board (`look`).
 """
 
@@ -51,7 +51,7 @@ class Event:
 
 
 class Events:
-    """The events of one act. Any thread may call."""
+    """The events of an act. Any thread may call."""
 
     def __init__(self, started_at_s: float) -> None:
         self._started_at_s = started_at_s
@@ -190,7 +190,7 @@ class Interrupted(Exception):
 
 
 class SendWindow:
-    """Messages of one producer that are not acknowledged yet. `settled` is called with every acknowledgement."""
+    """Messages of a producer that are not acknowledged yet. `settled` is called with every acknowledgement."""
 
     def __init__(self, settled: Callable[[Stored, str, str], None]) -> None:
         self._settled = settled
@@ -301,7 +301,7 @@ class ActResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_fields(act: Act, board: Board, verdict: Verdict, *, ok: bool, elapsed_s: float) -> dict[str, Any]:
-    """The fields of `ActResult`. The act is good only if it is complete, the order checker agrees, and `ok`."""
+    """The fields of `ActResult`. The act is good only if complete, the order checker agrees, and `ok`."""
     kinds = Counter(violation.kind for violation in verdict.violations)
     named = (ViolationKind.OUT_OF_ORDER, ViolationKind.OVERLAP, ViolationKind.LOST, ViolationKind.SKIPPED)
     return {

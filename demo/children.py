@@ -1,4 +1,4 @@
-"""The parent's side of the child processes: start, talk to, stop and kill them; and acts that use them.
+"""The parent's side of the child processes: start, talk to, stop and kill children; and acts with child processes.
 
 The stdin of a child is a pipe from the parent: the child ends when the pipe is closed. A child that does not end is
 killed by its id.
@@ -96,7 +96,7 @@ class Children:
         _end(self._running.pop(name))
 
     def stop(self, *names: str) -> None:
-        """Ask the children to end, and wait until they have ended."""
+        """Ask the children to end, and wait for the end."""
         for name in names:
             stdin = self._running[name].stdin
             assert stdin is not None
@@ -154,7 +154,7 @@ class ProcessBoard(Board):
 
 
 class ProcessAct(Act):
-    """An act with a server and consumers, each a process."""
+    """An act with a server and consumers as processes."""
 
     subject: str
     group: str
@@ -187,7 +187,7 @@ class ProcessAct(Act):
         """The connection is closed; the server still runs."""
 
     def _start(self) -> None:
-        """Start the consumers at the same time as the server. `_admit` sends them the address."""
+        """Start the consumers at the same time as the server. `_admit` sends the address to the consumers."""
         board = self._processes
         board.server_pid = self._children.start(SERVER, "server", str(self._folder / "data"), str(self._lease_s))
         for name in self.consumers:

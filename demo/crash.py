@@ -217,7 +217,7 @@ class CrashBoard(HandlerBoard):
 
 
 class _Dead(Exception):
-    """Ends the threads of a consumer that died: within one process nothing else can."""
+    """Ends the threads of a consumer that died: within a process there is no other way."""
 
 
 class CrashAct(Act):

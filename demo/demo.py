@@ -47,7 +47,7 @@ INCIDENT = ", and when Spark works off a backlog"
 
 
 class DemoResult(CrashActResult, frozen=True, kw_only=True):
-    """The output of `inturn demo --json`: the first act, and in fields of their own the other acts.
+    """The output of `inturn demo --json`: the first act, and in separate fields the other acts.
 
     `ok`, `is_complete` and `elapsed_s` are of all acts.
     """
@@ -136,7 +136,7 @@ class _Demo:
         return result
 
     def _play_served(self) -> ServedActResult:
-        """A folder of its own: a server opens it."""
+        """A separate folder, opened by a server."""
         begun_s, folder = self._elapsed_s, self._folder / "served"
         folder.mkdir()
         board = ServedBoard(self._scale.served, self._events(), folder)

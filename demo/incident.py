@@ -108,7 +108,7 @@ class SparkStart:
 
 
 def missing_for_spark() -> str | None:
-    """Why the last act cannot be played here, and what to install. None if nothing is missing."""
+    """Why the last act cannot be played here, and what to install. None if complete."""
     from inturn.spark.extra import needs_extra
     from inturn.spark.java import java_home
 

@@ -1,4 +1,4 @@
-"""The third act: a server and three consumers, each a process. kill -9 ends one of the consumers."""
+"""The third act: a server and three consumers as processes. kill -9 ends a consumer."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class _Tail:
 
 
 class ServedBoard(ProcessBoard):
-    """The records of the processes are files in `folder`, NAME.jsonl each."""
+    """The records of the processes are files in `folder`, named NAME.jsonl."""
 
     def __init__(self, scale: ServedScale, events: Events, folder: Path) -> None:
         super().__init__(events)

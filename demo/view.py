@@ -1,6 +1,7 @@
-"""Pictures of the acts: the base class `View`, the parts of its panels, and `watch`, which shows an act while it runs.
+"""Pictures of the acts: the base class `View`, the parts of its panels, and `watch` to show a running act.
 
-A terminal of 100 × 30 is large enough. A pipe gets the events as lines; `--json` gets nothing before the result.
+A terminal of 100 × 30 is large enough. A pipe gets the events as lines; with `--json` there is no output before the
+result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of a simulated history: read the logs, and judge them with all recorded events."""
+"""The end of a simulated history: read the logs, and judge the logs with all recorded events."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Aftermath:
         return kept
 
     def _dead_letter_problems(self) -> list[str]:
-        """A message that was given up must be a dead letter, unless it was handled later, or skipped by an operator."""
+        """A message that was given up must be a dead letter, unless handled later, or skipped by an operator."""
         history = self.history
         ends = [event for event in history if isinstance(event, HandlerEnd)]
         over = {(event.partition, event.offset) for event in ends if event.result == "success"}

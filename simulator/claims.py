@@ -1,4 +1,4 @@
-"""The claims as the answers of the node show them: the slots of every claimant, and claims that must not be granted."""
+"""The claims in the answers of the node: the slots of every claimant, and claims that must not be granted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ClaimWatch:
         return problems
 
     def _take(self, place: _Place, claimant: str, epoch: int, slots: SlotSet, about: str) -> list[str]:
-        """Other claimants lose their claims on these slots."""
+        """Other claimants lose these slots."""
         problems = []
         claims = self._claims[place]
         for other, seen in list(claims.items()):
@@ -89,7 +89,7 @@ class ClaimWatch:
         self._claims[place][claimant].renewed_s = self._world.now_s
 
     def committed(self, place: _Place, claimant: str, number: int, *, is_stored: bool) -> list[str]:
-        """The problems of a commit. Late copies are accepted, but must change nothing."""
+        """The problems of a commit. Late copies are accepted, without an effect."""
         seen = self._claims[place][claimant]
         if number > seen.number:
             self._coverage["claim.progress added"] += 1

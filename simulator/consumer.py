@@ -178,7 +178,7 @@ class SimConsumer(SimClient):
         self._network.send(self, command, partial(self._answered, command))
 
     def _work(self) -> None:
-        """Workers take the next messages. Like real workers they do not poll first: the start of a handler checks for
+        """Workers take the next messages. Like real workers, without a poll first: the start of a handler checks for
         changes."""
         while self._running < self.concurrency and (run := self.core.take(self.world.now_s)) is not None:
             self._running += 1
@@ -258,7 +258,7 @@ class SimConsumer(SimClient):
         return context.partition, context.epoch, message.key if self._order is Order.KEY else None
 
     def _watch_act(self, held: HeldPartition, request: KeyRequest) -> bool:
-        """Record a key request when it takes effect: before a handler runs because of the request."""
+        """Record the effect of a key request: before a handler runs because of the request."""
         where = self.core.subject, self.core.group, held.index
         lot = held.lots.get(request.key)
         is_resuming = lot is not None and lot.state is LotState.RESUMING

@@ -109,7 +109,7 @@ class SimFile:
 
 
 class SimDisk:
-    """See `inturn.log.disk.Disk`. For one thread.
+    """See `inturn.log.disk.Disk`. For a single thread.
 
     `operations` counts changes of the disk and syncs; `sync_count` the syncs of files.
     """
@@ -187,7 +187,7 @@ class SimDisk:
         self.kill()
 
     def kill(self) -> None:
-        """Only the process dies: all its writes are there, and a crash can still take unsynced writes."""
+        """Only the process dies: all writes are there, and a crash can still take unsynced writes."""
         self.life += 1
         self._dead = False
         self._crash_at = None

@@ -1,6 +1,6 @@
 """Drains under simulation: a lease holder, and claimants that work on slots of its leases, round after round.
 
-A drain has a chance of its own: histories without a drain stay as they are.
+A drain has a separate chance: histories without a drain do not change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SimKeeper(SimConsumer):
 
     @property
     def epochs(self) -> dict[int, int]:
-        """The epochs of its leases, by partition."""
+        """The epochs of the held leases, by partition."""
         if self.is_over:
             return {}
         return {held.index: held.epoch for held in self.core.held.values() if held.stage is Stage.ACTIVE}
@@ -139,7 +139,7 @@ class _Round:
 
 
 class SimDrain:
-    """Drains come and go until the world heals; one at a time, but tasks of the last drain may live on."""
+    """Drains come and go until the world heals; never two at a time, but tasks of the last drain may live on."""
 
     def __init__(self, sim: Simulation, rng: random.Random) -> None:
         self._sim = sim

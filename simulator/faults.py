@@ -21,7 +21,7 @@ def consumer_crash(sim: Simulation) -> None:
 
 
 def consumer_stop(sim: Simulation) -> None:
-    """A consumer stops gracefully; a new consumer starts. Sometimes the leases are lost before they are released."""
+    """A consumer stops gracefully; a new consumer starts. Sometimes the leases are lost before the release."""
     consumer = sim.pick_consumer()
     if sim.world.happens(0.5):
         consumer.slow_next = True
@@ -155,7 +155,7 @@ def stream_cut(sim: Simulation) -> None:
 
 
 def stream_half_open(sim: Simulation) -> None:
-    """Streams break, and one end or no end notices; the other end has only the silence."""
+    """Streams break, and at most one end notices; the other end has only the silence."""
     for client in sim.pick_clients(3):
         link = client.link
         if link is not None and link.stream is not None:

@@ -1,4 +1,4 @@
-"""The real node on a simulated disk; its process or its power can fail at any moment."""
+"""The real node on a simulated disk; process or power can fail at any moment."""
 
 from __future__ import annotations
 

@@ -119,13 +119,13 @@ def _choose_on_exhausted(rng: random.Random, order: Order, ack: str) -> OnExhaus
 
 
 def quick_chance(seed: int) -> random.Random | None:
-    """The chance by which consumers take their handlers for quick; None if they never do."""
+    """The chance by which consumers take their handlers for quick; None if never."""
     rng = random.Random(f"quick {seed}")
     return rng if rng.random() < QUICK_SHARE else None
 
 
 def tags_chance(seed: int) -> random.Random | None:
-    """The chance of the tags of this history; None if the group consumes all messages. Histories without tags stay as
-    they are; the 44 keeps the histories unchanged that tests know by their seeds."""
+    """The chance of the tags of this history; None if the group consumes all messages. Histories without tags do
+    not change; the 44 keeps the histories unchanged that tests know by their seeds."""
     rng = random.Random(f"tags 44 {seed}")
     return rng if rng.random() < TAGS_SHARE else None

@@ -251,7 +251,7 @@ class Simulation:
                 self.add_producer()
 
     def add_rival_writer(self) -> None:
-        """The older producer stays, and must notice by itself that it was replaced."""
+        """The older producer stays, and must notice the replacement by itself."""
         self.add_producer(WRITER)
 
     def _name(self, kind: str) -> str:

@@ -191,7 +191,7 @@ class SoakTotals:
 
     @property
     def missing(self) -> list[str]:
-        """The required coverage that was not reached. Fewer histories need not reach all of it."""
+        """The required coverage that was not reached. Fewer histories need not reach all coverage."""
         if self.histories < COVERED_COUNT:
             return []
         return [name for name in REQUIRED_COVERAGE if not self.coverage[name]]

@@ -1,7 +1,7 @@
 """The rows of a trace from a history: the audit can judge the history that the order checker judged.
 
 The time of an event is its place in the history. The rows are tuples in the order of `RUN_SCHEMA` and `EVENT_SCHEMA` of
-`inturn.spark.audit.traces`; events of the node's observer are marked as such, because they are exact.
+`inturn.spark.audit.traces`; events of the node's observer are marked as such, because these events are exact.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def trace_rows(history: Iterable[Event], *, order: str, subject: str | None = No
 
 
 def unwanted_of(history: Iterable[Event]) -> set[tuple[int, int]]:
-    """The messages that the tags of the group filter out, by partition and offset, in a history of one group."""
+    """The messages that the tags of the group filter out, by partition and offset, in the history of a group."""
     history = list(history)
     found: set[tuple[int, int]] = set()
     for known in (event for event in history if isinstance(event, GroupFiltered)):

@@ -1,4 +1,4 @@
-"""The world of a history: virtual time with a heap of events and one seed for all chance, and clients in it."""
+"""The world of a history: virtual time with a heap of events and a seed for all chance, and the clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common parts of the processes of a fault run: their specification, their clock, and their end."""
+"""The common parts of the processes of a fault run: specification, clock, and end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` and `seed` belong to one process: its successor has different values."""
+    """`name` and `seed` belong to a process: the successor has different values."""
 
     events: str
     seed: int

@@ -43,7 +43,7 @@ class Place:
 
     @property
     def has_begun(self) -> bool:
-        """The process runs and has opened its file: it handles signals."""
+        """The process runs, has opened its file and handles signals."""
         return self.process is not None and not self.is_frozen and self.events.exists()
 
     @property

@@ -32,7 +32,7 @@ class FailedOnPurpose(Exception):
 
 
 class RecordedHandler:
-    """The handler: takes a moment, fails now and then, and records its start and its end."""
+    """The handler: takes a moment, fails now and then, and records start and end."""
 
     def __init__(self, spec: ConsumerSpec, recorder: FileRecorder, clock: JumpingClock) -> None:
         self._spec = spec

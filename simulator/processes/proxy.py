@@ -7,7 +7,7 @@
         proxy.cut()
 
 A network loses bytes of a stream only together with the stream. A stream with dropped or changed bytes never recovers:
-the stream stays damaged until it is cut.
+the stream stays damaged until a cut.
 """
 
 from __future__ import annotations

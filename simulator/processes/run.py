@@ -135,7 +135,8 @@ class ProcessReport:
 
 
 def run_processes(settings: ProcessSettings, tell: Callable[[str], None] = lambda _: None) -> ProcessReport:
-    """Run a history. `tell` is called with every fault. The folder of a failed run stays, else it is removed."""
+    """Run a history. `tell` is called with every fault. The folder of a failed run stays, else the folder is
+    removed."""
     folder = Path(tempfile.mkdtemp(prefix=f"inturn-faults-{settings.seed}-", dir=settings.folder))
     with Proxies() as proxies:
         run = _Run(settings, folder, proxies, tell)

@@ -1,4 +1,4 @@
-"""Bugs on purpose: tests check that the simulation finds them.
+"""Bugs on purpose: tests check that the simulation finds the bugs.
 
     with BUGS["acknowledges_before_sync"].injected():
         assert not simulate(seed=7).ok

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples, is_address
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
 from inturn.cli.screen import Screen, counted, plain
 from inturn.cli.session import check_folder, command, credentials_for
 from inturn.model.errors import ConnectionLost, VersionMismatch
+from inturn.transport.address import is_address
 
 if TYPE_CHECKING:
     from inturn.server.folder_doctor import Finding
