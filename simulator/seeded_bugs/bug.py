@@ -64,7 +64,7 @@ class BrokenBug(Exception):
 
 
 # Errors of Python for calls and names that do not fit. Write a bug so that the product raises none of these errors:
-# the two cases could not be told apart.
+# a broken bug and a find would look the same.
 _MISFITS = (TypeError, AttributeError, NameError, LookupError, UnboundLocalError, ImportError)
 
 

@@ -16,7 +16,7 @@ _instead_of, _add, _add_edit = BUGS.instead_of, BUGS.add, BUGS.add_edit
 
 _add_edit(
     "claims_overlap",
-    "Slots are claimed though another has some of them.",
+    "Slots are granted though a different claimant holds some of the slots.",
     ClaimTable,
     "acquire",
     "and other.slots.overlaps(slots):",
@@ -24,7 +24,7 @@ _add_edit(
 )
 _add_edit(
     "claims_are_granted_at_once_after_a_restart",
-    "After a restart the node believes that nobody has claimed anything.",
+    "After a restart the node forgets all claims.",
     ClaimTable,
     "acquire",
     "if now_s < lease.claims_from_s:",
@@ -40,7 +40,7 @@ def claim_is_not_renewed_by_use(self: ClaimTable, key: LeaseKey, claimant: str, 
 
 _add_edit(
     "claim_does_not_renew_the_lease",
-    "While the owner of a lease is silent, the lease runs out under those who work under it.",
+    "While the owner of a lease is silent, the lease runs out under its claimants.",
     ClaimTable,
     "_renew",
     "lease.deadline_s = max(lease.deadline_s, claim.deadline_s)",
@@ -48,7 +48,7 @@ _add_edit(
 )
 _add_edit(
     "lost_claim_is_used_on",
-    "Who has lost its claim to another, or given it back, may commit and renew it all the same.",
+    "A claimant that has lost or released its claim may still commit and renew.",
     ClaimTable,
     "check",
     "not claim.is_over and ",
@@ -57,13 +57,13 @@ _add_edit(
 _add(
     "claims_outlive_their_lease",
     "broker",
-    "A claim counts though the lease that it was under is another's by now.",
+    "A claim counts though its lease has a new owner by now.",
     Patch(ClaimTable, "_of", edited(ClaimTable._of, "self._epochs.get(place) != lease.epoch", "False")),
     Patch(ClaimTable, "check", edited(ClaimTable.check, "lease.epoch != epoch or lease.owner is None", "False")),
 )
 _add_edit(
     "lease_is_released_under_claims",
-    "A lease is given back though others work under it.",
+    "A lease is released though claimants work under the lease.",
     Broker,
     "release",
     "if claims:",
@@ -71,7 +71,7 @@ _add_edit(
 )
 _add_edit(
     "release_of_a_kept_lease_goes_back",
-    "What its owner says when it gives back a lease counts, though others have committed under it since.",
+    "The progress in a release counts, though claimants have committed since.",
     HeldPartition,
     "nothing_new",
     "low, 0, finished",
@@ -79,7 +79,7 @@ _add_edit(
 )
 _add_edit(
     "claimants_commit_replaces_what_is_finished",
-    "What one claimant has finished is stored in place of what all have.",
+    "The finished set of a claimant replaces the finished set of all claimants.",
     Broker,
     "_merged",
     "with_finished(place, progress.finished)",
@@ -88,7 +88,7 @@ _add_edit(
 _add(
     "claimants_offset_is_believed",
     "broker",
-    "A claimant tells how far it is, as an owner does, and it is believed, though the rest is not its business.",
+    "The offset in a claimant's commit counts like an owner's, though other slots are unfinished.",
     Patch(Broker, "_merged", edited(Broker._merged, "offset=offset", "offset=max(offset, progress.offset)")),
     Patch(ClaimTracker, "snapshot", edited(ClaimTracker.snapshot, "return self._first", "return self.low")),
 )
@@ -102,7 +102,7 @@ _add_edit(
 )
 _add_edit(
     "former_claim_is_taken_for_the_present_one",
-    "What a claimant sent under a claim that it had lost counts under the one that it has now.",
+    "A commit under a lost claim counts under the new claim of the claimant.",
     ClaimTable,
     "check",
     "ask in (None, claim.ask)",
@@ -111,7 +111,7 @@ _add_edit(
 _add(
     "slots_are_not_chosen",
     "broker",
-    "A claimant is given the messages of all slots, and takes them.",
+    "A claimant gets and handles the messages of all slots.",
     Patch(Broker, "_read", edited(Broker._read, "if not slots.is_all:", "if False:")),
     Patch(claiming, "_cut", lambda answer, _: answer),
 )
@@ -125,7 +125,7 @@ _add_edit(
 )
 _add_edit(
     "parked_keys_are_told_to_all_claimants",
-    "Every claimant is told of all keys that are parked, and looks after them.",
+    "Every claimant gets all parked keys, and handles them.",
     Broker,
     "claim",
     "tuple(one for one in stored.lots if slot_of(one.key) in slots)",
@@ -134,7 +134,7 @@ _add_edit(
 _add(
     "others_messages_are_told_as_finished",
     "consumer",
-    "A claimant tells of the messages of others, which it passes over, that they are finished.",
+    "A claimant reports the passed-over messages of other claimants as finished.",
     Patch(
         ClaimTracker,
         "leave_to_others",
@@ -151,7 +151,7 @@ _add_edit(
 )
 _add_edit(
     "batches_behind_the_bound_are_gone_over",
-    "What lies between the bound and the next batch that was pulled counts as a gap in the log.",
+    "Offsets between the bound and the next pulled batch count as a gap in the log.",
     ConsumerCore,
     "_pulled",
     "held.skip_to(held.bounded(header.base_offset))",

@@ -51,7 +51,7 @@ def deadline_counts_from_the_answer(self: ConsumerCore, command: Command, answer
 
 _add_edit(
     "deadline_is_not_checked_before_a_start",
-    "A worker starts what it has taken, though the lease is over or given up.",
+    "A worker starts a taken message, though the lease is over or given up.",
     Run,
     "calls",
     "now_s >= held.deadline_s",
@@ -104,7 +104,7 @@ def _go_on_where_it_was(
 _add(
     "buffer_survives_the_lease",
     "consumer",
-    "A consumer that gets a lost lease back goes on with what it had pulled before.",
+    "A consumer that gets a lost lease back continues with messages of the earlier lease.",
     Patch(ConsumerCore, "_poll_partition", _forget_but_keep),
     Patch(Handling, "drop", _drop_but_keep),
     Patch(ConsumerCore, "_granted", _go_on_where_it_was),
@@ -158,7 +158,7 @@ def _forget_the_sent(self: HeldPartition) -> None:
 _add(
     "lost_commit_is_not_told_again",
     "consumer",
-    "What a commit said besides the offset is forgotten if it is not answered.",
+    "The progress in an unanswered commit is forgotten, except the offset.",
     Patch(HeldPartition, "not_stored", _forget_the_sent),
 )
 

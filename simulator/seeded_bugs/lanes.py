@@ -28,7 +28,7 @@ _take_back = Scheduler.take_back
 
 _add_edit(
     "lane_is_ready_while_it_runs",
-    "A lane to which messages come is given to a worker, though another one is busy with it.",
+    "A lane with new messages is given to a worker, though a different worker runs the lane.",
     Handling,
     "offer",
     "if lane.run is None and not lane.waits:",
@@ -36,7 +36,7 @@ _add_edit(
 )
 _add_edit(
     "suspended_lane_goes_on_with_the_next_pull",
-    "A lane that waits before a repeat is ready at once when messages come to it.",
+    "A lane that waits for a retry is ready at once when new messages come.",
     Handling,
     "offer",
     "if lane.run is None and not lane.waits:",
@@ -76,7 +76,7 @@ def blocked_message_is_tried_by_the_next_holder(
 
 _add_edit(
     "repeat_does_not_wait_for_the_commit",
-    "A message is tried again before it is stored that it failed.",
+    "A message is retried before its failure is stored.",
     Handling,
     "_failed",
     "held.unsure.append(self._wait(lane, now_s + wait_s))",

@@ -61,7 +61,7 @@ def _read_unsynced(self: PartitionLog, offset: int, max_bytes: int) -> list[Stor
 _add(
     "readers_see_unsynced",
     "log",
-    "Consumers are given messages that a power loss may still take back.",
+    "Consumers get messages that a power loss may still take back.",
     Patch(PartitionLog, "read", _read_unsynced),
     Patch(PartitionLog, "end_offset", property(lambda log: log._end)),
 )
@@ -108,7 +108,7 @@ def _take_nothing_back(self: PartitionLog, segment: Segment, position: int, erro
 _add(
     "partial_batch_stays",
     "log",
-    "What was written of a batch when the disk ran full stays, and the next batch comes behind it.",
+    "The written part of a batch stays when the disk is full, and the next batch comes behind.",
     Patch(PartitionLog, "_write_failed", _take_nothing_back),
 )
 

@@ -15,7 +15,7 @@ _hung_up = InProcessNode.hung_up
 
 _add_edit(
     "remote_lease_counts_as_local",
-    "The leases of consumers in other processes are released when the node is opened again, though they live on.",
+    "A restart of the node releases the leases of consumers in other processes, though the consumers live on.",
     ConsumingCommands,
     "outlive_node",
     "if (command.subject, command.group) in self._known.groups:",
@@ -35,7 +35,7 @@ def lost_stream_ends_the_leases(self: InProcessNode, session: object) -> None:
 
 _add_edit(
     "asks_of_a_lost_stream_are_granted",
-    "What is held back for a client whose stream is lost stays so, and a lease is granted to nobody.",
+    "A held-back request of a lost stream stays, and a lease is granted to a lost client.",
     InProcessNode,
     "hung_up",
     'self._held.abandon(lambda reply: getattr(reply, "session", None) is session)',

@@ -39,7 +39,7 @@ _add(
 _add(
     "newer_messages_do_not_wait_for_a_resumed_key",
     "consumer",
-    "While a key is being resumed, its newer messages go to a lane instead of the tail of its lot.",
+    "While a key is being resumed, newer messages go to a lane instead of the tail of the parking lot.",
     Patch(HeldLot, "takes_to_tail", property(lambda lot: lot.state is LotState.PARKED)),
 )
 
@@ -53,13 +53,13 @@ def parked_keys_are_not_handed_over(self: HeldPartition, answer: Granted, deadli
 _add(
     "key_is_free_before_its_last_message",
     "consumer",
-    "A key counts as free when its lot was read, though what was read has not been handled; the node believes it.",
+    "A key counts as free when its parking lot was read, though the messages are not handled; the node agrees.",
     Patch(Handling, "_go_on", edited(Handling._go_on, " and not lane.lot.rows:", ":")),
     Patch(inturn.store.parking_lots, "_free", edited(inturn.store.parking_lots._free, "left is not None", "False")),
 )
 _add_edit(
     "key_is_free_before_its_lot_is_read",
-    "A key counts as free when nothing of its lot is at hand, though more may be in it.",
+    "A key counts as free when no message of its parking lot is loaded, though the lot may have more.",
     Handling,
     "_go_on",
     "lane.lot.is_read and not lane.lot.rows:",
@@ -67,7 +67,7 @@ _add_edit(
 )
 _add_edit(
     "rows_are_removed_when_they_are_read",
-    "Messages are taken out of the parking lot when they are read, not when they are over.",
+    "Messages leave the parking lot when read, not when finished.",
     Handling,
     "lot_read",
     "lane = lot.lane\n",
@@ -75,7 +75,7 @@ _add_edit(
 )
 _add_edit(
     "tail_is_forgotten_when_the_end_is_read",
-    "What came to the tail of a lot while its end was being read is not looked for.",
+    "Messages that came to the tail of a parking lot during a read of its end are not read.",
     Handling,
     "lot_read",
     "if content.is_end:",
@@ -83,7 +83,7 @@ _add_edit(
 )
 _add_edit(
     "what_is_over_of_a_lot_is_read_again",
-    "A lot is read from its head again, and with it what is over but not stored as such yet.",
+    "A parking lot is read from its head again, with finished messages whose end is not stored yet.",
     Handling,
     "lot_read",
     "if (one.partition, one.offset) not in lot.not_again]",
@@ -112,7 +112,7 @@ def rows_at_hand_leave_the_lot_when_it_is_parked_again(self: Handling, lane: Lan
 
 _add_edit(
     "skip_drops_whatever_is_first",
-    "A skip drops the first message of the key, even if it is not the one that somebody looked at.",
+    "A skip drops the first message of the key, even if different from the message of the request.",
     Handling,
     "_act_skip",
     " and (message.partition, message.offset) == (origin, offset):",

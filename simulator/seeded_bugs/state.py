@@ -143,28 +143,28 @@ def _check_the_owner_only(self: LeaseTable, key: LeaseKey, owner: str, epoch: in
 
 _add(
     "commit_goes_back",
-    "state",
+    "store",
     "A commit that arrives late moves the group back.",
     Patch(inturn.store.offsets, "_ADVANCE", _PUT),
 )
 _add(
     "commit_is_not_fenced_anywhere",
-    "state",
-    "A commit is taken whatever its epoch, by the broker and by the database.",
+    "store",
+    "Broker and store accept commits of any epoch.",
     Patch(Broker, "_holds", commit_is_not_checked_by_the_broker),
     Patch(inturn.store.offsets, "_advance", _advance_unfenced),
 )
 _add(
     "epoch_is_not_checked",
     "broker",
-    "Whoever holds the lease may pull and commit with an epoch of its own that is over; the database takes it, too.",
+    "The owner of a lease may pull and commit with an old epoch of its own; the store accepts the commit, too.",
     Patch(LeaseTable, "check", _check_the_owner_only),
     Patch(inturn.store.offsets, "_advance", _advance_unfenced),
 )
 _add(
     "late_copy_of_a_commit_is_stored",
-    "state",
-    "A late copy of a commit is stored over newer ones of its epoch, but for the offset, which never goes back.",
+    "store",
+    "A late copy of a commit replaces newer commits of its epoch, except the offset: the offset never goes back.",
     Patch(inturn.store.offsets, "_ADVANCE", _PUT_FENCED_FORWARD),
 )
 
