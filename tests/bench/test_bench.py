@@ -20,7 +20,7 @@ from inturn.model.errors import InvalidInput
 from tests.contract.bed import in_one_of
 
 APP = "from inturn.cli.main import app; app()"
-COMMAND = "import typer; from inturn.cli.bench import run_bench; typer.run(run_bench)"
+COMMAND = "import typer; from inturn.cli.checkout import run_bench; typer.run(run_bench)"
 # A finder that knows nothing of matplotlib, as if it was not installed.
 WITHOUT_MATPLOTLIB = (
     "import importlib.util as util; find = util.find_spec;"

@@ -15,7 +15,7 @@ import pytest
 
 from inturn.cli import logs
 from inturn.cli.logs import LogFormat
-from inturn.cli.systemd import notify
+from inturn.cli.serve import notify
 from inturn.model.logs import get_logger
 from tests.cli.conftest import Cli
 

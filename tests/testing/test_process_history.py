@@ -20,15 +20,15 @@ from inturn.testing.history import (
 )
 from inturn.testing.verdict import ViolationKind
 from simulator.processes.child import JumpingClock
-from simulator.processes.history import Death, FileRecorder, Line, merge, read_lines
+from simulator.processes.history import Death, FileRecorder, StampedEvent, merge, read_lines
 
 PLACE = ("s", "g", 0)
 
 
-def _file(path: Path, *lines: Line | Event) -> Path:
+def _file(path: Path, *lines: StampedEvent | Event) -> Path:
     recorder = FileRecorder(path)
     for line in lines:
-        recorder._write(line if isinstance(line, Line) else Line(line))
+        recorder._write(line if isinstance(line, StampedEvent) else StampedEvent(line))
     return path
 
 
@@ -72,7 +72,7 @@ def test_a_killed_consumer_has_crashed_when_it_was_seen_dead(tmp_path: Path) -> 
 
 
 def test_a_start_in_a_process_that_stood_still_counts_from_when_it_was_let_go(tmp_path: Path) -> None:
-    lines = [Line(_start("a", 1, 5.0), let_go_at_s=2.0), Line(_start("a", 1, 6.0, 1), let_go_at_s=5.95)]
+    lines = [StampedEvent(_start("a", 1, 5.0), let_go_at_s=2.0), StampedEvent(_start("a", 1, 6.0, 1), let_go_at_s=5.95)]
     consumer = _file(tmp_path / "c", *lines)
     server = _file(tmp_path / "s", _granted("a", 1, 1.0), _ended("a", 1, 3.0), _granted("b", 2, 3.0))
     merged = merge([consumer], [server], margin_s=0.1)

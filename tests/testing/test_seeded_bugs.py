@@ -147,7 +147,7 @@ def test_a_history_says_the_same_before_and_after_a_bug() -> None:
     ],
 )
 def test_a_bug_that_does_not_fit_the_product_is_an_error_and_no_find(replacement: object, error: str) -> None:
-    bug = SeededBug("misfit", "state", "It never fitted.", (Patch(LeaseRows, "grant", replacement),))
+    bug = SeededBug("misfit", "store", "It never fitted.", (Patch(LeaseRows, "grant", replacement),))
     with pytest.raises(BrokenBug, match=f"misfit at seed 0 ended with {error}"):
         seeds_to_find(bug)
 
@@ -161,6 +161,6 @@ def test_an_edit_of_what_the_product_does_not_say_is_refused() -> None:
 
 def test_every_layer_has_bugs() -> None:
     layers = Counter(bug.layer for bug in BUGS.values())
-    assert set(layers) == {"broker", "consumer", "log", "meta", "node", "producer", "state", "wire"}
+    assert set(layers) == {"broker", "consumer", "log", "meta", "node", "producer", "protocol", "store", "transport"}
     assert len(BUGS) >= 44 + 14 + 16 + 18
     assert all(bug.description.endswith(".") for bug in BUGS.values())

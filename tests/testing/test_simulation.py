@@ -14,7 +14,7 @@ from simulator.consumer import SimRecorder
 from simulator.faults import FAULTS, OF_COMMANDS, OF_STREAMS
 from simulator.settings import GROUP, SUBJECT, tags_chance
 from simulator.simulation import FAULTS_MIN, Report, Simulation, simulate
-from simulator.traffic import MESSAGES
+from simulator.workload import MESSAGES
 from simulator.world import EVENTS_MAX, TimeStandsStill, World
 
 SEEDS = range(20)  # that histories keep the order is shown by more of them in `make test`

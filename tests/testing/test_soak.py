@@ -13,7 +13,7 @@ from inturn.consumer.partition_lease import Stage
 from inturn.testing.history import History
 from simulator.faults import FAULTS
 from simulator.seeded_bugs import BUGS
-from simulator.soak import COVERED_COUNT, REQUIRED_COVERAGE, Outcome, Totals, main
+from simulator.soak import COVERED_COUNT, REQUIRED_COVERAGE, SeedOutcome, SoakTotals, main
 
 
 def test_good_histories_are_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,15 +68,15 @@ def test_nothing_is_begun_after_the_time_is_over() -> None:
 
 
 def test_a_thousand_histories_must_cover_everything() -> None:
-    totals = Totals()
+    totals = SoakTotals()
     everything = Counter(REQUIRED_COVERAGE)
     for seed in range(COVERED_COUNT - 1):
-        totals.add(Outcome(seed, [], coverage=Counter()))
+        totals.add(SeedOutcome(seed, [], coverage=Counter()))
     assert totals.ok  # too few to tell
-    totals.add(Outcome(COVERED_COUNT, [], coverage=Counter()))
+    totals.add(SeedOutcome(COVERED_COUNT, [], coverage=Counter()))
     assert totals.missing == list(REQUIRED_COVERAGE)
     assert not totals.ok
-    totals.add(Outcome(COVERED_COUNT + 1, [], coverage=everything))
+    totals.add(SeedOutcome(COVERED_COUNT + 1, [], coverage=everything))
     assert totals.ok
 
 

@@ -1,4 +1,4 @@
-"""A message as a line: for people, or as JSON."""
+"""Messages and keys as text for people, and as JSON fields for programs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from inturn.cli.screen import Screen, printable
+from inturn.cli.screen import Screen, counted, plain, printable
 
 if TYPE_CHECKING:
     from inturn.model.message import Message
+    from inturn.protocol.commands import KeyDescription
 
 KEY_COLUMNS = 12
 
 
 class MessagePrinter:
-    """Prints up to `limit` messages to stdout, which is flushed by `flush`."""
+    """Prints up to `limit` messages to stdout. `flush` flushes stdout."""
 
     def __init__(self, screen: Screen, limit: int | None = None) -> None:
         self._screen = screen
@@ -68,7 +69,7 @@ def born_text(born_at_ms: int) -> str:
 
 
 def message_fields(message: Message) -> dict[str, object]:
-    """Bytes are text where they are UTF-8, else base64 under another name."""
+    """Bytes are text if UTF-8, else base64 in a field NAME_base64."""
     fields: dict[str, object] = {
         "subject": message.subject,
         "partition": message.partition,
@@ -87,8 +88,47 @@ def message_fields(message: Message) -> dict[str, object]:
 
 
 def text_or_base64(name: str, data: bytes) -> dict[str, object]:
-    """A field of this name, or with bytes that are no text one of another name."""
+    """The field `name`, or `name`_base64 for bytes that are not UTF-8."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+_STATE_STYLE = {"failing": "yellow", "blocked": "bold red", "parked": "red", "resuming": "green", "requested": "cyan"}
+
+
+def key_text(key: bytes | None) -> str:
+    return "[dim]–[/dim]" if key is None else plain(key.decode(errors="backslashreplace"))
+
+
+def state_text(state: str) -> str:
+    return f"[{_STATE_STYLE.get(state, 'yellow')}]{state}[/]"
+
+
+def key_fields(key: bytes | None) -> dict[str, object]:
+    return {"key": None} if key is None else text_or_base64("key", key)
+
+
+def blocking_text(found: KeyDescription | None) -> str:
+    """The key and its state: `c-7 failing, 3 attempts, 12 waiting`."""
+    if found is None:
+        return "[dim]–[/dim]"
+    name = "[dim]no key[/dim]" if found.key is None else f"[bold]{key_text(found.key)}[/bold]"
+    attempts = f", {counted(found.attempts, 'attempt')}" if found.attempts else ""
+    return f"{name} {state_text(found.state)}{attempts}, {found.waiting:,} waiting"
+
+
+def blocking_fields(found: KeyDescription | None) -> dict[str, object] | None:
+    if found is None:
+        return None
+    return {
+        **key_fields(found.key),
+        "partition": found.partition,
+        "state": found.state,
+        "offset": found.offset,
+        "attempts": found.attempts,
+        "error": found.error,
+        "since_ms": found.since_ms,
+        "waiting": found.waiting,
+    }

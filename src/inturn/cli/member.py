@@ -1,4 +1,4 @@
-"""Consuming as a member of a group whose handler prints. What was printed is committed, nothing else."""
+"""A member of a group whose handler prints messages. Only printed messages are committed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from inturn.cli import logs
-from inturn.cli.message_line import MessagePrinter
+from inturn.cli.message_text import MessagePrinter
 from inturn.cli.screen import Screen, counted, plain, printable
 from inturn.model.errors import InturnError, NotFound
 from inturn.model.result import Result
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from inturn.model.message import Message
     from inturn.model.offsets import Position
 
-LOOK_S = 0.05  # between two looks at the lag
+LOOK_S = 0.05  # interval between two checks of the lag
 STALL_S = 2.0  # without progress, when a partition reports an error or a key is blocked
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
-    """In which group, and how it handles messages."""
+class MemberView:
+    """The group, and the settings of the member."""
 
     group: str
     order: Order | None
@@ -58,9 +58,9 @@ class Membership:
 
 
 class _PrintingHandler:
-    """Called by one worker of the consumer at a time, and one of its retries. Flushes each line before it is done.
+    """Called by one worker of the consumer and one worker of its retries at a time. Flushes every line.
 
-    With manual acknowledgement: what is not printed is not committed, and has not failed either.
+    Acknowledgement is manual: a message that is not printed is not committed and has not failed.
     """
 
     def __init__(self, printer: MessagePrinter) -> None:
@@ -76,7 +76,7 @@ class _PrintingHandler:
     def __call__(self, message: Message, context: Context) -> Result:
         with self._printing:
             if self.is_enough.is_set():
-                return Result.SUCCESS  # without a commit: it stays for the next one
+                return Result.SUCCESS  # without a commit: the next member gets the message
             try:
                 self._printer.print(message, group=context.group, epoch=context.epoch)
                 self._printer.flush()
@@ -94,11 +94,11 @@ def handle(
     screen: Screen,
     printer: MessagePrinter,
     subject: str,
-    how: Membership,
+    how: MemberView,
     start: Position,
     follow: bool,
 ) -> None:
-    """Until everything is handled (unless `follow`), the limit is reached, or Ctrl-C; always stops gracefully."""
+    """Handle messages until the lag is 0 (unless `follow`), the limit is reached, or Ctrl-C. Stops gracefully."""
     handler = _PrintingHandler(printer)
     group = how.group
     consumer = connection.consumer(
@@ -114,12 +114,12 @@ def handle(
     )
     look = _own_lag if how.mode is GroupMode.BROADCAST else _lag
     stalled: InturnError | None = None
-    logs.mute("consumer.stopped")  # its error is told below
-    logs.mute("consumer.refused", command="Heartbeat")  # and so is this
+    logs.mute("consumer.stopped")  # the error is raised below
+    logs.mute("consumer.refused", command="Heartbeat")  # the same
     with contextlib.suppress(KeyboardInterrupt), _terminated_like_interrupted():
         consumer.start()
         stalled = _wait(connection, consumer, handler, follow, look)
-    logs.mute("consumer.refused", command="Pull")  # one that waits when its lease is released
+    logs.mute("consumer.refused", command="Pull")  # a pull that waits when the lease is released
     consumer.stop()
     if handler.failure is not None:
         raise handler.failure
@@ -141,7 +141,7 @@ def _wait(
     follow: bool,
     look: Callable[[Connection, Consumer], int | None],
 ) -> InturnError | None:
-    """Why some messages cannot be had, if that is so."""
+    """Wait for the end. Returns an error if messages cannot be delivered."""
     before: tuple[int | None, int] | None = None
     moved_at_s = time.monotonic()
     while not handler.is_enough.wait(LOOK_S) and consumer.error is None:
@@ -160,7 +160,7 @@ def _wait(
 
 
 def _blocked(connection: Connection, consumer: Consumer) -> list[str]:
-    """What waits for somebody to decide."""
+    """Blocked keys: an operator must resume or skip them."""
     blocked = [one for one in connection.group(consumer.subject, consumer.group).keys() if one.state == "blocked"]
     if not blocked:
         return []
@@ -173,7 +173,7 @@ def _blocked(connection: Connection, consumer: Consumer) -> list[str]:
 
 
 def _lag(connection: Connection, consumer: Consumer) -> int | None:
-    """None while the group is not made yet."""
+    """None until the group exists."""
     try:
         partitions = connection.group(consumer.subject, consumer.group).describe().partitions
     except NotFound:
@@ -182,7 +182,7 @@ def _lag(connection: Connection, consumer: Consumer) -> int | None:
 
 
 def _own_lag(connection: Connection, consumer: Consumer) -> int | None:
-    """Of a broadcast consumer, which alone knows how far it is; None while it has not begun with all partitions."""
+    """The lag of a broadcast consumer, from its own offsets; None until all partitions have begun."""
     partitions, own = connection.describe_subject(consumer.subject).partitions, consumer.leases()
     if len(own) < len(partitions):
         return None
@@ -191,7 +191,7 @@ def _own_lag(connection: Connection, consumer: Consumer) -> int | None:
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends it as gracefully as Ctrl-C does."""
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""From a history to the rows of a trace, so that the audit can judge what the order checker judged.
+"""The rows of a trace from a history: the audit can judge the history that the order checker judged.
 
-An event's place in the history is its time. The rows are tuples in the order of `RUN_SCHEMA` and `EVENT_SCHEMA` of
-`inturn.spark.audit.traces`; what the node told its observer is marked as such, because it is exact.
+The time of an event is its place in the history. The rows are tuples in the order of `RUN_SCHEMA` and `EVENT_SCHEMA` of
+`inturn.spark.audit.traces`; events of the node's observer are marked as such, because these events are exact.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class TraceRows:
     sent: list[tuple[Any, ...]] = field(default_factory=list)
 
 
-def trace_of(history: Iterable[Event], *, order: str, subject: str | None = None) -> TraceRows:
-    """`subject` stands for that of the history, so that several histories fit into one audit. What the tags of its
-    group leave out is not told as sent."""
+def trace_rows(history: Iterable[Event], *, order: str, subject: str | None = None) -> TraceRows:
+    """The rows of the history. `subject` replaces the subject of the history: several histories fit into an audit.
+    Messages that the tags of the group filter out are not in `sent`."""
     rows = TraceRows()
     history = list(history)
     unwanted = unwanted_of(history)
@@ -77,7 +77,7 @@ def trace_of(history: Iterable[Event], *, order: str, subject: str | None = None
 
 
 def unwanted_of(history: Iterable[Event]) -> set[tuple[int, int]]:
-    """By partition and offset, what the tags of the group leave out, in a history of one group."""
+    """The messages that the tags of the group filter out, by partition and offset, in the history of a group."""
     history = list(history)
     found: set[tuple[int, int]] = set()
     for known in (event for event in history if isinstance(event, GroupFiltered)):
