@@ -19,7 +19,7 @@ from inturn.protocol.commands import GroupDescription
 from inturn.testing.history import SendAcknowledged
 
 if TYPE_CHECKING:
-    from inturn.spark.ordered.drain import DrainProgress
+    from inturn.spark.ordered.drain_report import DrainProgress
 
 RATE_S = 2.0  # rates are over the last so many seconds
 now_s = SystemClock.monotonic  # the clock that traces are counted on

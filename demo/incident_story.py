@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from inturn.spark.audit.verdict import AuditVerdict
-    from inturn.spark.ordered.drain import DrainProgress, DrainReport
+    from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
 
 SERVER = "server"
 LOOK_S = 0.1

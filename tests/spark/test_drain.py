@@ -20,7 +20,8 @@ from inturn.model.routing import ALL_SLOTS, slot_of
 from inturn.protocol.commands import Claim, Granted
 from inturn.protocol.request import ask
 from inturn.spark.ordered.admission import check_master
-from inturn.spark.ordered.drain import Drain, DrainFailed, DrainProgress, DrainReport, DrainSettings
+from inturn.spark.ordered.drain import Drain, DrainFailed, DrainSettings
+from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
 from inturn.spark.ordered.task import TaskOutcome, TaskPlan, disconnect
 from simulator.processes.history import Death
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
@@ -327,8 +328,7 @@ def test_a_key_that_keeps_a_round_from_beginning_later_is_a_limit(
     spark: SparkSession, judged: Judged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So much of a partition is in a round at most, counted from the first message that is not done."""
-    for module in ("rounds", "drain"):
-        monkeypatch.setattr(sys.modules[f"inturn.spark.{module}"], "SPAN_MAX", 60)
+    monkeypatch.setattr(sys.modules["inturn.spark.ordered.rounds"], "SPAN_MAX", 60)
     judged.make_group()
     judged.send(400)
     report = drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}))
@@ -478,7 +478,7 @@ def test_handing_back_is_not_waited_for_when_it_is_interrupted_again(
             drain.interrupt()
             return []
 
-        monkeypatch.setattr(sys.modules["inturn.spark.drain"], "run_job", claim_and_go)
+        monkeypatch.setattr(sys.modules["inturn.spark.ordered.job"], "run_job", claim_and_go)
         running = Running(drain)
         wait_until(
             lambda: [look.phase for look in running.looks[-3:]] == ["handing back"] * 3, "it waits for the claim"

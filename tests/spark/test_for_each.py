@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from inturn import ConsumerSettings
 from inturn.model.errors import InvalidInput
 from inturn.spark import for_each
-from inturn.spark.ordered.drain import DrainProgress, DrainReport, DrainSettings
+from inturn.spark.ordered.drain import DrainSettings
+from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
 from inturn.spark.ordered.task import disconnect
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import Noting

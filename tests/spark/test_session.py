@@ -172,7 +172,7 @@ def test_a_session_on_a_cluster_keeps_what_the_cluster_has() -> None:
 
 
 def test_a_master_that_spark_does_not_know_is_named() -> None:
-    with pytest.raises(InvalidInput, match=r"Spark master 'local\[many\]' is none that Spark knows"):
+    with pytest.raises(InvalidInput, match=r"Spark does not know a master 'local\[many\]'"):
         settings("local[many]")
 
 

@@ -312,9 +312,9 @@ def committed(served: Served, group: str = "etl") -> list[tuple[int, int]]:
 
 def vanish(reader: StreamReader) -> None:
     """As a query that is killed."""
-    assert reader._holding is not None
-    reader._holding.abandon()
-    reader._holding = None
+    assert reader._holder is not None
+    reader._holder.abandon()
+    reader._holder = None
 
 
 def fails(_: Message, __: Context) -> None:
@@ -378,7 +378,7 @@ def test_what_was_set_back_does_not_wait_until_nothing_is_new_elsewhere(brief: S
     send(brief.connection, 0, 40)
     reader = reader_of(brief.address, group="etl")
     reader.initialOffset()
-    wait_until(lambda: len(reader._held_places()) == 2, "it holds both")
+    wait_until(lambda: len(reader._held_positions()) == 2, "it holds both")
     ends = {str(one.index): one.end_offset for one in brief.connection.describe_subject("order.book").partitions}
     begin = {"order.book": {"0": ends["0"], "1": 0}}  # of a checkpoint that is ahead of the group in one of them
     end = reader.latestOffset(begin, ALL)
@@ -398,9 +398,9 @@ def test_available_now_ends_where_others_have_done_the_work(brief: Served, etl: 
     end = etl.latestOffset(start, ALL)
     assert rows(etl, start, end) == []
     assert etl.latestOffset(end, ALL) == end
-    assert etl._holding is None, "handed back"
+    assert etl._holder is None, "handed back"
     etl.commit(end)
-    assert etl._holding is None
+    assert etl._holder is None
 
 
 def test_what_others_have_finished_is_left_out_and_stays_finished(brief: Served) -> None:
@@ -432,7 +432,7 @@ def test_rows_that_are_with_spark_are_not_given_to_a_new_member_at_once(brief: S
     send(brief.connection, 0, 40)
     reader = reader_of(brief.address, group="etl")
     start = reader.initialOffset()
-    wait_until(lambda: len(reader._held_places()) == 2, "it holds both")
+    wait_until(lambda: len(reader._held_positions()) == 2, "it holds both")
     end = reader.latestOffset(start, ALL)
     assert len(rows(reader, start, end)) == 40
     handled: list[int] = []
@@ -440,7 +440,7 @@ def test_rows_that_are_with_spark_are_not_given_to_a_new_member_at_once(brief: S
         "order.book", "etl", lambda message, _: handled.append(message.offset), order="key", settings=QUICK
     )
     with online:
-        wait_until(lambda: len(reader._held_places()) == 1, "one is for the other")
+        wait_until(lambda: len(reader._held_positions()) == 1, "one is for the other")
         reader.commit(end)
         wait_until(lambda: len(online.leases()) == 1, "now it has it")
     assert handled == []
