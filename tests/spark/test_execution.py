@@ -1,4 +1,4 @@
-"""S2: tasks, run in this process. What becomes of their slices, whatever happens to their claims."""
+"""S2: tasks, run in this process: the outcome of slices, also with lost or delayed claims."""
 
 from __future__ import annotations
 
@@ -105,11 +105,12 @@ def test_a_round_that_is_over_ends_a_task_between_two_messages(judged: Judged, h
     assert not outcome.is_through
     assert not outcome.is_held_up
     assert 0 < outcome.handled < 400
-    assert outcome.handled == len(judged.noted.handled()) == 400 - judged.lag  # all of it is committed
+    assert outcome.handled == len(judged.noted.handled()) == 400 - judged.lag  # all calls are committed
 
 
 def test_a_claim_that_somebody_silent_has_is_waited_for(judged: Judged, holder: LeaseHolder) -> None:
-    """As a task whose process was killed leaves it. Longer than its patience, which is for messages that fail."""
+    """A killed task leaves such a claim. The wait exceeds `patience_s`, because the patience is for failing messages
+    only."""
     judged.send(50)
     plan = planned(judged, holder, patience_s=0.2)
     epoch = plan.epochs[0]
@@ -223,11 +224,11 @@ def test_in_order_by_partition_all_of_it_waits_behind_one_message(tmp_path: Path
         assert (outcome.handled, outcome.limits, outcome.is_held_up) == (0, (), True)
 
 
-# Requests and lots, where nothing waits
+# Key requests and parking lots without waiting messages
 
 
 def parking(judged: Judged, *keys: str) -> None:
-    """All messages that are there are handled but for those of these keys, which are parked."""
+    """Handle all stored messages, but park the messages of these keys."""
     failures = {key.encode(): -1 for key in keys}
     handler = Noting(judged.folder, failures=failures)
     with judged.online(handler, max_attempts=1, on_exhausted="park"):

@@ -1,4 +1,4 @@
-"""S1: filters that are push_down down to the source."""
+"""S1: filters that are pushed down to the source."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_nothing_is_nowhere() -> None:
 
 
 def test_a_key_is_where_it_was_and_where_it_is() -> None:
-    """After growth its older messages stay in the partition that had its slot then."""
+    """After growth, older messages of a key stay in the partition that had the key's slot at that time."""
     before = subject_with(2)
     after = replace(before, route=before.route.grown(4, {0: 10, 1: 10}))
     moved = next(key for key in (b"%d" % number for number in range(1000)) if after.route.by_slot[slot_of(key)] == 3)

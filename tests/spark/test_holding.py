@@ -1,4 +1,4 @@
-"""S3: the driver's part. It holds leases for others, by the rules of every consumer."""
+"""S3: the lease holder of the driver: leases for tasks, by the rules of every consumer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_all_partitions_are_taken_over_and_given_back(judged: Judged) -> None:
             described = judged.mq.describe_group(SUBJECT, GROUP)
             assert described.taken_over_by == holder.owner
             assert {one.owner for one in described.partitions} == {holder.owner}
-            assert judged.lag == 20  # nothing is pulled
+            assert judged.lag == 20  # no message is pulled
         wait_until(lambda: judged.lag == 0, "the online consumer goes on")
         assert all(online.leases()[index].epoch > epoch for index, epoch in epochs.items())
     judged.judge()
@@ -163,7 +163,7 @@ def test_whoever_stands_back_is_followed_by_the_next_who_takes_over(judged: Judg
     epochs = first.wait_for(BOTH, 40.0)
     claim = Claim(SUBJECT, GROUP, 0, first.owner, epochs[0], "task", 1, ALL_SLOTS.to_bytes(), 0.0)
     first.leave_to_tasks()
-    ask(judged.mq.node, claim, Granted)  # its tasks come later
+    ask(judged.mq.node, claim, Granted)  # the holder's tasks start later
     with second:
 
         def renewed() -> bool:
@@ -187,7 +187,7 @@ def test_a_holder_that_is_gone_without_a_word_is_waited_for_no_longer_than_its_l
 
 
 def test_whoever_ends_with_what_is_there_now_waits_for_all_that_is_assigned_to_it(judged: Judged) -> None:
-    """Leases of one that is gone come free one by one; the first alone would not tell that there is nothing to do."""
+    """Leases of a dead member expire one at a time; the first free lease does not prove that there is no work."""
     gone = held(judged)
     gone.start()
     epochs = gone.wait_for(BOTH, 40.0)
@@ -202,7 +202,7 @@ def test_whoever_ends_with_what_is_there_now_waits_for_all_that_is_assigned_to_i
 
 
 def test_a_lease_is_kept_until_those_who_work_under_it_are_done(judged: Judged) -> None:
-    """Longer than its life, and not a life longer than needed."""
+    """The claim keeps the lease beyond the lease's life. The release does not take a further life."""
     judged.send(20)
     with held(judged) as holder:
         epoch = holder.wait_for(BOTH, 40.0)[0]

@@ -94,7 +94,7 @@ def test_what_is_inside_stays() -> None:
 
 
 def test_what_retention_has_removed_is_told_with_the_first_that_is_there() -> None:
-    with pytest.raises(NotFound, match=r"'s/0@2'; the first that is there is 3, .*failOnDataLoss"):
+    with pytest.raises(NotFound, match=r"'s/0@2'; the first stored offset is 3, .*failOnDataLoss"):
         within_extents("s", EXTENTS, {0: 2, 1: 0}, True)
 
 

@@ -31,7 +31,7 @@ ALL = RowFilter()
 
 
 class Noting:
-    """A node that notes what it is asked, and may have its answers changed."""
+    """A node that records commands, with replaceable answers."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -76,7 +76,7 @@ def append(mq: Connection, messages: Sequence[Outgoing], partition: int = 0, com
 
 
 def fill(mq: Connection, count: int, size: int = 10) -> None:
-    """In stored batches of this size, 7 keys."""
+    """Send messages of 7 keys in stored batches of this size."""
     for first in range(0, count, size):
         numbers = range(first, min(first + size, count))
         append(mq, [Outgoing(b"body-%d" % number, b"k%d" % (number % 7), number) for number in numbers])
@@ -210,7 +210,7 @@ def test_what_retention_removes_before_it_is_read_is_told(tmp_path: Path, caplog
     with inturn.connect(tmp_path / "data", log=kept) as mq:
         first = mq.describe_subject("s").partitions[0].start_offset
         assert 0 < first < 500
-        with pytest.raises(NotFound, match=rf"s/0@3'; the first that is there is {first}"):
+        with pytest.raises(NotFound, match=rf"s/0@3'; the first stored offset is {first}"):
             read(mq.node, 3, 500)
         assert "spark.data_lost" not in caplog.text
         assert offsets(read(mq.node, 3, 500, fail=False)) == list(range(first, 500))

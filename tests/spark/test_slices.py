@@ -1,4 +1,4 @@
-"""S2, S3: plans. Every slot of every partition is in one task, and tasks are of about the same size."""
+"""S2, S3: plans: every slot of every partition is in one task, and tasks have about the same size."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_slot_of_what_waits_is_in_exactly_one_task(
             assert part.until == 10 * counts[part.partition]
             taken.setdefault(part.partition, Counter()).update(set(part.slots))
     assert taken.keys() == {index for index, count in enumerate(counts) if count}
-    # Slots that are at home elsewhere, too: they may have been here before the subject grew.
+    # Slots of other partitions, too: messages of such slots may be older than the growth of the subject.
     assert all(found == Counter(range(SLOT_COUNT)) for found in taken.values())
 
 
@@ -55,7 +55,7 @@ def test_every_slot_of_what_waits_is_in_exactly_one_task(
     counts=st.lists(st.integers(200, 5000), min_size=1, max_size=6),
     task_count=st.integers(1, 12),
 )
-@settings(max_examples=30)  # each takes a third of a second
+@settings(max_examples=30)  # an example takes a third of a second
 def test_tasks_are_of_about_the_same_size(counts: list[int], task_count: int) -> None:
     one = subject(len(counts))
     tasks = plan(
@@ -119,7 +119,7 @@ def test_the_last_slice_of_a_partition_has_what_belongs_elsewhere_today() -> Non
     assert elsewhere <= set(second[0].slots)
 
 
-# From where a group stands
+# From the group's state
 
 
 def work() -> RoundWork:
@@ -127,7 +127,7 @@ def work() -> RoundWork:
 
 
 def standing(*places: tuple[int, int]) -> GroupDescription:
-    """Of (committed, end) by partition."""
+    """A group with these (committed, end) offsets by partition."""
     parts = [GroupPartition(index, *place, None, 1, None) for index, place in enumerate(places)]
     return GroupDescription("orders", "billing", (), tuple(parts))
 

@@ -225,11 +225,10 @@ def _zipped(module: str) -> bytes:
             if file.name.endswith(tuple(EXTENSION_SUFFIXES)):
                 raise InvalidInput(
                     f"module {module!r} has a compiled part, {file.name}, which cannot be sent to executors; "
-                    "install it where they run"
+                    "install the module on the executors"
                 )
-            for folder in reversed(
-                PurePosixPath(name).parents[:-1]
-            ):  # Python imports a package from a zip only if the zip has a folder entry
+            # Python imports a package from a zip only if the zip has an entry for the folder.
+            for folder in reversed(PurePosixPath(name).parents[:-1]):
                 if f"{folder}/" not in archive.NameToInfo:
                     archive.writestr(zipfile.ZipInfo(f"{folder}/", _EARLIEST), b"")
             entry = zipfile.ZipInfo(name, _EARLIEST)
@@ -256,7 +255,9 @@ def _files(module: str) -> list[tuple[str, Path]]:
 
 def _spec(name: str, module: str) -> importlib.machinery.ModuleSpec:
     if name == "__main__":
-        raise InvalidInput("what is in __main__ cannot be sent to executors; put it in a file of its own and import it")
+        raise InvalidInput(
+            "code in __main__ cannot be sent to executors; move the code to a module file and import the module"
+        )
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:

@@ -36,7 +36,7 @@ def describe_existing(connection: Connection, subject: str, group: str) -> Group
         described = connection.describe_group(subject, group)
     except NotFound:
         known = sorted(one.group for one in connection.groups() if one.subject == subject)
-        there = f"it has {', '.join(known)}" if known else "it has none: nobody has consumed it yet"
+        there = f"it has {', '.join(known)}" if known else "it has no group: no consumer has joined yet"
         raise NotFound("group", group, f"on subject {subject!r}; {there}") from None
     if described.mode != GroupMode.EXCLUSIVE:
         raise GroupConflict(group, f"it is a {described.mode} group: there are no partitions to take over")

@@ -53,8 +53,8 @@ class DrainFailed(InturnError):
     def __init__(self, subject: str, group: str, why: str) -> None:
         self.subject, self.group, self.why = subject, group, why
         super().__init__(
-            f"drain of {subject!r} for group {group!r}: {why}; what was committed is kept, and the rest is still "
-            "there: run it again, or let the consumers go on"
+            f"drain of {subject!r} for group {group!r}: {why}; committed messages stay finished, all others are still "
+            "stored: run the drain again, or let the consumers continue"
         )
 
 
@@ -67,9 +67,7 @@ class DrainSettings:
     round_s: float = ROUND_S
     patience_s: float = PATIENCE_S  # how long a task waits for the retry of failed messages
     max_lag: int | None = None
-    take_over_s: float = (
-        120.0  # limit for consumers to hand over, and for the claims of dead tasks to expire
-    )
+    take_over_s: float = 120.0  # limit for consumers to hand over, and for the claims of dead tasks to expire
 
     def __post_init__(self) -> None:
         for name in ("round_s", "patience_s", "take_over_s"):
@@ -214,7 +212,7 @@ class Drain:
             if not isinstance(offset, int) or not 0 <= offset <= ends[partition]:
                 raise InvalidInput(
                     f"until[{partition}] is {offset!r}; partition {partition} of subject {subject!r} ends at offset "
-                    f"{ends[partition]}: give 0 to {ends[partition]}, or leave `until` out for all that is stored"
+                    f"{ends[partition]}: give 0 to {ends[partition]}, or leave `until` out for all stored messages"
                 )
 
     def _run(self, holder: LeaseHolder) -> DrainReport:
@@ -226,7 +224,7 @@ class Drain:
                 worked_s = time.monotonic()
                 ended = self._run_rounds(holder)
         except ConnectionLost as error:
-            raise self._failed(f"the server is gone: {error}") from error
+            raise self._failed(f"the server is unreachable: {error}") from error
         finally:
             left_s = time.monotonic()
             self._hand_back(holder)
@@ -333,7 +331,9 @@ class Drain:
                 tally.limits = result.limits or span_limits(backlogs, after)
                 return "damaged" if tally.damage else "limit" if tally.limits else "held keys"
             if time.monotonic() - advanced_s > self._settings.take_over_s:
-                raise self._failed(f"nothing was done for {self._settings.take_over_s:g} s{_claimed_by(described)}")
+                raise self._failed(
+                    f"no message was finished for {self._settings.take_over_s:g} s{_claimed_by(described)}"
+                )
 
     def _run_round(self, holder: LeaseHolder, backlogs: Sequence[PartitionBacklog]) -> RoundResult:
         """Run one Spark job. Raises DrainFailed if a repetition would fail in the same way."""
@@ -354,7 +354,7 @@ class Drain:
         error, outcomes = job.error, job.outcomes
         if error is not None:
             if not is_spark_alive(self._spark):
-                raise self._failed("Spark is gone: its Java process has ended, or its session was stopped") from error
+                raise self._failed("Spark has ended: its Java process is gone, or its session was stopped") from error
             return RoundResult(summary_line(error), is_held_up=False)
         self._tally.add(outcomes)
         for outcome in outcomes:

@@ -80,7 +80,7 @@ def _explicit(option: str, text: str, subject: str) -> tuple[tuple[int, int], ..
         raise wrong from None
     if len(told) == 1 and isinstance(next(iter(told.values())), dict):
         if subject not in told:
-            raise InvalidInput(f"option {option}: it is for subject {next(iter(told))!r}, the query reads {subject!r}")
+            raise InvalidInput(f"option {option} names subject {next(iter(told))!r}, the query reads {subject!r}")
         told = told[subject]
     offsets = []
     for partition, offset in told.items():
@@ -138,7 +138,7 @@ def _resolve_explicit(subject: str, extents: Mapping[int, Extent], option: str, 
     if told.keys() != extents.keys():
         raise InvalidInput(
             f"option {option}: subject {subject!r} has partitions {_listed(extents)}, offsets were given for "
-            f"{_listed(told)}; give one for each, -2 for the earliest and -1 for the latest"
+            f"{_listed(told)}; give an offset for every partition, -2 for the earliest and -1 for the latest"
         )
     places = {EARLIEST: "start", LATEST: "end"}
     return {
@@ -185,16 +185,16 @@ def report_data_loss(subject: str, partition: int, offset: int, extent: Extent, 
         )
         return
     why = (
-        f"the first that is there is {extent.start}, retention has removed those before; start at 'earliest', keep "
-        "messages longer,"
+        f"the first stored offset is {extent.start}, retention has removed earlier messages; start at 'earliest', "
+        "retain messages longer,"
         if offset < extent.start
-        else f"the partition ends at {extent.end}; is it the subject and the server that this offset came from? Start "
+        else f"the partition ends at {extent.end}; does the offset come from a different subject or server? Start "
         "at 'latest',"
     )
     raise NotFound(
         "offset",
         f"{subject}/{partition}@{offset}",
-        f"{why} or set failOnDataLoss to false to go on with what there is",
+        f"{why} or set failOnDataLoss to false to continue with the stored messages",
     )
 
 
@@ -210,8 +210,8 @@ def parse_offsets(subject: str, told: Mapping[str, Mapping[str, int]]) -> ByPart
     """The reverse of `offsets_json`. InvalidInput for offsets of a different subject."""
     if subject not in told:
         raise InvalidInput(
-            f"the checkpoint is one of subject {', '.join(map(repr, told))}, the query reads {subject!r}; "
-            "use another checkpointLocation"
+            f"the checkpoint belongs to subject {', '.join(map(repr, told))}, the query reads {subject!r}; "
+            "use a different checkpointLocation"
         )
     return {int(partition): offset for partition, offset in told[subject].items()}
 

@@ -104,8 +104,8 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool | None = Non
         given[_BY_LOWER[name.lower()]] = value
     for name in {True: BATCH_ONLY, False: STREAM_ONLY, None: ()}[is_streaming]:
         if name in given:
-            where = "a batch query has an end, a stream has none" if is_streaming else "it is for streams"
-            raise InvalidInput(f"option {name}: {where}; leave it out")
+            where = "only batch queries have an end" if is_streaming else "only streams have this option"
+            raise InvalidInput(f"option {name}: {where}; leave the option out")
     subject = _subject(given)
     group = check_name("group", given["group"]) if "group" in given else None
     starting, starting_option = _bound(given, "starting", subject)
@@ -146,7 +146,7 @@ def _credentials(given: Mapping[str, str]) -> Credentials:
     tls = TlsSettings(*files) if any(files) else None
     credentials = Credentials(given.get("token"), tls)
     if credentials != NONE and not is_address(given.get("server") or given.get("path")):
-        raise InvalidInput("the options token and tls… are for servers; a folder asks for none of them")
+        raise InvalidInput("the options token and tls… are for servers; a folder needs neither")
     return credentials
 
 
@@ -171,9 +171,9 @@ def _handler(given: Mapping[str, str], group: str | None, starting: Bound | None
                 raise InvalidInput(f"option {name} is for queries with a handler; give the option handler, too")
         return None
     if group is None:
-        raise InvalidInput("option handler: whose work is it? Give the option group, too")
+        raise InvalidInput("option handler: a handler works for a group; give the option group, too")
     if "slots" in given:
-        raise InvalidInput("option slots: a query with a handler does all of its group's work; leave it out")
+        raise InvalidInput("option slots: a query with a handler handles all slots of its group; leave the option out")
     _check_start(starting, "a handler")
     settings = _settings(given.get("consumerSettings", "{}"), _count(given, "concurrency"))
     return HandlerOptions(
@@ -189,8 +189,8 @@ def _handler(given: Mapping[str, str], group: str | None, starting: Bound | None
 def _check_start(starting: Bound | None, who: str) -> None:
     if starting is not None and starting.kind not in ("earliest", "latest", "committed"):
         raise InvalidInput(
-            f"option startingOffsets: {who} goes on where its group stands; 'earliest' or 'latest' is for a group "
-            "that is new, `inturn group reset` moves one"
+            f"option startingOffsets: {who} starts at the group's committed offsets; 'earliest' or 'latest' is for a "
+            "new group, `inturn group reset` moves an existing group"
         )
 
 
@@ -198,17 +198,21 @@ def _check_member(given: Mapping[str, str], starting: Bound | None) -> None:
     """Check a stream of rows that commits: the stream must return all messages below a committed offset."""
     _check_start(starting, "a stream with a group")
     if "slots" in given:
-        raise InvalidInput("option slots: a stream with a group does all of its group's work; leave one of them out")
+        raise InvalidInput("option slots: a stream with a group reads all slots of its group; leave slots or group out")
 
 
 def _order(given: Mapping[str, str], group: str | None, is_streaming: bool | None) -> Order | None:
     if "order" not in given:
         return None
     if group is None or is_streaming is False:
-        raise InvalidInput("option order is for queries with a handler, and for streams with a group; leave it out")
+        raise InvalidInput(
+            "option order is for queries with a handler, and for streams with a group; leave the option out"
+        )
     order = one_of(Order, "order", given["order"])
     if order is Order.NONE:
-        raise InvalidInput("option order='none': what fails is handled again then, and rows have no handler; use 'key'")
+        raise InvalidInput(
+            "option order='none': failed messages are handled again, and rows have no handler; use 'key'"
+        )
     return order
 
 
@@ -242,7 +246,7 @@ def _nearest(name: str) -> str:
 
 def _subject(given: Mapping[str, str]) -> str:
     if "subject" not in given:
-        raise InvalidInput('the option subject is missing; say what to read: .option("subject", "order.book")')
+        raise InvalidInput('the option subject is missing; name the subject: .option("subject", "order.book")')
     return check_name("subject", given["subject"], reserved=True)
 
 
@@ -255,7 +259,7 @@ def _target(given: Mapping[str, str]) -> str:
         return server
     if path is None:
         raise InvalidInput(
-            'the option server is missing; say where it is: .option("server", "inturn://host:port"), or on a local '
+            'the option server is missing; give the address: .option("server", "inturn://host:port"), or on a local '
             "master the path of a folder: .load(path)"
         )
     if is_address(path):
@@ -278,9 +282,13 @@ def _bound(given: Mapping[str, str], prefix: str, subject: str) -> tuple[Bound |
 def _check_bounds(starting: Bound | None, ending: Bound | None, ending_option: str, group: str | None) -> None:
     for name, bound in (("startingOffsets", starting), ("endingOffsets", ending)):
         if bound is not None and bound.kind == "committed" and group is None:
-            raise InvalidInput(f"option {name}='committed': whose? Give the option group, too")
+            raise InvalidInput(
+                f"option {name}='committed': committed offsets belong to a group; give the option group, too"
+            )
     if ending is not None and (ending.kind == "earliest" or any(offset == EARLIEST for _, offset in ending.offsets)):
-        raise InvalidInput(f"option {ending_option}: nothing ends at the earliest; use 'latest', a time or an offset")
+        raise InvalidInput(
+            f"option {ending_option}: a query cannot end at the earliest; use 'latest', a time or an offset"
+        )
 
 
 def _count(given: Mapping[str, str], name: str) -> int | None:

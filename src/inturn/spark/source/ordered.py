@@ -280,8 +280,8 @@ class OrderedBatchReader(_OrderedReader, DataSourceReader):
             raise TaskFailed(plan, outcome, why)
         if not outcome.is_through and (outcome.error or not outcome.is_held_up):
             why = outcome.error or (
-                f"it has handled {outcome.handled} messages, not all of its part: the leases were lost to another "
-                "member, or wanted back; run the query again, it goes on where the group stands"
+                f"it has handled {outcome.handled} messages, but not all of its slices: the leases were lost to a "
+                "different member, or wanted back; run the query again to continue at the committed offsets"
             )
             raise TaskFailed(plan, outcome, why)
 
@@ -309,7 +309,7 @@ class OrderedBatchReader(_OrderedReader, DataSourceReader):
 
     def _warn_cut(self, until: dict[int, int]) -> None:
         if until:
-            why = "a batch takes so much of a partition at once; run the query again, or use for_each"
+            why = "a batch takes a limited span of a partition; run the query again, or use for_each"
             _log.warning("spark.batch_cut", subject=self._options.subject, group=self._group, until=until, why=why)
 
 

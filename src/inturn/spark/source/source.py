@@ -199,7 +199,7 @@ class StreamReader(_RowReader, StreamMember, DataSourceStreamReader):
         if order is Order.NONE:
             raise GroupConflict(
                 group,
-                "its members use order='none' and handle again what fails, rows have no handler; use another group",
+                "its members use order='none' and handle failed messages again, rows have no handler; use another group",
             )
         return order
 
@@ -212,7 +212,7 @@ class StreamReader(_RowReader, StreamMember, DataSourceStreamReader):
             (key, index), group = parked[0], self._options.group
             raise GroupConflict(
                 str(group),
-                f"{len(parked)} of its keys are parked, the first is {key!r} in partition {index}; rows would go past "
+                f"{len(parked)} of its keys are parked, the first is {key!r} in partition {index}; rows would overtake "
                 "them. Resume or skip them first (`inturn key list`), or use the option handler",
             )
         return positions
