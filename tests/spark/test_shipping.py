@@ -42,7 +42,7 @@ def test_nothing_is_sent_where_the_tasks_run_on_this_machine(spark: SparkSession
 
 def test_the_package_goes_without_tests_and_compiled_files() -> None:
     names = _names("inturn")
-    assert {"inturn/__init__.py", "inturn/spark/source.py", "inturn/consumer/consumer.py"} <= set(names)
+    assert {"inturn/__init__.py", "inturn/spark/source/source.py", "inturn/consumer/consumer.py"} <= set(names)
     assert [name for name in names if not name.startswith("inturn/") or "__pycache__" in name] == []
 
 

@@ -199,7 +199,7 @@ class StreamReader(_RowReader, StreamMember, DataSourceStreamReader):
         if order is Order.NONE:
             raise GroupConflict(
                 group,
-                "its members use order='none' and handle failed messages again, rows have no handler; use another group",
+                "its members use order='none' and retry failed messages, rows have no handler; use another group",
             )
         return order
 
