@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from inturn.spark.audit.verdict import AuditVerdict
-    from inturn.spark.ordered.drain import DrainProgress, DrainReport
+    from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
 
 SEND_S = 0.01  # interval between two sends of the producer
 RATE_S = 2.0  # rates are over the last so many seconds

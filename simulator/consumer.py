@@ -122,9 +122,7 @@ class SimConsumer(SimClient):
         self.is_sluggish = False  # handlers are slow: there is always a backlog
         self.is_calm = False  # handlers succeed from now on
         self.core = ConsumerCore(subject, group, name, order, "first", settings, lease, scope=scope)
-        self.quick: random.Random | None = (
-            None  # the chance that handlers count as quick
-        )
+        self.quick: random.Random | None = None  # the chance that handlers count as quick
         self._act = self.core.key_requests.act
         self._spread = self.core.dispatcher.spread
         self.core.key_requests.act = self._watch_act  # type: ignore[method-assign]

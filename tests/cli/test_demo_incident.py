@@ -22,7 +22,7 @@ from inturn.model.message import Origin
 from inturn.model.violation import ViolationKind
 from inturn.producer.send_batch import Stored
 from inturn.spark.audit.verdict import AuditVerdict, GroupAudit
-from inturn.spark.ordered.drain import DrainReport
+from inturn.spark.ordered.drain_report import DrainReport
 from inturn.testing.checker import check
 
 ADA, TASK = "ada-1f", "drain-order.book-2e-r1-t0-3d"

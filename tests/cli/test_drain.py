@@ -22,7 +22,7 @@ from inturn.cli.drain_estimate import Backlog, LongLane
 from inturn.cli.drain_view import DrainView, frame, report_fields, report_lines, task_name, time_text
 from inturn.cli.screen import Screen
 from inturn.protocol.commands import ClaimDescription, KeyDescription
-from inturn.spark.ordered.drain import DrainProgress, DrainReport
+from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
 from inturn.spark.ordered.plan import HotKey
 from inturn.spark.ordered.task import LimitReached, TaskOutcome
 from tests.cli.conftest import Cli

@@ -17,7 +17,8 @@ from inturn.transport.address import is_address
 if TYPE_CHECKING:
     from inturn.cli.drain_estimate import Backlog, Estimate
     from inturn.model.settings import ConsumerSettings
-    from inturn.spark.ordered.drain import DrainReport, DrainSettings
+    from inturn.spark.ordered.drain import DrainSettings
+    from inturn.spark.ordered.drain_report import DrainReport
 
 EXAMPLES = examples(
     "inturn drain orders --group billing --handler shop:bill",

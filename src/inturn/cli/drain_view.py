@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from inturn.protocol.commands import KeyDescription
-    from inturn.spark.ordered.drain import DrainProgress, DrainReport
+    from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
     from inturn.spark.ordered.plan import HotKey
     from inturn.spark.ordered.task import LimitReached
 
