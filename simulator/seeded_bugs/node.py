@@ -38,7 +38,7 @@ _add_edit(
     "What is held back for a client whose stream is lost stays so, and a lease is granted to nobody.",
     InProcessNode,
     "hung_up",
-    'self._held.abandon(lambda reply: getattr(reply, "session", None) is session)',
+    "self._held.abandon(lambda reply: session_of(reply) is session)",
     "pass",
 )
 

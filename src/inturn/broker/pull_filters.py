@@ -16,6 +16,7 @@ from inturn.model.message import TagFilter
 from inturn.model.routing import ALL_SLOTS, SlotSet
 from inturn.model.settings import MIB
 from inturn.protocol.commands import Answer, Fetched, Pulled, Reply
+from inturn.protocol.reply import WrappedReply
 
 FILTERED_BYTES = 1 * MIB  # at once: so a stretch without anything to send is gone through in small steps
 
@@ -26,15 +27,14 @@ class Unfiltered(Pulled, frozen=True, gc=False, array_like=True):
     slots: SlotSet = ALL_SLOTS
 
 
-class FilteringReply:
+class FilteringReply(WrappedReply):
     """The reply to a pull with tags. Called, as all replies, without a lock. `session` is that of the reply."""
 
-    __slots__ = ("_reply", "_tags", "session")
+    __slots__ = ("_tags",)
 
     def __init__(self, reply: Reply, tags: TagFilter) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._tags = tags
-        self.session = getattr(reply, "session", None)
 
     def __call__(self, answer: Answer | InturnError) -> None:
         self._reply(filtered(answer, self._tags) if isinstance(answer, Unfiltered) else answer)
@@ -67,14 +67,10 @@ class Uncut(Fetched, frozen=True, gc=False, array_like=True):
     kept: tuple[Sequence[int], ...] = ()  # by batch: the offsets that are given out, in rising order
 
 
-class CuttingReply:
+class CuttingReply(WrappedReply):
     """The reply to a fetch. Called, as all replies, without a lock. `session` is that of the reply."""
 
-    __slots__ = ("_reply", "session")
-
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-        self.session = getattr(reply, "session", None)
+    __slots__ = ()
 
     def __call__(self, answer: Answer | InturnError) -> None:
         self._reply(_fetched(answer) if isinstance(answer, Uncut) else answer)

@@ -46,6 +46,7 @@ from inturn.protocol.commands import (
     Renewed,
     Reply,
 )
+from inturn.protocol.reply import WrappedReply
 from inturn.security.credentials import Credentials
 from inturn.transport.client import RemoteNode
 
@@ -221,15 +222,15 @@ class RoutedNode:
         return answer
 
 
-class _AppendReply:
+class _AppendReply(WrappedReply):
     """Whoever sends is told the difference between a stream that is lost and a broker that is not there any more."""
 
-    __slots__ = ("_home", "_reply", "_whereabouts")
+    __slots__ = ("_home", "_whereabouts")
 
     def __init__(self, whereabouts: Whereabouts, home: str, reply: Reply) -> None:
+        super().__init__(reply)
         self._whereabouts = whereabouts
         self._home = home
-        self._reply = reply
 
     def __call__(self, answer: Answer | InturnError) -> None:
         if isinstance(answer, ConnectionLost) and self._whereabouts.is_dead(self._home):

@@ -51,6 +51,7 @@ from inturn.protocol.commands import (
     SetBrokerGroup,
 )
 from inturn.protocol.observer import Observer
+from inturn.protocol.reply import WrappedReply
 from inturn.security.credentials import Credentials
 from inturn.store.database import Database
 from inturn.store.groups import GroupRecord
@@ -143,16 +144,15 @@ class Hearing:
         self._brokers.gather(homes_of(assignment.subject), ListRequests(command.subject, command.group), told)
 
 
-class _WithRequests:
-    """The reply to a heartbeat. It knows its session, as the reply underneath does."""
+class _WithRequests(WrappedReply):
+    """The reply to a heartbeat: adds the key requests of the brokers."""
 
-    __slots__ = ("_add", "_command", "_reply", "session")
+    __slots__ = ("_add", "_command")
 
     def __init__(self, add: Callable[[Heartbeat, Assignment, Reply], None], command: Heartbeat, reply: Reply) -> None:
-        self.session = getattr(reply, "session", None)
+        super().__init__(reply)
         self._add = add
         self._command = command
-        self._reply = reply
 
     def __call__(self, answer: Answer | InturnError) -> None:
         if isinstance(answer, Assignment):

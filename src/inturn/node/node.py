@@ -49,6 +49,7 @@ from inturn.protocol.commands import (
     Reply,
 )
 from inturn.protocol.observer import Observer
+from inturn.protocol.reply import session_of
 from inturn.store.cluster import LOCAL_BROKER_GROUP, BrokerGroupRows
 from inturn.store.database import Database
 from inturn.store.groups import Groups, Members
@@ -187,7 +188,7 @@ class InProcessNode:
         self.submit(command, reply)
         if type(command) is Heartbeat:
             with self._held.lock:
-                self.leaving.note_stream(command, getattr(reply, "session", None))
+                self.leaving.note_stream(command, session_of(reply))
 
     def _answer(self, command: Command, attempt: Try) -> Answer | None:
         """None: nothing to say yet. The last try always gives an answer or an error."""
@@ -235,7 +236,7 @@ class InProcessNode:
         with self._held.lock:
             if self.intake.is_closed:
                 return
-            self._held.abandon(lambda reply: getattr(reply, "session", None) is session)
+            self._held.abandon(lambda reply: session_of(reply) is session)
             self.leaving.hung_up(session)
 
     def stop_gently(self) -> None:

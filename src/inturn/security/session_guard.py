@@ -26,6 +26,7 @@ from inturn.protocol.commands import (
     Reply,
     SubjectList,
 )
+from inturn.protocol.reply import WrappedReply
 from inturn.security.audit_log import AuditLog
 from inturn.security.permissions import AS_MEMBER, Action, Need, derived, is_act, needed
 from inturn.security.rate_limit import Metered
@@ -38,28 +39,26 @@ if TYPE_CHECKING:
 _DETAILS = ("partitions", "position", "key", "offset", "by", "why")
 
 
-class Filtered:
+class Filtered(WrappedReply):
     """Changes the answer, not an error."""
 
-    __slots__ = ("_change", "_reply", "session")
+    __slots__ = ("_change",)
 
     def __init__(self, reply: Reply, change: Callable[[Answer], Answer]) -> None:
-        self.session = getattr(reply, "session", None)
-        self._reply = reply
+        super().__init__(reply)
         self._change = change
 
     def __call__(self, answer: Answer | InturnError) -> None:
         self._reply(answer if isinstance(answer, InturnError) else self._change(answer))
 
 
-class Noted:
+class Noted(WrappedReply):
     """Writes down what became of an act, before its asker hears of it."""
 
-    __slots__ = ("_address", "_command", "_log", "_principal", "_reply", "session")
+    __slots__ = ("_address", "_command", "_log", "_principal")
 
     def __init__(self, reply: Reply, log: AuditLog, principal: str, address: str, command: Command) -> None:
-        self.session = getattr(reply, "session", None)
-        self._reply = reply
+        super().__init__(reply)
         self._log = log
         self._principal = principal
         self._address = address

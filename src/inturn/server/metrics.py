@@ -26,6 +26,7 @@ from inturn.model.time import Clock
 from inturn.node.statistics import LOG_STATES, NodeFigures, Survey
 from inturn.protocol.codec import KINDS
 from inturn.protocol.commands import Answer, Append, Command, Commit, DiskRoom, ReadyPart, Release, Reply
+from inturn.protocol.reply import WrappedReply
 from inturn.transport.server_session import ServedNode
 from inturn.transport.stream_server import Server
 from inturn.version import VERSION
@@ -112,14 +113,13 @@ class MeasuredNode:
         self._node.hung_up(session)
 
 
-class _TimedReply:
+class _TimedReply(WrappedReply):
     """The reply to an append, which is called when that is durable."""
 
-    __slots__ = ("_began_s", "_histogram", "_monotonic", "_reply", "session")
+    __slots__ = ("_began_s", "_histogram", "_monotonic")
 
     def __init__(self, reply: Reply, histogram: Histogram, monotonic: Callable[[], float]) -> None:
-        self.session = getattr(reply, "session", None)
-        self._reply = reply
+        super().__init__(reply)
         self._histogram = histogram
         self._monotonic = monotonic
         self._began_s = monotonic()

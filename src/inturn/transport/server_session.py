@@ -62,6 +62,7 @@ from inturn.protocol.commands import (
     Welcome,
 )
 from inturn.protocol.frames import NUMBER_MAX, Frame, FrameReader
+from inturn.protocol.reply import SessionReply
 
 
 class Guard(Protocol):
@@ -167,10 +168,12 @@ class ServedNode(Node, Protocol):
         ...
 
 
-class SessionReply:
-    """Where an answer goes. The node knows by `session` what is asked in vain once the stream is gone."""
+class NumberedReply(SessionReply):
+    """Sends the answer in a frame with the number of the command."""
 
-    __slots__ = ("_number", "_size_bytes", "session")
+    __slots__ = ("_number", "_size_bytes")
+
+    session: Session
 
     def __init__(self, session: Session, number: int, size_bytes: int) -> None:
         self.session = session
@@ -216,7 +219,7 @@ class Session:
         self._next_number = 0  # the lowest number that was not seen yet
         self._is_paused = False
         self._inbox: deque[Frame] = deque()
-        self._aside: deque[tuple[Command, SessionReply]] = deque()  # in their order; they count as unanswered
+        self._aside: deque[tuple[Command, NumberedReply]] = deque()  # in their order; they count as unanswered
         self._answered: deque[int] = deque()  # sizes; any thread may add to it without a lock
         self._unanswered_bytes = 0
         self._unanswered_count = 0
@@ -398,7 +401,7 @@ class Session:
         size_bytes = len(frame.body)
         self._unanswered_bytes += size_bytes
         self._unanswered_count += 1
-        reply = SessionReply(self, frame.number, size_bytes)
+        reply = NumberedReply(self, frame.number, size_bytes)
         try:
             command = self._checked(unpack(frame))
         except ProtocolError as error:  # the frame is whole: only this command cannot be understood
@@ -419,7 +422,7 @@ class Session:
         paid, in its order. What keeps leases and commits work does not: else they were lost, and all was done again."""
         return type(command) not in _KEEPING and (bool(self._aside) or self.quota_wait_s > 0)
 
-    def _submit(self, command: Command, reply: SessionReply) -> None:
+    def _submit(self, command: Command, reply: NumberedReply) -> None:
         try:
             if self._pass is None:
                 self._node.submit_remote(command, reply)
@@ -429,7 +432,7 @@ class Session:
             _log.exception("wire.command_failed", command=type(command).__name__)
             reply(InturnError(f"{type(command).__name__} failed: {error!r}"))
 
-    def _submit_if_admitted(self, visitor: Pass, command: Command, reply: SessionReply) -> None:
+    def _submit_if_admitted(self, visitor: Pass, command: Command, reply: NumberedReply) -> None:
         admitted = visitor.admitted(command, reply)
         if admitted is not None:
             self._node.submit_remote(command, admitted)
