@@ -293,7 +293,7 @@ def test_who_asks_hears_that_the_member_was_counted_out(bed: Bed) -> None:
 
     killing = threading.Thread(target=kill)
     killing.start()
-    with pytest.raises(NotFound, match="it left before it told a result"):
+    with pytest.raises(NotFound, match="it left before it reported a result"):
         mq.consume_directly("line", "g", "w", 0, 0, timeout_s=WAIT_S)
     gate.set()
     killing.join()

@@ -116,7 +116,7 @@ def test_what_runs_is_told_while_it_runs(service: Service) -> None:
             send_all(mq, "orders", 8)
             seen.wait_for(8)
             eventually(lambda: len(consumer.statistics().partitions) == 4, "all are held")
-            eventually(lambda: service._opened.node.survey.take().held.get("Pull") == 4, "all wait for more")
+            eventually(lambda: service._opened.node.statistics.take().held.get("Pull") == 4, "all wait for more")
             eventually(lambda: fresh(service)("inturn_held_commands", command="Pull") == 4, "it is told")
             figures = fresh(service)
     who = {"subject": "orders", "group": "billing"}
@@ -187,7 +187,7 @@ def test_both_formats_of_prometheus_are_spoken(service: Service) -> None:
 
 
 def test_asking_again_at_once_asks_nobody(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    survey = service._opened.node.survey
+    survey = service._opened.node.statistics
     calls: list[int] = []
     take = type(survey).take
 

@@ -182,7 +182,7 @@ class LongPolls:
 
 
 def waits_for(command: Command) -> Hashable:
-    """What a command is held back for. `Waking` wakes by the same."""
+    """What a command is held back for. `WakeUps` wakes by the same."""
     match command:
         case Pull() | Read() | Fetch():
             return of_log(command.subject, command.partition)
@@ -217,7 +217,7 @@ def _of_trials(subject: str, group: str) -> Hashable:
     return "trial", subject, group
 
 
-class Waking:
+class WakeUps:
     """What waits for this is tried again, after the command that is at work. Call it under the node's lock."""
 
     def __init__(self, held: LongPolls, membership: Membership) -> None:

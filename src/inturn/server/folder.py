@@ -32,6 +32,7 @@ from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings, LogSettings, Role
 from inturn.model.time import Clock, TimerThread
 from inturn.node.node import InProcessNode
+from inturn.node.service_node import ServiceNode
 from inturn.protocol.commands import Command, DiskRoom, Reply
 from inturn.protocol.observer import Observer
 from inturn.store.cluster import take_role
@@ -199,7 +200,7 @@ class OpenedFolder:
         create: bool,
         role: Role = Role.NODE,
         broker_group: str = "",
-        make: Callable[..., InProcessNode] = InProcessNode,
+        make: Callable[..., ServiceNode] = InProcessNode,
         is_server: bool = False,
     ) -> None:
         """`make` is what makes the node of that role; one that is not a plain one is told the id of the folder."""

@@ -23,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from inturn.model.errors import InturnError
 from inturn.model.time import Clock
-from inturn.node.statistics import LOG_STATES, NodeFigures, Survey
+from inturn.node.statistics import LOG_STATES, NodeFigures, Statistics
 from inturn.protocol.codec import KINDS
 from inturn.protocol.commands import Answer, Append, Command, Commit, DiskRoom, ReadyPart, Release, Reply
 from inturn.protocol.reply import WrappedReply
@@ -141,14 +141,14 @@ class ServerCollector:
 
     def __init__(
         self,
-        survey: Survey,
+        statistics: Statistics,
         server: Server,
         measures: Measures,
         readiness: Callable[[], tuple[ReadyPart, ...]],
         room: Callable[[], DiskRoom | None],
         clock: Clock,
     ) -> None:
-        self._survey = survey
+        self._statistics = statistics
         self._server = server
         self._measures = measures
         self._readiness = readiness
@@ -164,7 +164,7 @@ class ServerCollector:
         began_s = self._clock.monotonic()
         page = _Page()
         try:
-            figures: NodeFigures | None = self._survey.take()
+            figures: NodeFigures | None = self._statistics.take()
         except InturnError:  # readiness says which part it is
             figures = None
         yield from self._of_process(page)

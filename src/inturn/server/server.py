@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inturn.cluster.broker_server import BrokerNode
+from inturn.cluster.broker_server import BrokerServer
 from inturn.cluster.settings import ClusterSettings, node_maker
 from inturn.model.settings import LeaseSettings, LogSettings
 from inturn.model.time import Clock, SystemClock
@@ -90,11 +90,11 @@ class Service:
             on_error = None if measures is None else measures.failed
             self._server = Server(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
             undo.callback(self._server.close)
-            if isinstance(self._opened.node, BrokerNode):
+            if isinstance(self._opened.node, BrokerServer):
                 self._opened.node.catch_up()
             listen_in(self._server, self._opened.folder)
             self.address = self._server.listen(address)
-            if isinstance(self._opened.node, BrokerNode):
+            if isinstance(self._opened.node, BrokerServer):
                 self._opened.node.report(cluster.advertise or str(self.address))
             self._endpoint: Endpoint | None = None
             if http is not None and measures is not None:
@@ -107,7 +107,7 @@ class Service:
         from inturn.server.metrics import ServerCollector
 
         node, room = self._opened.node, partial(self._opened.room, log)
-        collector = ServerCollector(node.survey, self._server, measures, node.readiness, room, self._clock)
+        collector = ServerCollector(node.statistics, self._server, measures, node.readiness, room, self._clock)
         return Endpoint(host, port, collector, node.readiness, self._clock)
 
     @property
