@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint docs bench soak lock clean
+.PHONY: help venv demo check test lint docs bench soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -18,6 +18,10 @@ venv: $(INSTALLED) ## make .venv with everything that is locked (PYTHON=python3.
 
 demo: $(INSTALLED) ## show what inturn does, in a minute; draws demo-report.html
 	$(VENV)/bin/inturn demo
+
+check: lint ## lint, unit tests, the contract suite on one bed, and 50 simulated histories: within 3 minutes
+	$(PY) -m pytest $(PYTEST_ARGS) --quick
+	$(PY) -m simulator.soak --seeds 50
 
 test: lint ## lint, all tests, and 300 simulated histories (PYTEST_ARGS="-n 3")
 	$(PY) -m pytest $(PYTEST_ARGS)

@@ -17,7 +17,7 @@ async def main(folder: str) -> None:
     done = asyncio.Event()
 
     async def notify(message: Message, context: Context) -> None:
-        await asyncio.sleep(0.001)  # a call to somewhere else
+        await asyncio.sleep(0.001)  # a call to a remote service
         seen.setdefault(message.key_text, []).append(message.body)
         if sum(len(steps) for steps in seen.values()) == 30:
             done.set()

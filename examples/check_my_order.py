@@ -1,6 +1,6 @@
-"""Have the order of your own handlers checked: record what happens, then let the checker judge it.
+"""Check the order of your own handlers: record a history, then let the order checker judge the history.
 
-In a test of yours this is all there is to it; it also judges runs with crashes and hand-overs.
+A test needs no more than these lines. The checker also judges runs with crashes and hand-overs.
 
 Run: python examples/check_my_order.py [folder]
 """
@@ -21,7 +21,7 @@ recorder = Recorder(SystemClock())
 
 
 class Record(inturn.Hook):
-    """`before` and `after` are called in the thread of the handler, so no end is recorded after the next start."""
+    """The handler's thread calls `before` and `after`, so no end is recorded after the next start."""
 
     def before(self, messages, context):
         for message in messages:
@@ -38,10 +38,10 @@ class Record(inturn.Hook):
 
 
 def my_handler(message, context):
-    """Yours goes here."""
+    """Put your handler here."""
 
 
-with inturn.connect(folder, observer=recorder) as mq:  # as observer it is told of leases and commits
+with inturn.connect(folder, observer=recorder) as mq:  # the observer records leases and commits
     mq.create_subject("orders", partitions=4)
     with mq.producer() as producer:
         sent = [
@@ -60,8 +60,8 @@ with inturn.connect(folder, observer=recorder) as mq:  # as observer it is told 
 
 verdict = check(recorder.snapshot(), order="partition")
 print(verdict)
-verdict.raise_if_bad()  # an AssertionError that shows what happened, and in which order
+verdict.raise_if_bad()  # an AssertionError with the events, in order
 
-# The checker is not just polite: take one end away, and it tells what was lost.
+# The checker finds errors: remove an end, and the verdict reports a lost message.
 broken = [event for event in recorder.snapshot() if not (hasattr(event, "result") and event.message_id == "7")]
 print("and with one end missing:", ", ".join(sorted(check(broken, order="partition").kinds())))

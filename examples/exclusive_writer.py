@@ -1,6 +1,6 @@
-"""A named producer is the only writer of its name: whoever opens it next fences the one before.
+"""A named producer is the only writer of a name: opening the name again fences the previous producer.
 
-So a writer that was thought dead (a long pause, a lost network) cannot write between the messages of its successor.
+So a writer that seemed dead (a long pause, a lost network) cannot write between the messages of the successor.
 
 Run: python examples/exclusive_writer.py [folder]
 """
@@ -15,7 +15,7 @@ import structlog
 import inturn
 from inturn.errors import ProducerFenced
 
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the refusal is wanted
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the refusal is intended
 temporary = tempfile.TemporaryDirectory(prefix="inturn-")
 folder = sys.argv[1] if sys.argv[1:] else temporary.name
 
@@ -25,14 +25,14 @@ with inturn.connect(folder) as mq:
     first = mq.producer(name="bookkeeper")
     first.send_sync("ledger", b"opening balance 100", key="account-1")
 
-    second = mq.producer(name="bookkeeper")  # another process would do just this
+    second = mq.producer(name="bookkeeper")  # as a second process would do
     second.send_sync("ledger", b"withdraw 30", key="account-1")
 
     try:
-        first.send_sync("ledger", b"withdraw 90", key="account-1")  # it does not know that it was replaced
+        first.send_sync("ledger", b"withdraw 90", key="account-1")  # `first` does not know about `second`
     except ProducerFenced as error:
         print(f"refused: {error}")
-    with contextlib.suppress(ProducerFenced):  # closing tells again of what was not stored
+    with contextlib.suppress(ProducerFenced):  # `close` raises again for the message that was not stored
         first.close()
 
     for message in mq.reader("ledger"):

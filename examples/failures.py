@@ -1,4 +1,4 @@
-"""What a handler can do when something fails, and what the result kinds are called.
+"""The options of a handler after a failure, and the names of the result kinds.
 
 Run: python examples/failures.py [folder]
 """
@@ -13,14 +13,14 @@ import structlog
 import inturn
 from inturn import Result
 
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # failures are the subject
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # failures are intended
 temporary = tempfile.TemporaryDirectory(prefix="inturn-")
 folder = sys.argv[1] if sys.argv[1:] else temporary.name
 done = threading.Event()
 
 
 class Print(inturn.Hook):
-    """Hooks see every attempt, also those that fail: the place for metrics and traces."""
+    """Hooks see every attempt, including failed attempts: the place for metrics and traces."""
 
     def after(self, messages, context, kind, error):
         bodies = ", ".join(message.body.decode() for message in messages)
@@ -28,11 +28,11 @@ class Print(inturn.Hook):
 
 
 def retrying(message, context):
-    """Nothing overtakes a message that fails: `c` waits until `b` is done."""
+    """No message overtakes a failed message: `c` waits until `b` is handled."""
     if message.body == b"a" and context.attempt == 1:
         return inturn.suspend(0.05)  # "not yet": again after this time
     if message.body == b"b" and context.attempt == 1:
-        raise RuntimeError("no connection")  # again after a while that grows: see ConsumerSettings.backoff_min_s
+        raise RuntimeError("no connection")  # again after a growing back-off: see ConsumerSettings.backoff_min_s
     if message.body == b"c":
         done.set()
     return None
@@ -42,15 +42,15 @@ is_second_try = False
 
 
 def all_or_nothing(message, context):
-    """With manual acknowledgement nothing is committed until the handler says so."""
+    """With manual acknowledgement no message is committed before the handler returns COMMIT."""
     global is_second_try
     if message.body != b"c":
-        return Result.SUCCESS  # handled, but repeated if a rollback comes
+        return Result.SUCCESS  # handled, but repeated after a rollback
     if not is_second_try:
         is_second_try = True
-        return Result.ROLLBACK  # everything since the last commit once more: a, b, c
+        return Result.ROLLBACK  # repeat all messages since the last commit: a, b, c
     done.set()
-    return Result.COMMIT  # a, b and c are done, together
+    return Result.COMMIT  # a, b and c are committed together
 
 
 def consume(group, handler, ack):

@@ -1,4 +1,4 @@
-"""Order by key: one poisoned order is parked and resumed, all others never notice.
+"""Order by key: a poisoned order is parked and resumed, all other orders are not affected.
 
 Run: python examples/key_order.py [folder]
 """
@@ -13,7 +13,7 @@ import structlog
 
 import inturn
 
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # failures are the subject
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # failures are intended
 temporary = tempfile.TemporaryDirectory(prefix="inturn-")
 folder = sys.argv[1] if sys.argv[1:] else temporary.name
 
@@ -26,11 +26,11 @@ changed = threading.Event()
 
 
 async def ship(message, context):
-    """Runs for up to 100 orders at a time, though there is one partition; for one order, step by step."""
+    """Runs for up to 100 orders at a time on a single partition; the steps of an order run in sequence."""
     global running, most
     running += 1
     most = max(most, running)
-    await asyncio.sleep(0.005)  # a call to somebody else's server
+    await asyncio.sleep(0.005)  # a call to a remote server
     running -= 1
     if message.key_text == POISONED and message.body == b"paid" and not address_is_known:
         raise RuntimeError("no such street")

@@ -1,4 +1,4 @@
-"""Two producers and a group of two consumers; one consumer stops, the other goes on with its partitions.
+"""Two producers and a group of two consumers; the first consumer stops, the second takes the partitions over.
 
 Run: python examples/orders.py [folder]
 """
@@ -15,26 +15,26 @@ ORDERS = 200
 temporary = tempfile.TemporaryDirectory(prefix="inturn-")
 folder = sys.argv[1] if sys.argv[1:] else temporary.name
 
-lock = threading.Lock()  # partitions are handled in parallel, and these are shared by all of them
+lock = threading.Lock()  # partitions are handled in parallel and share these variables
 handled: dict[str, list[bytes]] = {}  # by order
 by_consumer = {"first": 0, "second": 0}
 owners: dict[int, str] = {}  # by partition
 
 
 def handle(message: inturn.Message, context: inturn.Context) -> None:
-    name = context.consumer.partition("-")[0]  # the rest of the name makes it unique
+    name = context.consumer.partition("-")[0]  # the rest makes the name unique
     with lock:
         handled.setdefault(message.key_text, []).append(message.body)
         by_consumer[name] += 1
         if owners.setdefault(context.partition, name) != name:
-            # The epoch rises with every hand-over; give it to what you write to, and a former owner can be refused.
+            # The epoch rises with every hand-over; pass the epoch to your database to refuse writes of a former owner.
             print(f"partition {context.partition} is {name}'s now: epoch {context.epoch}, from offset {message.offset}")
             owners[context.partition] = name
     time.sleep(0.001)
 
 
 def send(mq: inturn.Connection, orders: range) -> None:
-    # One order has one producer: between two producers nobody can say which message was first.
+    # An order has a single producer: messages of two producers have no defined order.
     with mq.producer() as producer:
         for step in STEPS:
             for order in orders:
@@ -52,7 +52,7 @@ with inturn.connect(folder) as mq:
         till.start()
     while by_consumer["first"] < 100:
         time.sleep(0.01)
-    first.stop()  # ends what it runs, commits and releases: the second continues at once, nothing is repeated
+    first.stop()  # running handlers end, then commit and release: `second` continues at once without repeats
     for till in tills:
         till.join()
     while sum(by_consumer.values()) < ORDERS * len(STEPS):

@@ -1,7 +1,7 @@
-"""A transactional outbox: an order and the message about it are one transaction: never one without the other.
+"""A transactional outbox: an order and the message about the order are written in the same transaction.
 
-The shop crashes between two orders, and its scanner is not even running at that time; what was committed is sent all
-the same, each order in its steps. A second part keeps what cannot be sent while the server is away.
+The shop crashes between two orders, while no scanner is running. All committed messages are sent later, the steps of
+every order in sequence. The second part stores messages on disk while the server is away.
 
 Run: python examples/outbox.py [folder]
 """
@@ -19,7 +19,7 @@ import inturn
 from inturn.server.server import Service
 from inturn.transport.address import Address
 
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the outage is wanted
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the outage is intended
 temporary = tempfile.TemporaryDirectory(prefix="inturn-")
 folder = Path(sys.argv[1] if sys.argv[1:] else temporary.name)
 folder.mkdir(exist_ok=True)

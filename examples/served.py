@@ -1,4 +1,4 @@
-"""A server in this process, and a producer and two consumers that reach it by its address, as other processes would.
+"""A server in this process; a producer and two consumers connect by address, as separate processes would.
 
 On the command line the server is `inturn serve FOLDER`.
 
@@ -29,7 +29,7 @@ def handle(message: inturn.Message, context: inturn.Context) -> None:
         by_consumer[context.consumer.partition("-")[0]] += 1
 
 
-service = Service(folder, address=Address("127.0.0.1", 0))  # port 0: any that is free
+service = Service(folder, address=Address("127.0.0.1", 0))  # port 0: any free port
 address = str(service.address)
 print("serving at", address)
 
@@ -40,7 +40,7 @@ with inturn.connect(address) as ann, inturn.connect(address) as bob:  # two conn
         bob.consumer("orders", "billing", handle, order="key", name="bob"),
     ):
         while len({one.owner for one in ann.describe_group("orders", "billing").partitions} - {None}) < 2:
-            time.sleep(0.01)  # until they share the partitions
+            time.sleep(0.01)  # until both consumers have partitions
         with inturn.connect(address) as mq, mq.producer() as producer:
             for step in STEPS:
                 for number in range(50):

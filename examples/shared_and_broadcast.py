@@ -1,4 +1,4 @@
-"""One subject, two groups: mailers that share the work of one partition, and caches that all hear everything.
+"""One subject, two groups: mailers share the work of one partition, and every cache gets every message.
 
 Run: python examples/shared_and_broadcast.py [folder]
 """
@@ -16,7 +16,7 @@ MAILS = [b"mail %d" % number for number in range(60)]
 
 
 class Noting:
-    """A handler that notes what it gets, and says when it has had all."""
+    """A handler that records all messages, and sets `done` after the last message."""
 
     def __init__(self, work_s: float = 0.0):
         self.bodies = []
@@ -25,7 +25,7 @@ class Noting:
 
     def __call__(self, message, context):
         if self.work_s and context.attempt == 1 and message.body == b"mail 7":
-            return inturn.suspend(0.05)  # comes again, for whoever is free then; nothing waits for it
+            return inturn.suspend(0.05)  # delivered again, to any free worker; no message waits
         threading.Event().wait(self.work_s)
         self.bodies.append(message.body)
         if len(self.bodies) == len(MAILS):
@@ -42,7 +42,7 @@ with inturn.connect(folder) as mq:
     mailers = [Noting(0.005), Noting(0.005)]
     settings = inturn.ConsumerSettings(concurrency=2, visibility_s=10)
     consumers = [mq.consumer("mails", "mailing", mailer, mode="shared", settings=settings) for mailer in mailers]
-    with consumers[0], consumers[1]:  # usually each in a process of its own
+    with consumers[0], consumers[1]:  # usually in separate processes
         while sum(len(mailer.bodies) for mailer in mailers) < len(MAILS):
             threading.Event().wait(0.01)
     sent = [body for mailer in mailers for body in mailer.bodies]

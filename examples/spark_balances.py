@@ -1,7 +1,7 @@
-"""Ordered, stateful aggregation on Spark: the balance of every account, folded move by move in the order they happened.
+"""Ordered, stateful aggregation on Spark: the balance of every account, folded move by move in order.
 
-Interest makes order matter: it is paid on what is there at that moment. The state is in a database of ours; next to
-each balance stands the offset that it includes, so a message that is handled twice changes nothing.
+Interest makes order matter: interest is paid on the current balance. The balances are in a separate database. The
+offset of the last included message stands next to the balance, so handling a message twice changes nothing.
 
     pip install 'inturn[spark]'
     python spark_balances.py
@@ -23,12 +23,12 @@ ACCOUNTS, MOVES = 50, 1_000
 
 
 def fold(balance: int, move: dict[str, int]) -> int:
-    """Cents. Interest in percent, on the balance as it is."""
+    """Return the new balance in cents. Interest is in percent of the current balance."""
     return balance * (100 + move["percent"]) // 100 if "percent" in move else balance + move["amount"]
 
 
 def handler_for(database: str) -> Callable[[inturn.Message, inturn.Context], None]:
-    """A handler that keeps the balances there. It runs in Spark's Python workers, each with a connection of its own."""
+    """Return a handler that stores balances in `database`. Every Python worker of Spark opens a separate connection."""
 
     def handle(message: inturn.Message, context: inturn.Context) -> None:
         account, move = message.key_text, json.loads(message.body)

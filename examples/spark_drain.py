@@ -1,4 +1,4 @@
-"""The night of the big sale: notifications fall behind, a drain takes the backlog over, and hands the group back.
+"""The night of the big sale: notifications fall behind; a drain handles the backlog and hands the group back.
 
 The same on the command line: inturn drain order.book --group notify --handler shop:notify
 
@@ -19,7 +19,7 @@ ORDERS, STEPS = 400, ("created", "paid", "packed", "shipped")
 
 
 def notify(message: inturn.Message, context: inturn.Context) -> None:
-    """Slow, as whatever talks to others is; the same function online and on Spark."""
+    """Slow, like a call to a remote service; the same function online and on Spark."""
     time.sleep(0.01)
 
 
@@ -39,7 +39,7 @@ def main() -> None:
             report = inturn.spark.drain(spark, mq.target, "order.book", "notify", notify)
             print(f"drained {report.done} at {report.per_s:,.0f}/s; taken over in {report.take_over_s:.2f} s")
 
-            producer.send_sync("order.book", b"delivered", key="order-7")  # the online consumer has it again
+            producer.send_sync("order.book", b"delivered", key="order-7")  # handled by the online consumer again
             while mq.describe_group("order.book", "notify").lag:
                 time.sleep(0.05)
             print(f"online again: {online.statistics().partitions} and nothing late")

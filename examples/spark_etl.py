@@ -1,4 +1,4 @@
-"""A stream from a subject to Parquet files, with Spark: each run takes what came since the last one, once.
+"""A stream from a subject to Parquet files, with Spark: every run loads the messages since the previous run, once.
 
 Needs the extra: pip install 'inturn[spark]'
 """
@@ -14,12 +14,12 @@ spark = session("etl", "local[2]", config={"spark.sql.python.filterPushdown.enab
 
 
 def load_what_is_new() -> None:
-    """Where it is with the subject stands in the checkpoint; a run that was killed is repeated from there."""
+    """The checkpoint stores the position in the subject; a killed run is repeated from the checkpoint."""
     rows = (
         spark.readStream.format("inturn")
         .option("subject", "orders")
         .option("startingOffsets", "earliest")
-        .option("maxMessagesPerTrigger", 200)  # a bite; AvailableNow takes as many as it needs
+        .option("maxMessagesPerTrigger", 200)  # per micro-batch; AvailableNow runs as many as needed
         .load(str(folder / "data"))
     )
     steps = rows.selectExpr("string(key) AS order_id", "string(body) AS step", "partition", "offset", "stored_at")
@@ -48,7 +48,7 @@ with inturn.connect(folder / "data") as mq:
         load_what_is_new()
         print_what_is_loaded()
 
-    # Without a stream: all that there is of one order. Only the partition that its key leads to is read.
+    # Without a stream: all messages of one order. Spark reads only the partition of the key.
     rows = spark.read.format("inturn").option("subject", "orders").load(str(folder / "data"))
     steps_of_7 = rows.where("key = 'order-7'").orderBy("offset").selectExpr("string(body) AS step")
     print("order-7:", ", ".join(row.step for row in steps_of_7.collect()))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
@@ -14,12 +17,100 @@ settings.load_profile("patient")
 # Whichever test of these comes first makes what all of the file look at, which takes long: one process runs them all.
 TOGETHER = {"tests/cli/test_demo.py", "tests/spark/test_cluster.py", "tests/testing/test_simulation.py"}
 
+# These share a Spark session, whose Java process is slow to start and slow while it is cold: one process has it.
+WITH_SESSION = {
+    f"tests/spark/test_{name}.py"
+    for name in (
+        "audit",
+        "benches",
+        "drain",
+        "for_each",
+        "ordered",
+        "secured",
+        "session",
+        "shipping",
+        "source",
+        "source_stream",
+    )
+}
+
+HERE = Path(__file__).parent
+# `pytest --quick` runs the files in `tests`, the unit tests, and the contract suite on one bed.
+QUICK_FOLDERS = {
+    "broker",
+    "cluster",
+    "consumer",
+    "contract",
+    "log",
+    "meta",
+    "model",
+    "node",
+    "producer",
+    "state",
+    "wire",
+}
+QUICK_BED = "embedded"
+# Files among these whose tests start programs, servers or clusters.
+NOT_QUICK = {
+    "consumer/test_processes.py",
+    "contract/test_served.py",
+    "contract/test_served_modes.py",
+    "contract/test_shared_folder.py",
+    "test_examples.py",
+    "test_fork.py",
+    "test_how_to.py",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="unit tests, and the contract suite on one bed")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--quick") or not collection_path.is_relative_to(HERE):
+        return None
+    path = collection_path.relative_to(HERE)
+    is_other = collection_path.is_dir() and path.parts and path.parts[0] not in QUICK_FOLDERS
+    return True if is_other or path.as_posix() in NOT_QUICK else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--quick"):
+        return
+    others = [
+        item
+        for item in items
+        if isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and item.callspec.params.get("bed", QUICK_BED) != QUICK_BED
+    ]
+    config.hook.pytest_deselected(items=others)
+    left_out = set(others)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_configure() -> None:
+    """Programs that tests start end on SIGINT, also where a shell runs the tests in the background.
+
+    A shell lets its background jobs ignore SIGINT, and a program inherits an ignored signal, but not a handler. This
+    process goes on ignoring SIGINT, with a handler that does nothing.
+    """
+    named = [HERE / name for name in (*QUICK_FOLDERS, *NOT_QUICK)]
+    named += [HERE.parent / name for name in (*TOGETHER, *WITH_SESSION)]
+    missing = [str(path) for path in named if not path.exists()]
+    if missing:
+        raise pytest.UsageError(f"tests/conftest.py names what is not there: {', '.join(missing)}")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+
 
 class _Together(LoadScopeScheduling):  # type: ignore[misc]
-    """A test goes to whichever process is free, those of a file above to one."""
+    """A test goes to whichever process is free, those of a file above to one, and those with the session to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
+        if path in WITH_SESSION:
+            return "spark session"
         return path if path in TOGETHER else nodeid
 
 

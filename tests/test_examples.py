@@ -1,4 +1,4 @@
-"""Every example runs: the files in examples/, and the Python blocks of README.md."""
+"""Every example runs: the files in examples/, and the Python blocks of README.md and of pages in docs/how-to/."""
 
 from __future__ import annotations
 
@@ -71,6 +71,24 @@ PRINTS = {
     ],
     "check_my_order.py": [r"order kept: 500 sent, 500 started, 500 finished", r"with one end missing: .*lost"],
 }
+README_PRINTS = [
+    r"^order-42 created\norder-42 paid\norder-42 shipped\n",
+    r"\d+ done, 0 left, handed back after \d+ s\n",
+    r"(?s)created.*paid.*shipped",
+]
+# The same for pages in docs/how-to/ whose Python blocks are run, all blocks of a page in one namespace.
+PAGES = {
+    "check-order.md": [r"2 violations", r"OVERLAP: .*order-42", r"SKIPPED: .*order-42"],
+    "grow.md": [r"^8 partitions\n20 jobs, each in order: True\n$"],
+    "handlers.md": [r"\d+ payments of partition \d under epoch \d+\n", r"20 sent, 20 heard\n$"],
+    "keys.md": [
+        r"^b'parcel-7' parked after 3 attempts: RuntimeError: the scale is broken - 1 waits behind\n",
+        r"^\['packed', 'weighed', 'sent'\]\n$",
+    ],
+    "outbox.md": [r"^$"],
+    "send.md": [r"^1 sent\n$"],
+    "shared-and-broadcast.md": [r"^1\n\{'one': \{'tea': b'11'\}, 'two': \{'tea': b'11'\}\}\n$"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +143,7 @@ def test_every_example_is_known_here() -> None:
 @pytest.mark.parametrize("has_folder", [False, True], ids=["temporary folder", "given folder"])
 def test_an_example_prints_what_it_promises(path: Path, has_folder: bool, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    check_printed(path.name, run(path, *([data] if has_folder else []), folder=tmp_path))
+    check_printed(PRINTS[path.name], run(path, *([data] if has_folder else []), folder=tmp_path))
     assert data.exists() == has_folder
     assert [one for one in tmp_path.iterdir() if one != data] == []
 
@@ -133,11 +151,11 @@ def test_an_example_prints_what_it_promises(path: Path, has_folder: bool, tmp_pa
 @pytest.mark.timeout(2 * SPARK_TIME_S_MAX + 20)
 @pytest.mark.parametrize("path", WITH_SPARK, ids=lambda path: path.name)
 def test_an_example_with_spark_prints_what_it_promises(path: Path, tmp_path: Path) -> None:
-    check_printed(path.name, run(path, folder=tmp_path, time_s_max=SPARK_TIME_S_MAX))
+    check_printed(PRINTS[path.name], run(path, folder=tmp_path, time_s_max=SPARK_TIME_S_MAX))
 
 
-def check_printed(name: str, rest: str) -> None:
-    for pattern in PRINTS[name]:
+def check_printed(patterns: list[str], rest: str) -> None:
+    for pattern in patterns:
         found = re.search(pattern, rest)
         assert found is not None, f"no {pattern!r} in:\n{rest}"
         rest = rest[found.end() :]
@@ -149,11 +167,14 @@ def test_what_how_tos_show_is_python(path: Path) -> None:
         compile(block.code, f"{path.name}:{block.line}", "exec")
 
 
-def test_the_how_to_on_modes_runs(tmp_path: Path) -> None:
-    how_to = ROOT / "docs" / "how-to" / "shared-and-broadcast.md"
-    program = tmp_path / "modes.py"
-    program.write_text(script(python_blocks(how_to.read_text(encoding="utf-8")), str(how_to)), encoding="utf-8")
-    assert run(program, folder=tmp_path) == "1\n{'one': {'tea': b'11'}, 'two': {'tea': b'11'}}\n"
+@pytest.mark.parametrize("name", PAGES)
+def test_a_how_to_prints_the_promised_lines(name: str, tmp_path: Path) -> None:
+    page = ROOT / "docs" / "how-to" / name
+    blocks = python_blocks(page.read_text(encoding="utf-8"))
+    assert any(block.is_run for block in blocks), f"{name} has no Python block that is run"
+    program = tmp_path / "page.py"
+    program.write_text(script(blocks, str(page)), encoding="utf-8")
+    check_printed(PAGES[name], run(program, folder=tmp_path))
 
 
 @pytest.mark.timeout(2 * SPARK_TIME_S_MAX + 20)
@@ -163,7 +184,7 @@ def test_the_readme_runs(tmp_path: Path) -> None:
     program = tmp_path / "readme.py"
     program.write_text(script(blocks, str(README)), encoding="utf-8")
     printed = run(program, folder=tmp_path, time_s_max=SPARK_TIME_S_MAX)
-    assert printed != ""
+    check_printed(README_PRINTS, printed)
 
 
 def test_the_first_example_of_the_readme_is_short_and_shows_the_order(tmp_path: Path) -> None:

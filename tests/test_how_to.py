@@ -31,5 +31,6 @@ def test_a_program_of_a_how_to_runs(name: str, tmp_path: Path) -> None:
         assert ran.stdout == PRINTS[name]
         assert ran.stderr == ""
 
+    # The bound: the program does its work within its `timeout_s`, all of which a run takes.
     times_s = iter((2, 20))  # the longer one for a machine with other work
     in_one_of(2, lambda: prints_it(next(times_s)))

@@ -93,7 +93,7 @@ def test_a_heading_becomes_an_anchor(tmp_path: Path) -> None:
 
 
 def test_every_source_of_the_comparison_is_used_and_every_number_has_one() -> None:
-    text, _, listed = (DOCS / "comparison.md").read_text(encoding="utf-8").partition("## Where these are from")
+    text, _, listed = (DOCS / "comparison.md").read_text(encoding="utf-8").partition("## Sources")
     sources = [int(number) for number in re.findall(r"^(\d+)\. ", listed, re.MULTILINE)]
     assert sources == list(range(1, len(sources) + 1))
     assert {int(number) for number in re.findall(r"\[(\d+)\]", text)} == set(sources)

@@ -119,7 +119,7 @@ def test_the_beds_are_those_that_the_contract_suite_is_really_run_on() -> None:
         "no:cacheprovider",
         "tests/contract",
     ]
-    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert collected.returncode == 0, collected.stdout
     seen: dict[tuple[str, str], set[str]] = {}
     for path, name, parameters in re.findall(r"^tests/(\S+?)::(\w+)(?:\[(.*)\])?$", collected.stdout, re.MULTILINE):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inturn.broker.growth_gates import Gates
+from inturn.broker.growth_gates import GrowthGates
 from inturn.consumer.partition_state import HeldPartition
 from inturn.log.partition_log import PartitionLog
 from inturn.producer.core import ProducerCore
@@ -15,7 +15,7 @@ _add_edit = BUGS.add_edit
 _add_edit(
     "child_is_opened_early",
     "A child is open though older messages of its keys are unfinished in a parent.",
-    Gates,
+    GrowthGates,
     "_closed_by",
     "found = self._unfinished(subject, group, descent)",
     "found = None",
@@ -23,7 +23,7 @@ _add_edit(
 _add_edit(
     "grandparent_is_forgotten",
     "A child is open as soon as its parent has nothing left, though the parent itself waits for another.",
-    Gates,
+    GrowthGates,
     "_closed_by",
     "if self.closed(subject, group, descent.parent) is not None:",
     "if False:",
@@ -31,7 +31,7 @@ _add_edit(
 _add_edit(
     "barrier_is_passed_by_one",
     "The last message below the barrier is not looked at.",
-    Gates,
+    GrowthGates,
     "_unfinished",
     "offset <= at < descent.barrier",
     "offset <= at < descent.barrier - 1",
@@ -39,7 +39,7 @@ _add_edit(
 _add_edit(
     "gate_looks_at_the_offset_only",
     "A gate does not look at slots: whatever was not finished out of turn is taken as done.",
-    Gates,
+    GrowthGates,
     "_unfinished",
     "and at not in done:",
     "and at < place.offset:",
@@ -47,7 +47,7 @@ _add_edit(
 _add_edit(
     "lots_come_back_to_the_parent",
     "What a holder says again of a lot, since an answer was lost, counts after the lot has moved on.",
-    Gates,
+    GrowthGates,
     "without_moved",
     "if not subject.route.descents or",
     "if True or",
@@ -55,7 +55,7 @@ _add_edit(
 _add_edit(
     "lots_stay_with_the_parent",
     "A parking lot does not move to the child that its key moved to.",
-    Gates,
+    GrowthGates,
     "_moving",
     "return sorted(key for key in keys if descent.has(slot_of(key)))",
     "return []",
@@ -63,7 +63,7 @@ _add_edit(
 _add_edit(
     "lots_move_while_somebody_works_on_them",
     "A gate does not wait until a lot that is being resumed comes to rest.",
-    Gates,
+    GrowthGates,
     "_closed_by",
     "if found is None and self._is_busy(group, descent):",
     "if False:",

@@ -29,7 +29,7 @@ _instead_of, _add = BUGS.instead_of, BUGS.add
 _append = PartitionLog.append
 _read = PartitionLog.read
 _begin = PartitionLog._begin
-_mark = PartitionLog._mark
+_sync_point = PartitionLog._sync_point
 _sync_to = PartitionLog._sync_to
 
 
@@ -73,19 +73,19 @@ def lost_offsets_are_used_again(self: PartitionLog, floor: int) -> None:
     _begin(self, 0)
 
 
-@_instead_of(PartitionLog, "_mark")
+@_instead_of(PartitionLog, "_sync_point")
 def sealed_segment_is_not_synced(self: PartitionLog, with_checkpoint: bool = False) -> Any:
     """After a roll only the new segment is synced, not the end of the one before."""
-    mark = _mark(self, with_checkpoint)
-    mark.sealed = []
-    return mark
+    point = _sync_point(self, with_checkpoint)
+    point.sealed = []
+    return point
 
 
 @_instead_of(PartitionLog, "_sync_to")
-def failed_sync_counts_as_done(self: PartitionLog, mark: Any, holding: bool = False) -> None:
+def failed_sync_counts_as_done(self: PartitionLog, point: Any, holding: bool = False) -> None:
     """An error of a sync is ignored."""
-    active = mark.active
-    _sync_to(self, dataclasses.replace(mark, active=_Careless(active)), holding)
+    active = point.active
+    _sync_to(self, dataclasses.replace(point, active=_Careless(active)), holding)
 
 
 class _Careless:

@@ -15,7 +15,7 @@ from inturn.model.errors import StaleEpoch
 from inturn.protocol.commands import Failure, LotChange, Progress
 from inturn.store.keys import Failures
 from inturn.store.leases import LeaseRows
-from inturn.store.parking_lots import Lots
+from inturn.store.parking_lots import ParkingLots
 from inturn.store.producers import OpenedProducer, Producers
 from inturn.store.schema import leases, offsets
 from simulator.seeded_bugs.broker import commit_is_not_checked_by_the_broker
@@ -27,7 +27,7 @@ _instead_of, _add = BUGS.instead_of, BUGS.add
 _grant = LeaseRows.grant
 _open_producer = Producers.open
 _put_failures = Failures.put
-_change_lots = Lots.change
+_change_lots = ParkingLots.change
 
 
 @_instead_of(LeaseRows, "grant")
@@ -178,9 +178,9 @@ def attempts_are_stored_once(
     _put_failures(self, connection, group_id, partition_id, once, now_ms)
 
 
-@_instead_of(Lots, "change")
+@_instead_of(ParkingLots, "change")
 def one_message_of_a_commit_is_parked(
-    self: Lots,
+    self: ParkingLots,
     connection: Connection,
     group_id: int,
     partition_id: int,

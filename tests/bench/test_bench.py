@@ -193,7 +193,7 @@ def test_the_bare_models_keep_to_their_bounds() -> None:
         assert one_s >= 0.16, "all in one queue"
         assert 0.08 <= two_s < one_s, "two workers: the long lane beside the four short ones"
 
-    in_one_of(5, keep_to_them)
+    in_one_of(5, keep_to_them)  # the bound: the sleeps of two workers, and little more
 
 
 def test_a_plan_knows_its_lanes_queues_and_bound() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inturn.broker.keys import blocking_keys, describe_keys
 from inturn.protocol.commands import Failure, KeyDescription, KeyRequest, RequestState
 from inturn.store.keys import FailureRow
-from inturn.store.parking_lots import LotRow
+from inturn.store.parking_lots import ParkingLotRow
 
 
 def failed(
@@ -41,7 +41,7 @@ def test_the_same_key_in_two_partitions_is_two_entries() -> None:
 
 
 def test_a_parked_key_shows_its_head_and_what_is_known_of_its_failure() -> None:
-    lot = LotRow(0, b"k", "parked", "used up", 30, 3, 5)
+    lot = ParkingLotRow(0, b"k", "parked", "used up", 30, 3, 5)
     assert describe_keys([failed(3), failed(9)], [lot], []) == [
         KeyDescription(b"k", 0, "parked", 3, 6, "error 3", 30, 4, "used up")
     ]
@@ -49,7 +49,7 @@ def test_a_parked_key_shows_its_head_and_what_is_known_of_its_failure() -> None:
 
 
 def test_a_lot_without_messages_has_nothing_waiting() -> None:
-    lot = LotRow(0, b"k", "resuming", "", 30, None, 0)
+    lot = ParkingLotRow(0, b"k", "resuming", "", 30, None, 0)
     assert describe_keys([], [lot], []) == [KeyDescription(b"k", 0, "resuming", None, 0, "", 30, 0)]
     (one,) = describe_keys([failed(3)], [lot], [])
     assert (one.state, one.offset, one.error) == ("resuming", 3, "error 3")
@@ -63,7 +63,7 @@ def test_requests_belong_to_their_key() -> None:
 
 
 def test_what_lasts_longest_comes_first() -> None:
-    lots = [LotRow(0, b"lot", "parked", "", 20, 1, 1)]
+    lots = [ParkingLotRow(0, b"lot", "parked", "", 20, 1, 1)]
     failures = [failed(3, b"new", 30), failed(4, b"old", 10), failed(5, None, 15)]
     found = describe_keys(failures, lots, [asked(1, b"asked", 25)])
     assert [one.key for one in found] == [b"old", None, b"lot", b"asked", b"new"]

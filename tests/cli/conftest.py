@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,17 +99,24 @@ class Cli:
         )
 
 
+_made: list[Path] = []  # the folder that `orders` copies
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path / "data")
 
 
 @pytest.fixture
-def orders(cli: Cli) -> Cli:
-    """A folder with the subject orders, 3 partitions, 30 messages of 5 keys in it."""
-    assert cli("subject", "create", "orders", "--partitions", "3").code == 0
-    lines = "".join(json.dumps({"customer": {"id": f"c{n % 5}"}, "n": n}) + "\n" for n in range(30))
-    assert cli("produce", "orders", "--key-field", "customer.id", stdin=lines).code == 0
+def orders(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """A folder with the subject orders, 3 partitions, 30 messages of 5 keys in it: a copy of the first one."""
+    if not _made:
+        first = Cli(tmp_path_factory.mktemp("orders") / "data")
+        assert first("subject", "create", "orders", "--partitions", "3").code == 0
+        lines = "".join(json.dumps({"customer": {"id": f"c{n % 5}"}, "n": n}) + "\n" for n in range(30))
+        assert first("produce", "orders", "--key-field", "customer.id", stdin=lines).code == 0
+        _made.append(first.data)
+    shutil.copytree(_made[0], cli.data)
     return cli
 
 

@@ -10,17 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from inturn import ConsumerSettings, Context, Message, connect
 from inturn.consumer.trace import EVENTS, HEAD, chunks
+from tests.cli.conftest import Cli
 
 COUNT = 40
-
-
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "from inturn.cli.main import app; app()"
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run([*command, "audit", *arguments], capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.fixture
@@ -101,7 +97,13 @@ def _drop_runs(path: Path) -> None:
         ((".", "--data", "./data", "--server", "inturn://127.0.0.1:1", "--subject", "orders"), "not both"),
     ],
 )
-def test_wrong_use_is_told_before_spark_starts(arguments: tuple[str, ...], complaint: str) -> None:
-    found = _run(*arguments)
-    assert found.returncode == 2
-    assert complaint in " ".join(found.stderr.replace("│", " ").split())
+def test_wrong_use_is_told_before_spark_starts(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], complaint: str
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("Spark is started")
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", start)
+    found = cli("audit", *arguments)
+    assert found.code == 2
+    assert complaint in " ".join(found.err.replace("│", " ").split())

@@ -1,4 +1,4 @@
-"""The section "Serve it" of README.md, as somebody would copy it: three shells, and kill -9."""
+"""The section "Serve it" of README.md, copied as written: three shells, and kill -9."""
 
 from __future__ import annotations
 

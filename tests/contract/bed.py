@@ -204,7 +204,11 @@ def eventually(
 
 
 def in_one_of(times: int, attempt: Callable[[], None]) -> None:
-    """For bounds on real time: a machine that stands still breaks one once, a fault breaks it every time."""
+    """For bounds on real time: a busy machine breaks such a bound once, a fault breaks the bound every time.
+
+    Only for tests whose point is such a bound. Every use states the bound in a comment. All other tests wait for a
+    condition with `eventually`.
+    """
     for left in reversed(range(times)):
         try:
             return attempt()

@@ -29,7 +29,6 @@ from tests.contract.bed import (
     Seen,
     Witness,
     eventually,
-    in_one_of,
     is_renewed,
     quick,
     send_all,
@@ -459,38 +458,36 @@ def test_hooks_are_told_that_nothing_was_returned(one: Connection) -> None:
 
 def test_hooks_and_statistics_are_told_of_slow_handlers(one: Connection) -> None:
     """C14."""
-    groups = iter(["g1", "g2", "g3", "g4"])
-
-    def are_told() -> None:
-        hook = Noting()
-        seen = Seen(lambda message, context: time.sleep(0.06) if message.body == b"2" else None)
-        settings = quick(handler_timeout_s=0.05)
-        with one.consumer("line", next(groups), seen, settings=settings, hooks=[hook]) as consumer:
-            seen.wait_for(5)
-            eventually(lambda: consumer.statistics().ok_count == 5, "all are done")
-            assert consumer.statistics().slow_count == 1
-        assert [note[2] for note in hook.notes[1::2]][2] is ResultKind.TIMEOUT
-
-    in_one_of(4, are_told)
+    hook = Noting()
+    seen = Seen(lambda message, context: time.sleep(0.25) if message.body == b"2" else None)
+    settings = quick(handler_timeout_s=0.2)
+    with one.consumer("line", "g", seen, settings=settings, hooks=[hook]) as consumer:
+        seen.wait_for(5)
+        eventually(lambda: consumer.statistics().ok_count == 5, "all are done")
+        slow_count = consumer.statistics().slow_count
+    kinds = [note[2] for note in hook.notes[1::2]]
+    assert kinds[2] is ResultKind.TIMEOUT
+    # A busy machine makes some of the other calls slow, too, but not all of them.
+    assert ResultKind.SUCCESS in kinds
+    assert set(kinds) == {ResultKind.SUCCESS, ResultKind.TIMEOUT}
+    assert kinds.count(ResultKind.TIMEOUT) <= slow_count < len(kinds)
 
 
 def test_a_slow_handler_that_fails_is_counted_as_slow_too(one: Connection) -> None:
     """C14: `slow_count` counts calls that took longer than the setting."""
 
-    groups = iter(["g1", "g2", "g3", "g4"])
-
     def slow() -> object:
-        time.sleep(0.06)
+        time.sleep(0.25)
         return suspend(0.01)
 
-    def is_counted() -> None:
-        seen = Seen(fails(1, slow))
-        with one.consumer("line", next(groups), seen, settings=quick(handler_timeout_s=0.05)) as consumer:
-            seen.wait_for(6)
-            eventually(lambda: consumer.statistics().ok_count == 5, "all are done")
-            assert consumer.statistics().slow_count == 1
-
-    in_one_of(4, is_counted)
+    hook, seen = Noting(), Seen(fails(1, slow))
+    with one.consumer("line", "g", seen, settings=quick(handler_timeout_s=0.2), hooks=[hook]) as consumer:
+        seen.wait_for(6)
+        eventually(lambda: consumer.statistics().ok_count == 5, "all are done")
+        slow_count = consumer.statistics().slow_count
+    # A busy machine makes some of the other calls slow, too: the hook is notified of those that succeed.
+    kinds = [note[2] for note in hook.notes[1::2]]
+    assert 1 + kinds.count(ResultKind.TIMEOUT) <= slow_count < len(kinds)
 
 
 def test_a_hook_that_raises_does_no_harm(one: Connection) -> None:

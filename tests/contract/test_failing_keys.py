@@ -118,7 +118,7 @@ def test_a_failing_key_is_listed_with_its_error_and_what_waits_behind_it(line: C
         assert (head.offset, head.body, head.key) == (1, b"1", b"bad")
         fails.is_mended = True
         eventually(lambda: line.keys("line", "g") == [], "nothing is the matter any more")
-    with pytest.raises(NotFound, match="nothing of it failed or is parked"):
+    with pytest.raises(NotFound, match="no message of the key has failed or is parked"):
         line.describe_key("line", "g", "bad")
 
 

@@ -716,11 +716,15 @@ WRONG: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_values_of_a_wrong_kind_are_refused_in_our_words(mq: Connection, what: str) -> None:
-    with pytest.raises(InturnError) as caught:
-        WRONG[what](mq)
-    assert str(caught.value)
+def test_values_of_a_wrong_kind_are_refused_in_our_words(mq: Connection) -> None:
+    """One connection for all values: the start of a bed takes longer than all refusals."""
+    answers: dict[str, object] = {}
+    for what, wrong in WRONG.items():
+        try:
+            answers[what] = f"accepted: {wrong(mq)!r}"
+        except Exception as error:
+            answers[what] = error
+    assert {what: one for what, one in answers.items() if not (isinstance(one, InturnError) and str(one))} == {}
 
 
 def test_wrong_input_leaves_nothing_behind(mq: Connection) -> None:

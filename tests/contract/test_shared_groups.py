@@ -367,7 +367,8 @@ def test_with_manual_acknowledgement_what_is_not_acknowledged_comes_again(line: 
             eventually(lambda: line.describe_group("line", group).lag == 0, "all are acknowledged")
         assert Counter(seen.bodies) == {b"commit": 1, b"ack": 1, b"nothing": 2, b"success": 2, b"rollback": 2}
 
-    in_one_of(4, comes_again)  # what is acknowledged so late that it was given out again comes again as well
+    # The bound: an acknowledgement arrives within `visibility_s`. A message with a later one comes again as well.
+    in_one_of(4, comes_again)
 
 
 def test_handlers_may_be_coroutines(line: Connection) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 
 from inturn import Connection, Limits, ProducerSettings
@@ -26,31 +29,42 @@ BAD_NAMES: list[object] = [
 ]
 
 
-@pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
-def test_a_bad_name_is_no_subject(mq: Connection, name: str) -> None:
-    with pytest.raises(InvalidName, match="subject name"):
-        mq.create_subject(name)
+def not_refused(
+    values: Iterable[object], call: Callable[[Any], object], kind: type[Exception], words: str = ""
+) -> dict[str, str]:
+    """The values that are not refused in these words, with the answer to each.
+
+    All values go through one connection: the start of a bed takes longer than all refusals.
+    """
+    found = {}
+    for value in values:
+        try:
+            found[repr(value)] = f"accepted: {call(value)!r}"
+        except Exception as error:
+            if not (isinstance(error, kind) and words in str(error)):
+                found[repr(value)] = repr(error)
+    return found
+
+
+def test_a_bad_name_is_no_subject(mq: Connection) -> None:
+    assert not_refused(BAD_NAMES, mq.create_subject, InvalidName, "subject name") == {}
     assert [subject.name for subject in mq.subjects()] == ["orders"]
 
 
-@pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
-def test_a_bad_name_is_no_group(mq: Connection, name: str) -> None:
-    with pytest.raises(InvalidName, match="group name"):
-        mq.consumer("orders", name, Seen())
+def test_a_bad_name_is_no_group(mq: Connection) -> None:
+    assert not_refused(BAD_NAMES, lambda name: mq.consumer("orders", name, Seen()), InvalidName, "group name") == {}
     assert mq.groups() == []
 
 
-@pytest.mark.parametrize("name", [name for name in BAD_NAMES if name is not None], ids=repr)
-def test_a_bad_name_is_no_producer(mq: Connection, name: str) -> None:
-    with pytest.raises(InvalidName, match="producer name"):
-        mq.producer(name)
+def test_a_bad_name_is_no_producer(mq: Connection) -> None:
+    names = [name for name in BAD_NAMES if name is not None]
+    assert not_refused(names, mq.producer, InvalidName, "producer name") == {}
 
 
-@pytest.mark.parametrize("name", [5, "", "a\x00", "x" * 201], ids=repr)
-def test_a_bad_name_is_no_consumer(mq: Connection, name: str) -> None:
+def test_a_bad_name_is_no_consumer(mq: Connection) -> None:
     """It appears in descriptions, errors and the database, like the other names."""
-    with pytest.raises(InvalidInput):
-        mq.consumer("orders", "billing", Seen(), name=name)
+    names = [5, "", "a\x00", "x" * 201]
+    assert not_refused(names, lambda name: mq.consumer("orders", "billing", Seen(), name=name), InvalidInput) == {}
 
 
 def test_the_longest_name_can_be_used(mq: Connection) -> None:
@@ -72,11 +86,10 @@ def test_names_that_differ_in_case_are_two_subjects(mq: Connection) -> None:
     assert [message.body for message in mq.reader("orders")] == [b"lower"]
 
 
-@pytest.mark.parametrize("partitions", [0, -1, 1025, True, False, 1.0, "4", None], ids=repr)
-def test_a_number_of_partitions_that_cannot_be_is_refused(mq: Connection, partitions: int) -> None:
+def test_a_number_of_partitions_that_cannot_be_is_refused(mq: Connection) -> None:
     """M3."""
-    with pytest.raises(InvalidInput, match="1 to 1024"):
-        mq.create_subject("new", partitions)
+    counts = [0, -1, 1025, True, False, 1.0, "4", None]
+    assert not_refused(counts, lambda count: mq.create_subject("new", count), InvalidInput, "1 to 1024") == {}
     with pytest.raises(NotFound):
         mq.subject("new")
 

@@ -173,7 +173,7 @@ def test_a_consumer_keeps_what_it_holds_at_one_broker_while_another_is_dead(mort
                 eventually(lambda body=body: newest()[0] == body, "it goes on")  # type: ignore[misc]
                 assert newest()[1] == epoch, "it has lost the lease"
 
-        in_one_of(4, keeps_it)
+        in_one_of(4, keeps_it)  # the bound: every renewal comes within the short life of the lease
         mortal.start_broker("west")
         send(mq, "line", f"{west}:back")
         eventually(lambda: of_key(seen.messages, west) == ["0", "back"], "it goes on there, too")

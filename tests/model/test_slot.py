@@ -67,5 +67,5 @@ def test_a_slot_that_there_is_not_is_refused(slot: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 127, 129])
 def test_a_set_of_another_size_is_refused(size: int) -> None:
-    with pytest.raises(InvalidInput, match=f"a set of slots in {size} bytes: it has 128, or none for all slots"):
+    with pytest.raises(InvalidInput, match=f"a set of slots in {size} bytes: send 128, or none for all slots"):
         SlotSet.from_bytes(bytes(size))

@@ -253,7 +253,7 @@ def test_nothing_can_be_resumed_that_is_not_parked_or_blocked(machine: Machine, 
     with pytest.raises(NotFound, match="handles it"):
         steer(machine, "resume")
     commit(machine, epoch, failed=(Failure(3, KEY, 1, "boom"),))
-    with pytest.raises(NotFound, match="repeats it by itself"):
+    with pytest.raises(NotFound, match="retries the key by itself"):
         steer(machine, "resume")
     assert keys(machine).keys[0].requests == ()
 
@@ -335,7 +335,7 @@ def test_where_the_sender_chooses_the_partition_it_must_be_given(machine: Machin
 def test_requests_are_bounded(machine: Machine, epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inturn.broker.keys.WAITING_COUNT_MAX", 1)
     first = steer(machine, "park")
-    with pytest.raises(InvalidInput, match="start its consumers"):
+    with pytest.raises(InvalidInput, match="start the group's consumers"):
         steer(machine, "park", OTHER)
     commit(machine, epoch, requests=(first.id,))
     steer(machine, "park", OTHER)
@@ -399,7 +399,7 @@ def test_a_key_is_described_with_its_messages_and_who_asked_what(machine: Machin
 
 def test_a_key_without_trouble_is_not_described(machine: Machine, epoch: int) -> None:
     park(machine, epoch, 5)
-    with pytest.raises(NotFound, match="nothing of it failed"):
+    with pytest.raises(NotFound, match="no message of the key has failed"):
         machine.ask(DescribeKey("orders", "billing", OTHER))
     for bad in (b"", b"k" * 1025):
         with pytest.raises(InvalidInput):

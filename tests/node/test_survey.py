@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyroaring import BitMap64
 
-from inturn.broker.leases import GRANTS_KEPT, RESTLESS_GRANTS, WITHIN_S
+from inturn.broker.leases import GRANTS_KEPT, UNSTABLE_GRANTS, WITHIN_S
 from inturn.node.statistics import PlaceFigures
 from inturn.protocol.commands import (
     Commit,
@@ -182,10 +182,10 @@ def change_hands(machine: Machine, times: int) -> None:
 
 
 def test_a_lease_that_is_granted_again_and_again_is_restless_for_a_while(machine: Machine) -> None:
-    change_hands(machine, RESTLESS_GRANTS - 1)
+    change_hands(machine, UNSTABLE_GRANTS - 1)
     assert describe(machine).restless == ()
     epoch = machine.acquire(ask=100).epoch
-    assert describe(machine).restless == (RestlessLease("orders", "billing", 0, RESTLESS_GRANTS),)
+    assert describe(machine).restless == (RestlessLease("orders", "billing", 0, UNSTABLE_GRANTS),)
     machine.ask(Release("orders", "billing", "a", Progress(0, epoch, 0, 1)))
     machine.wait(WITHIN_S + 1)
     assert describe(machine).restless == ()

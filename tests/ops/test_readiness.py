@@ -64,7 +64,7 @@ def test_a_server_that_stops_is_alive_and_not_ready_until_its_consumers_have_giv
 
 def test_a_database_that_fails_is_named_and_metrics_go_on_without_it(service: Service) -> None:
     database = service._opened._database
-    database._stopped = "stopped since: the disk said no"
+    database._stopped = "the database has stopped: the disk said no"
     try:
         status, told = ready(service.http_url)
         assert (status, told["ready"]) == (503, False)

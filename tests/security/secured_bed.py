@@ -9,7 +9,7 @@ from typing import Any
 import inturn
 from inturn import Connection, LogSettings, TlsSettings
 from inturn.errors import ProducerError
-from inturn.security.permissions import Action
+from inturn.security.permissions import Permission
 from inturn.security.settings import SecuritySettings, ServerTlsSettings
 from inturn.security.tokens import TokenFile
 from inturn.server.server import Service
@@ -18,7 +18,7 @@ from tests.contract.bed import Bed
 from tests.security.bed import Certificates
 
 RULES = "".join(
-    f'[[allow]]\nprincipals = "tester"\nactions = "{action}"\nsubjects = "*"\ngroups = "*"\n' for action in Action
+    f'[[allow]]\nprincipals = "tester"\nactions = "{action}"\nsubjects = "*"\ngroups = "*"\n' for action in Permission
 )
 
 

@@ -41,7 +41,7 @@ from inturn.protocol.commands import (
     SubjectList,
 )
 from inturn.security.access import Access, Patterns, parse_access
-from inturn.security.permissions import AS_MEMBER, OF_OTHERS, TABLE, Action, derived, needed
+from inturn.security.permissions import AS_MEMBER, OF_OTHERS, TABLE, Permission, derived, needed
 from tests.security.played import PlayedGuard, all_commands, batch, sample
 
 FREE = {"Hello", "Ping", "ListSubjects", "ListGroups", "ListBrokerGroups"}  # the lists are filtered
@@ -88,11 +88,11 @@ def test_an_action_allows_what_it_says_and_nothing_else(kind: type[Command], tmp
     need = needed(sample(kind))
     if need is None:
         return
-    rules = "".join(rule(action, who=f"may-{action}") for action in Action)
+    rules = "".join(rule(action, who=f"may-{action}") for action in Permission)
     access = parse_access_text(rules)
-    for action in Action:
+    for action in Permission:
         allowed = any(one.allows(need) for one in access.rules_for(f"may-{action}"))
-        assert allowed == (action in need.actions)
+        assert allowed == (action in need.permissions)
 
 
 @pytest.mark.parametrize("kind", all_commands(), ids=lambda kind: kind.__name__)
@@ -377,7 +377,7 @@ def test_a_name_that_almost_fits_many_stars_is_decided_at_once() -> None:
         ("[[allow]", "no TOML"),
         ("x = 1", "unknown field `x`"),
         ('[[allow]]\nprincipals = "a"\nactions = "produce"', "subjects"),
-        (rule("fly"), "'fly' is not a valid Action; there are produce, consume"),
+        (rule("fly"), "'fly' is not a valid Permission; there are produce, consume"),
         (rule("consume", groups=None), "rule 1: it allows consume, which is about groups"),
         (rule("*", groups=None), "which is about groups"),
         (rule("produce", groups="") + rule("produce"), "rule 1: an empty name"),

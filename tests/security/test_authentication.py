@@ -280,7 +280,7 @@ def test_what_loopback_is() -> None:
 
 
 def test_rules_without_authentication_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="nobody is asked who they are"):
+    with pytest.raises(InvalidInput, match="clients are not authenticated"):
         SecuritySettings(access=str(tmp_path / "access.toml"))
 
 

@@ -30,8 +30,8 @@ from inturn.protocol.commands import (
     Renew,
     SubjectList,
 )
-from inturn.security.guard import Owners
-from inturn.security.rate_limit import Meter, Metered
+from inturn.security.guard import NameOwners
+from inturn.security.rate_limit import PrincipalMeter, RateMeter
 from inturn.testing.clock import FakeClock
 from inturn.transport.listener import Doors
 from inturn.transport.server_session import HELLO_BYTES_MAX, ServerSettings
@@ -152,7 +152,7 @@ class Time:
 
 def test_a_meter_allows_a_burst_and_then_its_rate() -> None:
     clock = Time()
-    meter = Meter(10.0, clock)
+    meter = RateMeter(10.0, clock)
     for _ in range(10):
         meter.take(1)
         assert meter.wait_s() == 0.0
@@ -167,19 +167,19 @@ def test_a_meter_allows_a_burst_and_then_its_rate() -> None:
 
 def test_commands_and_bytes_are_metered_apart() -> None:
     clock = Time()
-    metered = Metered(10.0, 1000.0, clock)
+    metered = PrincipalMeter(10.0, 1000.0, clock)
     metered.take_received(3000)
     assert metered.wait_s() == pytest.approx(2.0)
     for _ in range(40):
         metered.take_command()
     assert metered.wait_s() == pytest.approx(3.0)
-    assert Metered(None, 5.0, clock).wait_s() == 0.0
+    assert PrincipalMeter(None, 5.0, clock).wait_s() == 0.0
 
 
 def test_a_client_is_heard_while_it_waits_for_answers_that_were_too_much() -> None:
     """What it sends by itself is another matter: it can stop."""
     clock = Time()
-    metered = Metered(None, 1000.0, clock)
+    metered = PrincipalMeter(None, 1000.0, clock)
     metered.take_answer(5000)
     assert [metered.wait_s(), metered.deaf_s()] == pytest.approx([4.0, 0.0])
     metered.take_received(3000)
@@ -277,7 +277,7 @@ def test_a_quota_below_what_is_pulled_at_once_costs_a_consumer_no_lease(serve: S
         epochs = {(one.partition, epoch) for one, epoch in zip(seen.messages, seen.epochs, strict=True)}
         assert len(epochs) == len({partition for partition, _ in epochs}), "a lease was lost"
 
-    in_one_of(4, loses_none)
+    in_one_of(4, loses_none)  # the bound: the lease is shorter than the time that the quota takes
 
 
 def test_to_come_again_is_no_way_round_a_quota(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_to_come_again_is_no_way_round_a_quota(tmp_path: Path) -> None:
     second.session.lost()
     clock.advance(1.2)
     played.guard.reload()
-    assert not played.guard._known
+    assert not played.guard._principals
 
 
 def test_commands_that_are_refused_count_as_well(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_too_many_commands_are_answered_later_not_refused(serve: Serve) -> None:
             billing.subjects()
         assert time.monotonic() - began_s < took_s
 
-    in_one_of(4, does_not_wait)
+    in_one_of(4, does_not_wait)  # the bound: 100 commands take less time than with a quota
 
 
 def test_a_client_that_has_to_wait_for_long_is_not_lost(serve: Serve) -> None:
@@ -372,7 +372,7 @@ def test_connections_over_the_quota_are_told_and_let_in_later(serve: Serve) -> N
     access = ALL + '[[quota]]\nprincipals = "sh*"\nconnections = 2\n'
     guarded = serve("shop", "billing", access=access)
     first, _ = guarded.connect("shop"), guarded.connect("shop")
-    with pytest.raises(ConnectionLost, match="2 connections, as many as its quota allows"):
+    with pytest.raises(ConnectionLost, match="2 connections, as many as the quota allows"):
         guarded.connect("shop")
     for _ in range(3):
         guarded.connect("billing")
@@ -391,7 +391,7 @@ def test_new_quotas_hold_at_once(serve: Serve) -> None:
 
 
 def test_names_are_remembered_up_to_a_number_and_only_their_owner_loses_them() -> None:
-    owners = Owners(names_max=3)
+    owners = NameOwners(names_max=3)
     assert owners.take("a", "1", "2", "3") is None
     assert owners.take("b", "9") is None
     assert owners.take("a", "9") == "9"

@@ -27,7 +27,7 @@ from tests.spark.noting import EVENTS, Noting, is_alive
 from tests.spark.served import Served
 from tests.spark.waiting import wait_until
 
-# A group of its own: these run beside the tests that share a session.
+# These run beside the tests that share a session.
 pytestmark = pytest.mark.timeout(240)
 
 LEASE = LeaseSettings(life_s=4.0, renew_s=0.5, margin_s=0.3)

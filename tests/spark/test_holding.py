@@ -16,7 +16,7 @@ from inturn.model.routing import ALL_SLOTS
 from inturn.protocol.commands import Claim, Commit, Committed, Done, Failure, Granted, Progress, Release, Renew, Renewed
 from inturn.protocol.request import ask
 from inturn.spark.ordered.lease_holder import Holding
-from tests.contract.bed import in_one_of
+from tests.contract.bed import STEADY_LEASE, is_renewed
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import Noting
 from tests.spark.waiting import wait_until
@@ -59,14 +59,14 @@ def test_whoever_does_not_take_over_has_its_share(judged: Judged) -> None:
         wait_until(lambda: len(holding.epochs()) == 1 and len(online.leases()) == 1, "each has one")
 
 
-def test_leases_live_on_as_long_as_they_are_held(judged: Judged) -> None:
-    def live_on() -> None:
-        before = holding.wait_for(BOTH, 40.0)
-        threading.Event().wait(1.5 * LEASE.life_s)
-        assert holding.epochs() == before
-
-    with held(judged) as holding:
-        in_one_of(3, live_on)
+def test_leases_live_on_as_long_as_they_are_held(tmp_path: Path) -> None:
+    with judging(tmp_path, lease=STEADY_LEASE) as judged:
+        judged.make_group()
+        with held(judged) as holding:
+            before = holding.wait_for(BOTH, 40.0)
+            for partition in BOTH:
+                is_renewed(judged.mq, SUBJECT, GROUP, partition)
+            assert holding.epochs() == before
 
 
 def test_who_still_has_a_partition_is_named(judged: Judged) -> None:

@@ -19,8 +19,8 @@ from inturn.store.database import Database
 from inturn.store.groups import Groups
 from inturn.store.keys import Failures
 from inturn.store.leases import LeaseRows
-from inturn.store.offsets import Offsets
-from inturn.store.parking_lots import Lots
+from inturn.store.offsets import OffsetRows
+from inturn.store.parking_lots import ParkingLots
 from inturn.store.producers import Producers
 from inturn.store.subjects import Subjects
 
@@ -159,7 +159,7 @@ def test_a_full_disk_is_a_storage_error_and_passes(tmp_path: Path) -> None:
             for number in range(1000):
                 _add(database, f"{number:0>100}")
 
-    with pytest.raises(StorageError, match="free some room"):
+    with pytest.raises(StorageError, match="free some space"):
         fill_the_disk()
     assert _names(database) == []
     with database.transaction() as connection:
@@ -177,7 +177,7 @@ def test_nothing_is_accepted_after_an_io_error_until_reopened(tmp_path: Path) ->
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
     with pytest.raises(StorageError, match="check the disk"), database.transaction():
         raise OperationalError("COMMIT", None, error)
-    with pytest.raises(StorageError, match="stopped since"), database.transaction():
+    with pytest.raises(StorageError, match="has stopped"), database.transaction():
         pass
     database.close()
     database = Database.open(path)
@@ -203,12 +203,12 @@ def test_state_outlives_the_node_on_top_of_it(database: Database) -> None:
     Subjects(database).create("orders", 2, Routing.SLOTS, Strategy.STRICT, Limits(), 1)
     group_id = Groups(database).create("orders", "billing", "first", [0, 0], 1)
     epoch = LeaseRows(database).grant(group_id, 1, "m", True, 1)
-    Offsets(database).commit(group_id, Progress(1, epoch, 7, number=1), 1)
+    OffsetRows(database).commit(group_id, Progress(1, epoch, 7, number=1), 1)
     Producers(database).open("till")
     # everything below is built anew, as after a crash
     assert Subjects(database).get("orders").partition_count == 2
     assert Groups(database).find("orders", "billing") == group_id
-    assert Offsets(database).committed(group_id) == {0: 0, 1: 7}
+    assert OffsetRows(database).committed(group_id) == {0: 0, 1: 7}
     assert LeaseRows(database).grant(group_id, 1, "n", True, 1) == epoch + 1
     assert Producers(database).open("till").epoch == 1
 
@@ -218,9 +218,9 @@ import sys
 from inturn.protocol.commands import Progress
 from inturn.store.database import Database
 from inturn.store.leases import LeaseRows
-from inturn.store.offsets import Offsets
+from inturn.store.offsets import OffsetRows
 database = Database.open(sys.argv[1])
-leases, offsets = LeaseRows(database), Offsets(database)
+leases, offsets = LeaseRows(database), OffsetRows(database)
 for offset in range(1, 1_000_000):
     epoch = leases.grant(1, 0, "m", True, 1)
     offsets.commit(1, Progress(0, epoch, offset, number=1), 1)
@@ -243,7 +243,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     whole = [line for line in printed if line.endswith("\n")]
     epoch, offset = map(int, whole[-1].split())
     database = Database.open(path)
-    assert Offsets(database).committed(1)[0] in (offset, offset + 1)
+    assert OffsetRows(database).committed(1)[0] in (offset, offset + 1)
     (lease,) = LeaseRows(database).release_local(2)
     assert lease.epoch >= epoch
     assert LeaseRows(database).grant(1, 0, "n", True, 2) > epoch
@@ -279,8 +279,8 @@ def test_after_kill_9_all_of_a_commit_is_there_or_nothing_of_it(tmp_path: Path) 
         printed += process.stdout.readlines()
     acknowledged = int([line for line in printed if line.endswith("\n")][-1])
     database = Database.open(path)
-    stored = Offsets(database).committed(1)[0]
+    stored = OffsetRows(database).committed(1)[0]
     assert stored in (acknowledged, acknowledged + 1)
     assert len(Failures(database).of_partition(1, 0)) == stored
-    assert [row.parked_count for row in Lots(database).of_group(1)] == [3 * stored]
+    assert [row.parked_count for row in ParkingLots(database).of_group(1)] == [3 * stored]
     database.close()

@@ -12,7 +12,7 @@ from inturn.protocol.commands import Progress
 from inturn.store.database import Database
 from inturn.store.groups import GroupRecord, Groups
 from inturn.store.leases import LeaseRows
-from inturn.store.offsets import Offsets
+from inturn.store.offsets import OffsetRows
 from inturn.store.subjects import Subjects
 
 
@@ -25,13 +25,13 @@ def groups(database: Database) -> Groups:
 
 def test_a_new_group_starts_where_it_was_told_in_every_partition(database: Database, groups: Groups) -> None:
     group_id = groups.create("orders", "billing", "last", [5, 9], 1)
-    assert Offsets(database).committed(group_id) == {0: 5, 1: 9}
+    assert OffsetRows(database).committed(group_id) == {0: 5, 1: 9}
 
 
 def test_creating_a_group_again_moves_nothing(database: Database, groups: Groups) -> None:
     group_id = groups.create("orders", "billing", "last", [5, 9], 1)
     assert groups.create("orders", "billing", "first", [0, 0], 2) == group_id
-    assert Offsets(database).committed(group_id) == {0: 5, 1: 9}
+    assert OffsetRows(database).committed(group_id) == {0: 5, 1: 9}
     assert groups.all() == [GroupRecord("orders", "billing", group_id, "last")]
 
 
@@ -91,4 +91,4 @@ def test_a_group_that_was_rolled_back_is_forgotten(database: Database, groups: G
     group_id = groups.create("returns", "billing", "first", [0, 0], 1)
     epoch = leases.grant(group_id, 1, "m", True, 1)
     assert leases.release_with(group_id, Progress(1, epoch, 4, number=1), 1)
-    assert Offsets(database).committed(group_id) == {0: 0, 1: 4}
+    assert OffsetRows(database).committed(group_id) == {0: 0, 1: 4}

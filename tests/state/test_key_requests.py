@@ -47,11 +47,11 @@ def test_the_history_of_a_key_is_bounded_and_has_the_newest_first(database: Data
 
 def test_the_mark_of_a_group_is_its_highest_request_done_or_not(database: Database, group_id: int) -> None:
     requests = KeyRequests(database)
-    assert requests.marks() == {}
+    assert requests.last_ids() == {}
     ask(database, group_id)
     last = ask(database, group_id)
     ProgressRows(database).store(group_id, [Progress(0, 1, 0, 1, requests=(last.id,))], 1)
-    assert requests.marks() == {group_id: last.id}
+    assert requests.last_ids() == {group_id: last.id}
 
 
 def test_who_and_why_may_be_any_text(database: Database, group_id: int) -> None:

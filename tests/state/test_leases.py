@@ -14,7 +14,7 @@ from inturn.protocol.commands import Progress
 from inturn.store.database import Database
 from inturn.store.groups import Groups
 from inturn.store.leases import LeaseRow, LeaseRows
-from inturn.store.offsets import Offsets
+from inturn.store.offsets import OffsetRows
 from inturn.store.subjects import Subjects
 
 
@@ -57,11 +57,11 @@ def test_a_release_commits_and_clears_the_owner(database: Database, group_id: in
     epoch = leases.grant(group_id, 2, "m", False, 1)
     assert leases.release_with(group_id, Progress(2, epoch, 8, number=1), 1)
     assert leases.all() == [LeaseRow(group_id, 2, epoch, None, False)]
-    assert Offsets(database).committed(group_id) == {0: 0, 1: 0, 2: 8}
+    assert OffsetRows(database).committed(group_id) == {0: 0, 1: 0, 2: 8}
 
 
 def test_a_release_without_progress_leaves_the_offset(database: Database, group_id: int) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
     for offset in (8, None, 8, 3):
         epoch = leases.grant(group_id, 0, "m", False, 1)
         if offset is None:
@@ -72,7 +72,7 @@ def test_a_release_without_progress_leaves_the_offset(database: Database, group_
 
 
 def test_a_release_with_a_late_copy_gives_the_lease_back_and_commits_nothing(database: Database, group_id: int) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
     epoch = leases.grant(group_id, 0, "m", False, 1)
     offsets.commit(group_id, Progress(0, epoch, 8, number=2), 1)
     assert not leases.release_with(group_id, Progress(0, epoch, 9, number=2), 1)
@@ -81,7 +81,7 @@ def test_a_release_with_a_late_copy_gives_the_lease_back_and_commits_nothing(dat
 
 
 def test_a_release_with_another_epoch_or_twice_changes_nothing(database: Database, group_id: int) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
 
     def refused(epoch: int) -> bool:
         assert not leases.release(group_id, 0, epoch, 1)
@@ -101,7 +101,7 @@ def test_a_release_with_another_epoch_or_twice_changes_nothing(database: Databas
 
 @pytest.mark.parametrize("table", ["offsets", "leases"])
 def test_a_release_that_fails_half_way_does_neither(database: Database, group_id: int, table: str) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
     epoch = leases.grant(group_id, 0, "m", True, 1)
     with database.transaction() as connection:
         connection.execute(

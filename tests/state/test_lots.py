@@ -12,7 +12,7 @@ from inturn.store import parking_lots as lots_module
 from inturn.store.database import Database
 from inturn.store.groups import Groups
 from inturn.store.leases import ProgressRows
-from inturn.store.parking_lots import REASON_LENGTH_MAX, LotRow, Lots
+from inturn.store.parking_lots import REASON_LENGTH_MAX, ParkingLotRow, ParkingLots
 
 _numbers = count(1)
 
@@ -28,7 +28,7 @@ def park(database: Database, group_id: int, key: bytes, *offsets: int, partition
 
 
 def parked(database: Database, group_id: int, key: bytes = b"k", partition: int = 0) -> list[int]:
-    content = Lots(database).read(group_id, partition, key, 0, 1 << 20)
+    content = ParkingLots(database).read(group_id, partition, key, 0, 1 << 20)
     assert content.is_end
     return [one.offset for one in content.messages]
 
@@ -38,7 +38,7 @@ def test_messages_stay_in_the_order_they_were_added(database: Database, group_id
     park(database, group_id, b"other", 4)
     park(database, group_id, b"k", 9, 7)
     assert parked(database, group_id) == [5, 3, 9, 7]
-    content = Lots(database).read(group_id, 0, b"k", 0, 1 << 20)
+    content = ParkingLots(database).read(group_id, 0, b"k", 0, 1 << 20)
     assert [one.content for one in content.messages] == [b"m5", b"m3", b"m9", b"m7"]
     positions = [one.position for one in content.messages]
     assert positions == sorted(set(positions))
@@ -73,14 +73,14 @@ def test_newer_messages_go_to_the_tail_while_the_head_is_run(database: Database,
     added = (ParkedMessage(0, 8, b"new"),)
     change(database, group_id, LotChange(b"k", "resuming", added=added, removed=((0, 1),)))
     assert parked(database, group_id) == [2, 8]
-    assert Lots(database).of_partition(group_id, 0) == (Lot(b"k", "resuming"),)
+    assert ParkingLots(database).of_partition(group_id, 0) == (Lot(b"k", "resuming"),)
 
 
 def test_a_key_is_free_in_the_commit_that_removes_its_last_message(database: Database, group_id: int) -> None:
     park(database, group_id, b"k", 1, 2)
     change(database, group_id, LotChange(b"k", "free", removed=((0, 1), (0, 2))))
-    assert Lots(database).of_group(group_id) == []
-    assert not Lots(database).is_there(group_id, 0, b"k")
+    assert ParkingLots(database).of_group(group_id) == []
+    assert not ParkingLots(database).is_there(group_id, 0, b"k")
     change(database, group_id, LotChange(b"k", "free"))  # it is free already
 
 
@@ -94,30 +94,30 @@ def test_a_key_whose_lot_is_not_empty_cannot_be_free(database: Database, group_i
     with pytest.raises(InvalidInput, match="b'k' cannot be free"):
         ProgressRows(database).store(group_id, [progress], 1)
     assert parked(database, group_id) == [1, 2]
-    assert Lots(database).of_partition(group_id, 0) == (Lot(b"k", "parked"),)
+    assert ParkingLots(database).of_partition(group_id, 0) == (Lot(b"k", "parked"),)
     assert ProgressRows(database).of_partition(group_id, 0).place.offset == 0
 
 
 def test_a_lot_keeps_since_when_and_why_until_there_is_a_new_reason(database: Database, group_id: int) -> None:
-    lots = Lots(database)
+    lots = ParkingLots(database)
     change(database, group_id, LotChange(b"k", "parked", "first"), now_ms=10)
     change(database, group_id, LotChange(b"k", "resuming"), now_ms=20)
-    assert lots.of_group(group_id) == [LotRow(0, b"k", "resuming", "first", 10, None, 0)]
+    assert lots.of_group(group_id) == [ParkingLotRow(0, b"k", "resuming", "first", 10, None, 0)]
     change(database, group_id, LotChange(b"k", "parked", "x" * 5_000), now_ms=30)
-    assert lots.of_group(group_id) == [LotRow(0, b"k", "parked", "x" * REASON_LENGTH_MAX, 10, None, 0)]
+    assert lots.of_group(group_id) == [ParkingLotRow(0, b"k", "parked", "x" * REASON_LENGTH_MAX, 10, None, 0)]
 
 
 def test_the_lots_of_a_group_tell_their_head_and_load(database: Database, group_id: int) -> None:
     park(database, group_id, b"b", 7, 3, partition=1, now_ms=20)
     park(database, group_id, b"a", 4, partition=2, now_ms=10)
     change(database, group_id, LotChange(b"c", "parked", "asked for"), now_ms=5)
-    assert Lots(database).of_group(group_id) == [
-        LotRow(0, b"c", "parked", "asked for", 5, None, 0),
-        LotRow(2, b"a", "parked", "", 10, 4, 1),
-        LotRow(1, b"b", "parked", "", 20, 7, 2),
+    assert ParkingLots(database).of_group(group_id) == [
+        ParkingLotRow(0, b"c", "parked", "asked for", 5, None, 0),
+        ParkingLotRow(2, b"a", "parked", "", 10, 4, 1),
+        ParkingLotRow(1, b"b", "parked", "", 20, 7, 2),
     ]
-    assert Lots(database).head(group_id, 1, b"b") == (1, 7)
-    assert Lots(database).head(group_id, 0, b"c") is None
+    assert ParkingLots(database).head(group_id, 1, b"b") == (1, 7)
+    assert ParkingLots(database).head(group_id, 0, b"c") is None
 
 
 def test_keys_are_bytes_of_any_kind(database: Database, group_id: int) -> None:
@@ -133,34 +133,34 @@ def test_reading_is_bounded_but_gives_one_at_least(database: Database, group_id:
     read: list[list[int]] = []
     after, is_end = 0, False
     while not is_end:
-        content = Lots(database).read(group_id, 0, b"k", after, 250)
+        content = ParkingLots(database).read(group_id, 0, b"k", after, 250)
         read.append([one.offset for one in content.messages])
         after, is_end = content.messages[-1].position, content.is_end
     assert read == [[0, 1], [2, 3], [4]]
-    assert [one.offset for one in Lots(database).read(group_id, 0, b"k", 0, 1).messages] == [0]
-    assert Lots(database).read(group_id, 0, b"k", after, 250).messages == ()
-    assert Lots(database).read(group_id, 0, b"nothing", 0, 250).is_end
+    assert [one.offset for one in ParkingLots(database).read(group_id, 0, b"k", 0, 1).messages] == [0]
+    assert ParkingLots(database).read(group_id, 0, b"k", after, 250).messages == ()
+    assert ParkingLots(database).read(group_id, 0, b"nothing", 0, 250).is_end
 
 
 def test_reading_is_bounded_by_count_too(database: Database, group_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lots_module, "READ_COUNT_MAX", 2)
     park(database, group_id, b"k", 1, 2, 3)
-    first = Lots(database).read(group_id, 0, b"k", 0, 1 << 20)
+    first = ParkingLots(database).read(group_id, 0, b"k", 0, 1 << 20)
     assert ([one.offset for one in first.messages], first.is_end) == ([1, 2], False)
-    rest = Lots(database).read(group_id, 0, b"k", first.messages[-1].position, 1 << 20)
+    rest = ParkingLots(database).read(group_id, 0, b"k", first.messages[-1].position, 1 << 20)
     assert ([one.offset for one in rest.messages], rest.is_end) == ([3], True)
 
 
 @pytest.mark.parametrize("after", [-1, 2**63])
 def test_reading_behind_nowhere_is_refused(database: Database, group_id: int, after: int) -> None:
     with pytest.raises(InvalidInput):
-        Lots(database).read(group_id, 0, b"k", after, 100)
+        ParkingLots(database).read(group_id, 0, b"k", after, 100)
 
 
 def test_positions_are_never_given_twice(database: Database, group_id: int) -> None:
     park(database, group_id, b"k", 1)
-    (first,) = Lots(database).read(group_id, 0, b"k", 0, 100).messages
+    (first,) = ParkingLots(database).read(group_id, 0, b"k", 0, 100).messages
     change(database, group_id, LotChange(b"k", "free", removed=((0, 1),)))
     park(database, group_id, b"k", 2)
-    (second,) = Lots(database).read(group_id, 0, b"k", 0, 100).messages
+    (second,) = ParkingLots(database).read(group_id, 0, b"k", 0, 100).messages
     assert second.position > first.position

@@ -13,16 +13,16 @@ from inturn.protocol.commands import Progress
 from inturn.store.database import Database
 from inturn.store.groups import Groups
 from inturn.store.leases import LeaseRow, LeaseRows
-from inturn.store.offsets import FINISHED_BYTES_MAX, CommittedPlace, Offsets
+from inturn.store.offsets import FINISHED_BYTES_MAX, CommittedPlace, OffsetRows
 
 
 def test_a_commit_moves_its_own_partition_only(database: Database, group_id: int) -> None:
-    assert Offsets(database).commit(group_id, Progress(1, 1, 5, number=1), 1)
-    assert Offsets(database).committed(group_id) == {0: 0, 1: 5, 2: 0}
+    assert OffsetRows(database).commit(group_id, Progress(1, 1, 5, number=1), 1)
+    assert OffsetRows(database).committed(group_id) == {0: 0, 1: 5, 2: 0}
 
 
 def test_a_commit_never_moves_backwards(database: Database, group_id: int) -> None:
-    offsets = Offsets(database)
+    offsets = OffsetRows(database)
     offsets.commit(group_id, Progress(0, 1, 5, number=1), 1)
     assert offsets.commit(group_id, Progress(0, 1, 4, number=2), 2)
     assert offsets.commit(group_id, Progress(0, 1, 5, number=3, finished=b"7"), 2)
@@ -30,7 +30,7 @@ def test_a_commit_never_moves_backwards(database: Database, group_id: int) -> No
 
 
 def test_a_late_copy_changes_nothing(database: Database, group_id: int) -> None:
-    offsets = Offsets(database)
+    offsets = OffsetRows(database)
     assert offsets.commit(group_id, Progress(0, 1, 5, number=2, finished=b"7"), 1)
     assert not offsets.commit(group_id, Progress(0, 1, 6, number=2, finished=b"8"), 1)
     assert not offsets.commit(group_id, Progress(0, 1, 6, number=1, finished=b"8"), 1)
@@ -38,7 +38,7 @@ def test_a_late_copy_changes_nothing(database: Database, group_id: int) -> None:
 
 
 def test_numbers_begin_again_with_every_epoch(database: Database, group_id: int) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
     for offset in (5, 6):
         epoch = leases.grant(group_id, 0, "m", False, 1)
         assert offsets.commit(group_id, Progress(0, epoch, offset, number=1), 1)
@@ -46,7 +46,7 @@ def test_numbers_begin_again_with_every_epoch(database: Database, group_id: int)
 
 
 def test_a_late_copy_with_an_older_epoch_is_refused_whatever_its_number(database: Database, group_id: int) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
     old = leases.grant(group_id, 0, "m", False, 1)
     leases.grant(group_id, 0, "n", False, 1)
     with pytest.raises(StaleEpoch):
@@ -55,7 +55,7 @@ def test_a_late_copy_with_an_older_epoch_is_refused_whatever_its_number(database
 
 
 def test_a_finished_set_is_kept_as_it_came_and_is_bounded(database: Database, group_id: int) -> None:
-    offsets = Offsets(database)
+    offsets = OffsetRows(database)
     offsets.commit(group_id, Progress(0, 1, 0, number=1, finished=b"x" * FINISHED_BYTES_MAX), 1)
     with pytest.raises(InvalidInput, match=f"the limit is {FINISHED_BYTES_MAX}"):
         offsets.commit(group_id, Progress(0, 1, 0, number=2, finished=b"x" * (FINISHED_BYTES_MAX + 1)), 1)
@@ -66,18 +66,18 @@ def test_a_finished_set_is_kept_as_it_came_and_is_bounded(database: Database, gr
 def test_a_bad_number_or_epoch_is_refused(database: Database, group_id: int, number: Any) -> None:
     for progress in (Progress(0, 1, 5, number=number), Progress(0, number, 5, number=1)):
         with pytest.raises(InvalidInput):
-            Offsets(database).commit(group_id, progress, 1)
+            OffsetRows(database).commit(group_id, progress, 1)
 
 
 def test_a_commit_keeps_the_epoch_it_came_with(database: Database, group_id: int) -> None:
-    Offsets(database).commit(group_id, Progress(0, 7, 5, number=1), 123)
+    OffsetRows(database).commit(group_id, Progress(0, 7, 5, number=1), 123)
     with database.transaction() as connection:
         row = connection.execute(text("SELECT epoch, updated_at_ms FROM offsets WHERE next_offset = 5")).one()
     assert tuple(row) == (7, 123)
 
 
 def test_a_commit_with_an_epoch_that_was_passed_on_is_refused(database: Database, group_id: int) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
     old = leases.grant(group_id, 0, "m", False, 1)
     new = leases.grant(group_id, 0, "n", False, 1)
     with pytest.raises(StaleEpoch) as caught:
@@ -90,38 +90,38 @@ def test_a_commit_with_an_epoch_that_was_passed_on_is_refused(database: Database
 def test_a_partition_without_an_offset_gets_one_with_its_first_commit(database: Database, group_id: int) -> None:
     with database.transaction() as connection:
         connection.execute(text("DELETE FROM offsets"))
-    assert Offsets(database).committed(group_id) == {}
-    assert Offsets(database).commit(group_id, Progress(2, 1, 3, number=1), 1)
-    assert Offsets(database).committed(group_id) == {2: 3}
+    assert OffsetRows(database).committed(group_id) == {}
+    assert OffsetRows(database).commit(group_id, Progress(2, 1, 3, number=1), 1)
+    assert OffsetRows(database).committed(group_id) == {2: 3}
 
 
 @pytest.mark.parametrize("offset", [-1, 1.5, None, True, "5", 2**63])
 def test_a_bad_offset_is_refused(database: Database, group_id: int, offset: Any) -> None:
     with pytest.raises(InvalidInput):
-        Offsets(database).commit(group_id, Progress(0, 1, offset, number=1), 1)
+        OffsetRows(database).commit(group_id, Progress(0, 1, offset, number=1), 1)
 
 
 @pytest.mark.parametrize("partition", [-1, 3])
 def test_an_unknown_partition_is_refused(database: Database, group_id: int, partition: int) -> None:
     with pytest.raises(NotFound, match="0 to 2"):
-        Offsets(database).commit(group_id, Progress(partition, 1, 1, number=1), 1)
+        OffsetRows(database).commit(group_id, Progress(partition, 1, 1, number=1), 1)
 
 
 def test_an_unknown_group_is_refused(database: Database, group_id: int) -> None:
     with pytest.raises(NotFound):
-        Offsets(database).commit(group_id + 1, Progress(0, 1, 1, number=1), 1)
-    assert Offsets(database).committed(group_id + 1) == {}
+        OffsetRows(database).commit(group_id + 1, Progress(0, 1, 1, number=1), 1)
+    assert OffsetRows(database).committed(group_id + 1) == {}
 
 
 def test_a_reset_moves_all_partitions_either_way(database: Database, group_id: int) -> None:
-    offsets = Offsets(database)
+    offsets = OffsetRows(database)
     offsets.commit(group_id, Progress(0, 1, 5, number=1), 1)
     offsets.reset(group_id, {0: 2, 1: 9, 2: 0}, 1)
     assert offsets.committed(group_id) == {0: 2, 1: 9, 2: 0}
 
 
 def test_after_a_reset_nobody_can_commit_with_an_old_epoch(database: Database, group_id: int) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
     epoch = leases.grant(group_id, 0, "m", False, 1)
     offsets.reset(group_id, {0: 2, 1: 0, 2: 0}, 1)
     with pytest.raises(StaleEpoch):
@@ -135,7 +135,7 @@ def test_after_a_reset_nobody_can_commit_with_an_old_epoch(database: Database, g
 
 
 def test_a_reset_leaves_other_groups_alone(database: Database, group_id: int) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
     other = Groups(database).create("orders", "shipping", "first", [1, 1, 1], 1)
     epoch = leases.grant(other, 0, "m", False, 1)
     offsets.reset(group_id, {0: 2, 1: 2, 2: 2}, 1)
@@ -147,7 +147,7 @@ def test_a_reset_leaves_other_groups_alone(database: Database, group_id: int) ->
 def test_a_reset_of_some_partitions_or_to_nowhere_changes_nothing(
     database: Database, group_id: int, new: dict[int, int]
 ) -> None:
-    leases, offsets = LeaseRows(database), Offsets(database)
+    leases, offsets = LeaseRows(database), OffsetRows(database)
     epoch = leases.grant(group_id, 0, "m", False, 1)
     with pytest.raises(InvalidInput):
         offsets.reset(group_id, new, 1)
@@ -156,7 +156,7 @@ def test_a_reset_of_some_partitions_or_to_nowhere_changes_nothing(
 
 
 def test_the_highest_offset_is_that_of_the_furthest_group(database: Database, group_id: int) -> None:
-    offsets = Offsets(database)
+    offsets = OffsetRows(database)
     Groups(database).create("orders", "shipping", "last", [7, 0, 0], 1)
     offsets.commit(group_id, Progress(0, 1, 5, number=1), 1)
     offsets.commit(group_id, Progress(1, 1, 3, number=1), 1)
@@ -166,7 +166,7 @@ def test_the_highest_offset_is_that_of_the_furthest_group(database: Database, gr
 
 
 def test_a_reset_does_not_lower_the_highest_offset(database: Database, group_id: int) -> None:
-    offsets = Offsets(database)
+    offsets = OffsetRows(database)
     offsets.commit(group_id, Progress(0, 1, 5, number=1), 1)
     offsets.reset(group_id, {0: 0, 1: 0, 2: 0}, 1)
     offsets.commit(group_id, Progress(0, 1, 2, number=2), 1)
@@ -175,7 +175,7 @@ def test_a_reset_does_not_lower_the_highest_offset(database: Database, group_id:
 
 
 def test_the_highest_offset_is_above_all_that_is_finished(database: Database, group_id: int) -> None:
-    offsets = Offsets(database)
+    offsets = OffsetRows(database)
     offsets.commit(group_id, Progress(0, 1, 5, number=1, finished=BitMap64([7, 9]).serialize()), 1)
     offsets.commit(group_id, Progress(1, 1, 5, number=1, finished=BitMap64().serialize()), 1)
     assert [offsets.highest("p1"), offsets.highest("p2")] == [10, 5]
@@ -188,7 +188,7 @@ def test_a_finished_set_that_cannot_be_read_does_not_keep_a_log_closed(
     database: Database, group_id: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The group needs a reset, and for that the folder must open."""
-    offsets = Offsets(database)
+    offsets = OffsetRows(database)
     offsets.commit(group_id, Progress(0, 1, 5, number=1, finished=b"no bitmap"), 1)
     assert offsets.highest("p1") == 5
     assert "state.finished_set_unreadable" in caplog.text

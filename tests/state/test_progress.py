@@ -14,8 +14,8 @@ from inturn.store.database import KEY_BYTES_MAX, Database
 from inturn.store.groups import Groups
 from inturn.store.keys import ERROR_LENGTH_MAX, Failures, KeyRequests
 from inturn.store.leases import LeaseRows, ProgressRows, StoredProgress
-from inturn.store.offsets import CommittedPlace, Offsets
-from inturn.store.parking_lots import Lots
+from inturn.store.offsets import CommittedPlace, OffsetRows
+from inturn.store.parking_lots import ParkingLots
 
 NOTHING = StoredProgress(CommittedPlace(), (), ())
 
@@ -58,7 +58,7 @@ def test_all_of_a_commit_is_stored(database: Database, group_id: int) -> None:
     assert rows.of_partition(group_id, 0) == StoredProgress(
         CommittedPlace(5, b"7"), (failure(6),), (Lot(b"p", "parked"),)
     )
-    assert [one.offset for one in Lots(database).read(group_id, 0, b"p", 0, 100).messages] == [2]
+    assert [one.offset for one in ParkingLots(database).read(group_id, 0, b"p", 0, 100).messages] == [2]
     assert waiting(database) == []
     assert rows.of_partition(group_id, 1) == NOTHING
 
@@ -70,7 +70,7 @@ def test_a_late_copy_changes_nothing_at_all(database: Database, group_id: int) -
     for number in (2, 1, 0):
         assert rows.store(group_id, [everything(1, request_id, number)], 1) == []
     assert rows.of_partition(group_id, 0) == before
-    assert Lots(database).of_group(group_id) == []
+    assert ParkingLots(database).of_group(group_id) == []
     assert waiting(database) == [request_id]
 
 
@@ -89,7 +89,7 @@ def test_if_one_partition_is_refused_none_is_stored(database: Database, group_id
     LeaseRows(database).grant(group_id, 2, "m", False, 1)
     with pytest.raises(StaleEpoch):
         rows.store(group_id, [Progress(0, 1, 5, 1, failed=(failure(),)), Progress(2, 0, 6, 1)], 1)
-    assert Offsets(database).committed(group_id) == {0: 0, 1: 0, 2: 0}
+    assert OffsetRows(database).committed(group_id) == {0: 0, 1: 0, 2: 0}
     assert rows.of_partition(group_id, 0) == NOTHING
 
 
@@ -114,7 +114,7 @@ def test_what_fails_half_way_is_rolled_back(database: Database, group_id: int, t
     with pytest.raises(IntegrityError, match="injected"):
         store()
     assert rows.of_partition(group_id, 0) == NOTHING
-    assert Lots(database).of_group(group_id) == []
+    assert ParkingLots(database).of_group(group_id) == []
     assert waiting(database) == [request_id]
     assert leases.all()[0].owner == "m"
     with database.transaction() as connection:
@@ -134,21 +134,21 @@ def test_an_ordinary_commit_is_one_statement(database: Database, group_id: int) 
 
 
 def test_a_reset_forgets_everything_of_its_group_and_nothing_of_others(database: Database, group_id: int) -> None:
-    rows, offsets = ProgressRows(database), Offsets(database)
+    rows, offsets = ProgressRows(database), OffsetRows(database)
     other = Groups(database).create("orders", "shipping", "first", [0, 0, 0], 1)
     for one in (group_id, other):
         done, _ = ask(database, one), ask(database, one)
         rows.store(one, [everything(1, done)], 1)
     offsets.reset(group_id, {0: 0, 1: 0, 2: 0}, 1)
     assert rows.of_partition(group_id, 0) == NOTHING
-    assert Lots(database).of_group(group_id) == []
-    assert Lots(database).read(group_id, 0, b"p", 0, 100).messages == ()
+    assert ParkingLots(database).of_group(group_id) == []
+    assert ParkingLots(database).read(group_id, 0, b"p", 0, 100).messages == ()
     assert [group for group, _ in KeyRequests(database).waiting()] == [other]
     assert [state.done_at_ms for state in KeyRequests(database).history(group_id, 0, b"p", 9)] == [1], (
         "the record stays"
     )
     assert rows.of_partition(other, 0).place == CommittedPlace(5, b"7")
-    assert len(Lots(database).of_group(other)) == 1
+    assert len(ParkingLots(database).of_group(other)) == 1
 
 
 def test_a_reset_that_fails_forgets_nothing(database: Database, group_id: int) -> None:
@@ -156,16 +156,16 @@ def test_a_reset_that_fails_forgets_nothing(database: Database, group_id: int) -
     rows.store(group_id, [everything(1, ask(database, group_id))], 1)
     before = rows.of_partition(group_id, 0)
     with pytest.raises(InvalidInput):
-        Offsets(database).reset(group_id, {0: 0, 1: 0, 2: -1}, 1)
+        OffsetRows(database).reset(group_id, {0: 0, 1: 0, 2: -1}, 1)
     assert rows.of_partition(group_id, 0) == before
-    assert len(Lots(database).of_group(group_id)) == 1
+    assert len(ParkingLots(database).of_group(group_id)) == 1
 
 
 def test_the_highest_offset_is_above_what_is_parked_or_failed_also_after_a_reset(
     database: Database, group_id: int
 ) -> None:
     """What a group had to do with was given out: another message at that offset would inherit its fate."""
-    rows, offsets = ProgressRows(database), Offsets(database)
+    rows, offsets = ProgressRows(database), OffsetRows(database)
     rows.store(group_id, [Progress(0, 1, 0, 1, lots=(LotChange(b"k", "parked", added=(message(8),)),))], 1)
     rows.store(group_id, [Progress(1, 1, 0, 1, failed=(failure(6),))], 1)
     assert [offsets.highest(f"p{number}") for number in (1, 2, 3)] == [9, 7, 0]
@@ -249,7 +249,7 @@ def test_what_no_row_can_hold_is_refused_and_nothing_is_stored(
     with pytest.raises(InvalidInput):
         rows.store(group_id, [Progress(0, 1, 5, 1, **bad)], 1)
     assert rows.of_partition(group_id, 0) == NOTHING
-    assert Lots(database).of_group(group_id) == []
+    assert ParkingLots(database).of_group(group_id) == []
 
 
 @pytest.mark.parametrize("partition", [-1, 3])

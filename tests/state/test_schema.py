@@ -65,7 +65,7 @@ def test_a_database_that_is_not_ours_is_refused(tmp_path: Path, statements: list
 def test_a_file_that_is_no_database_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(b"no database at all" * 100)
-    with pytest.raises(StorageError, match="move it away"):
+    with pytest.raises(StorageError, match="move the file away"):
         Database.open(path)
 
 

@@ -1,7 +1,7 @@
-"""The broker: appends, pulls and commits, each with its check.
+"""The broker: appends, pulls and commits, with their checks.
 
-It knows logs and leases; who should consume is the business of meta. Called under the node's lock, except for
-`append` and `move`, which only need the log's own.
+The broker has the logs and leases; meta decides which member consumes a partition. All methods are called under the
+node's lock, except `append` and `move`: these only need the log's own lock.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from inturn.broker.claims import ClaimTable, HeldClaim
-from inturn.broker.growth_gates import Gates
+from inturn.broker.growth_gates import GrowthGates
 from inturn.broker.keys import Keys
 from inturn.broker.leases import LeaseKey, LeaseTable
 from inturn.broker.producer_ids import ProducerIds
 from inturn.broker.pull_filters import FILTERED_BYTES, Unfiltered
 from inturn.broker.rates import Rates
-from inturn.broker.shared_delivery import Sharing
+from inturn.broker.shared_delivery import SharedDelivery
 from inturn.log.engine import Log, LogEngine
 from inturn.log.producer_table import NOBODY
 from inturn.model.batch import chosen
@@ -66,7 +66,7 @@ from inturn.protocol.commands import (
 from inturn.protocol.observer import Observer
 from inturn.store.groups import GroupRecord
 from inturn.store.leases import ProgressRows
-from inturn.store.offsets import GateRows, Offsets, finished_count, highest_finished, with_finished
+from inturn.store.offsets import GateRows, OffsetRows, finished_count, highest_finished, with_finished
 from inturn.store.producers import Producers
 
 
@@ -74,7 +74,7 @@ class Broker:
     def __init__(
         self,
         engine: LogEngine,
-        offsets: Offsets,
+        offsets: OffsetRows,
         progress: ProgressRows,
         producers: Producers,
         leases: LeaseTable,
@@ -84,7 +84,8 @@ class Broker:
         observer: Observer | None,
         broker_group: str,
     ) -> None:
-        """`broker_group` is the one whose partitions it has; the others of a subject are at other brokers."""
+        """`broker_group` is the broker group of this broker's partitions. Partitions of other broker groups are at
+        other brokers."""
         self.broker_group = broker_group
         self.state = BrokerGroupState.AVAILABLE
         self._engine = engine
@@ -96,16 +97,16 @@ class Broker:
         self._appended = Rates[Partition](clock)
         self._done = Rates[tuple[int, int]](clock)  # by group id and partition index
         self.leases = leases
-        self.gates = Gates(gates, progress, keys, leases, self.log, clock)
+        self.gates = GrowthGates(gates, progress, keys, leases, self.log, clock)
         self.claims = ClaimTable(leases, clock, observer)
-        self.sharing = Sharing(progress, leases, clock, self._count_shared)
+        self.sharing = SharedDelivery(progress, leases, clock, self._count_shared)
         self.keys = keys
         self.producer_ids = ProducerIds(producers)
 
     # Logs
 
     def open_log(self, partition: Partition) -> Log:
-        """Offsets that any group had to do with are never given out again, whatever the disk lost."""
+        """Open or make a log. Offsets that any group has seen are never used again, even after a loss of data."""
         floor = self._offsets.highest(partition.name, partition.broker_group)
         try:
             log = self._engine.open(partition, floor)
@@ -119,7 +120,7 @@ class Broker:
         return log
 
     def owned(self, subject: Subject) -> list[int]:
-        """The partitions of a subject whose logs are here."""
+        """The partitions of a subject with their log at this broker."""
         return [index for index, one in enumerate(subject.route.partitions) if one.broker_group == self.broker_group]
 
     def log(self, subject: Subject, index: int) -> Log:
@@ -133,34 +134,37 @@ class Broker:
         if log is None:
             home = subject.route.partitions[index].broker_group
             if home != self.broker_group:
-                raise InvalidInput(f"partition {subject.name}/{index} is in broker group {home!r}, not here; ask there")
+                raise InvalidInput(
+                    f"partition {subject.name}/{index} is in broker group {home!r}, not here; send the command to a "
+                    "broker of that group"
+                )
             raise StorageError(
-                f"{subject.name}/{index}", "its log could not be made when the subject grew; check the disk, restart"
+                f"{subject.name}/{index}", "the log could not be made when the subject grew; check the disk, restart"
             )
         return log
 
     def seal(self, subject: Subject, version: int) -> dict[int, int]:
-        """No appends by a route before this version, from now on. Returns where the logs of the subject end."""
+        """Refuse appends by a route before this version from now on. Returns the end offsets of the subject's logs."""
         return {index: self.log(subject, index).seal(subject.name, version) for index in self.owned(subject)}
 
     def describe(self, subject: Subject) -> tuple[PartitionDescription, ...]:
         logs = {index: self.log(subject, index) for index in self.owned(subject)}
         return tuple(
             PartitionDescription(
-                index,
-                log.partition,
-                log.start_offset,
-                log.end_offset,
-                log.size_bytes,
-                log_state(log),
-                self._appended.per_s(log.partition),
+                index=index,
+                partition=log.partition,
+                start_offset=log.start_offset,
+                end_offset=log.end_offset,
+                size_bytes=log.size_bytes,
+                state=log_state(log),
+                appended_per_s=self._appended.per_s(log.partition),
             )
             for index, log in logs.items()
         )
 
     def resolve(self, subject: Subject, position: Position) -> tuple[int, ...]:
-        """The offset of a position in every partition; 0 where the log is elsewhere. A group that is new has nothing
-        committed: first."""
+        """The offset of a position in every partition; 0 for partitions of other brokers. "committed" resolves to the
+        first offset, because a new group has committed no offset."""
         found = {index: _resolve(self.log(subject, index), position) for index in self.owned(subject)}
         return tuple(found.get(index, 0) for index in range(subject.partition_count))
 
@@ -181,45 +185,46 @@ class Broker:
         done = stored.place.offset + finished_count(stored.place.finished)
         self._done.start((group.id, command.partition), done)
         return Granted(
-            lease.epoch,
-            stored.place.offset,
-            lease.life_s,
-            stored.place.finished,
-            stored.failures,
-            stored.lots,
-            self.keys.waiting(group, command.partition),
-            self.keys.mark(group),
+            epoch=lease.epoch,
+            offset=stored.place.offset,
+            life_s=lease.life_s,
+            finished=stored.place.finished,
+            failures=stored.failures,
+            lots=stored.lots,
+            requests=self.keys.waiting(group, command.partition),
+            request_mark=self.keys.last_request_id(group),
         )
 
     def _check_nobody_works_under(self, key: LeaseKey, command: Acquire) -> None:
-        """Whoever asks anew for what it has gives up what it had, and with it the claims under it."""
+        """Raise LeaseHeld if claimants may work under a lease that its owner acquires again: a member that acquires a
+        partition again releases its earlier lease, and thereby ends the claims."""
         lease = self.leases.get(key)
         if lease is None or lease.owner != command.member or lease.ask == command.ask:
             return
         if self.claims.live(key) or (command.keeps and self.claims.may_be_forgotten(key)):
-            raise LeaseHeld(key.group.name, str(key.partition), f"{command.member}, for whom others work on it still")
+            raise LeaseHeld(key.group.name, str(key.partition), f"{command.member}, whose claimants still work on it")
 
     def claim(self, group: GroupRecord, command: Claim) -> Granted:
-        """As `acquire`, for some slots of a partition whose lease somebody else holds."""
+        """Like `acquire`, for some slots of a partition whose lease a different member holds."""
         claim = self.claims.acquire(LeaseKey(group, command.partition), command)
         lease = self.leases.check(LeaseKey(group, command.partition), command.owner, command.epoch)
         stored = self._progress.of_partition(group.id, command.partition)
         slots = claim.slots
         return Granted(
-            claim.epoch,
-            stored.place.offset,
-            lease.life_s,
-            stored.place.finished,
-            # What has no key may be anybody's: whoever is not given the message has no use for its failure.
-            tuple(one for one in stored.failures if one.key is None or slot_of(one.key) in slots),
-            tuple(one for one in stored.lots if slot_of(one.key) in slots),
-            tuple(one for one in self.keys.waiting(group, command.partition) if slot_of(one.key) in slots),
-            self.keys.mark(group),
+            epoch=claim.epoch,
+            offset=stored.place.offset,
+            life_s=lease.life_s,
+            finished=stored.place.finished,
+            # The slot of a message without a key is unknown here: every claimant receives the failure.
+            failures=tuple(one for one in stored.failures if one.key is None or slot_of(one.key) in slots),
+            lots=tuple(one for one in stored.lots if slot_of(one.key) in slots),
+            requests=tuple(one for one in self.keys.waiting(group, command.partition) if slot_of(one.key) in slots),
+            request_mark=self.keys.last_request_id(group),
             is_claim=True,
         )
 
     def _claim_or_lease(self, key: LeaseKey, member: str, epoch: int, ask: int | None = None) -> HeldClaim | None:
-        """The claim of this member, or None if it holds the lease itself; StaleEpoch if it has neither."""
+        """The claim of this member, or None if the member holds the lease. Raises StaleEpoch without either."""
         lease = self.leases.get(key)
         if lease is not None and lease.owner != member and self.claims.find(key, member) is not None:
             return self.claims.check(key, member, epoch, ask)
@@ -258,7 +263,8 @@ class Broker:
         return self._read(self.log(subject, command.partition), command, SlotSet.from_bytes(command.slots))
 
     def commit(self, group: GroupRecord, command: Commit) -> Committed:
-        """Take what comes with the current epoch, in one transaction. Late copies are taken, and change nothing."""
+        """Store the progress of partitions with the current epoch, in a transaction. Late copies are accepted without a
+        change."""
         taken = [progress for progress in command.progress if self._holds(group, command.member, progress)]
         self._store(group, command.member, [one for one in taken if not self._is_late(group, command.member, one)])
         return Committed(tuple(progress.partition for progress in taken))
@@ -280,10 +286,10 @@ class Broker:
                 self._observer.committed(group.subject, group.name, owner, progress)
 
     def _merged(self, group: GroupRecord, progress: Progress) -> Progress:
-        """What a claimant has finished, together with what all others have.
+        """The finished messages of a claimant, merged with the stored progress of the partition.
 
-        After a restart nothing tells a late copy of a commit from before; that something failed which is done by now
-        is not believed then. What is parked counts as done, and may fail all the same.
+        After a restart, a late copy of an earlier commit cannot be recognised. So failures of finished messages are
+        ignored, except failures of parked messages: parked messages count as finished, and may still fail.
         """
         stored = self._progress.of_partition(group.id, progress.partition)
         place, parked = stored.place, {lot.key for lot in stored.lots}
@@ -296,7 +302,8 @@ class Broker:
         return msgspec.structs.replace(progress, offset=offset, finished=finished, number=number)
 
     def _is_late(self, group: GroupRecord, member: str, progress: Progress) -> bool:
-        """Whether a claimant has said this before; the owner of a lease is asked by number where it is stored."""
+        """Whether the progress is a late copy of a claimant's commit. The store recognises late copies of lease
+        owners."""
         claim = self.claims.find(LeaseKey(group, progress.partition), member)
         return claim is not None and progress.number <= claim.number
 
@@ -317,15 +324,15 @@ class Broker:
         claims = self.claims.call_back(key)
         if claims:
             raise LeaseHeld(group.name, str(command.partition), f"{claims[0].claimant}, under the lease")
-        if command.progress.number == 0 and self.claims.may_be_forgotten(key):  # which only a keeper says
+        if command.progress.number == 0 and self.claims.may_be_forgotten(key):  # sent only by a lease holder of Spark
             raise LeaseHeld(group.name, str(command.partition), "tasks from before a restart, maybe")
         if self.leases.release(key, command.member, command.progress):
             self.keys.acted_upon(group, [command.progress])
             self._count_done(group, [command.progress])
 
     def check_places(self, subject: Subject, progress: Progress) -> None:
-        """Raises InvalidInput for what is beyond the end of the log. Offsets that a group had to do with are never
-        given out again, so they would be lost to everybody."""
+        """Raise InvalidInput for offsets beyond the end of the log. Offsets that a group has seen are never used
+        again, so all groups would lose such offsets."""
         places = [
             (progress.partition, progress.offset - 1),
             *(place_of(one.offset, progress.partition) for one in progress.failed),
@@ -352,7 +359,7 @@ class Broker:
             self._done.reached((group.id, partition), done)
 
     def fetch(self, subject: Subject, group: GroupRecord, command: Fetch, *, is_first: bool) -> Fetched:
-        """Messages of a shared group, as many as there are; see `Sharing`."""
+        """Deliver messages of a shared group, as many as available; see `SharedDelivery`."""
         return self.sharing.fetch(group, self.log(subject, command.partition), command, is_first=is_first)
 
     def read_lot(self, group: GroupRecord, command: ReadLot) -> LotContent:
@@ -360,27 +367,28 @@ class Broker:
         return self.keys.read_lot(group, command.partition, command.key, command.after, command.max_bytes)
 
     def move(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
-        """The receipts of a shared group are the caller's to check, since that needs the node's lock."""
+        """Append to the retry or dead-letter subject. The caller checks receipts of a shared group before, under the
+        node's lock."""
         self.check_mover(group, command)
         log = self.log(target, command.to_partition)
         log.append(command.batch, lambda answer: reply(Done() if isinstance(answer, Appended) else answer))
 
     def check_mover(self, group: GroupRecord, command: Move) -> None:
-        """StaleEpoch unless it holds what the messages are moved from."""
+        """Raise StaleEpoch unless the member holds the source partition."""
         if group.is_exclusive:
             self._claim_or_lease(LeaseKey(group, command.partition), command.member, command.epoch)
         if command.batch.producer_id != NOBODY:
             raise InvalidInput(
-                f"a batch of producer {command.batch.producer_id} is to be moved; what is moved is nobody's: use 0"
+                f"a batch of producer {command.batch.producer_id} cannot be moved; moved batches have producer id 0"
             )
 
-    # Looking and steering
+    # Descriptions, resets and reads
 
     def group_partitions(self, subject: Subject, group: GroupRecord) -> tuple[GroupPartition, ...]:
         now_s = self._clock.monotonic()
         rows = []
         finished = self._offsets.finished_counts(group.id)
-        blocking = self.keys.blocking(group) if group.is_exclusive else {}  # elsewhere nothing waits for a key
+        blocking = self.keys.blocking(group) if group.is_exclusive else {}  # in other modes no message waits for a key
         here = set(self.owned(subject))
         for index, committed in sorted(self._offsets.committed(group.id).items()):
             if index not in here:
@@ -395,19 +403,19 @@ class Broker:
             shared = self.sharing.find(group, index)
             rows.append(
                 GroupPartition(
-                    index,
-                    committed,
-                    end_offset,
-                    owner,
-                    epoch,
-                    remaining_s,
-                    done,
-                    done_per_s,
-                    blocking.get(index),
-                    None if closed is None else ShutGate(closed.parent, closed.offset),
-                    0 if shared is None else len(shared.given),
-                    0 if shared is None else shared.waiting_count,
-                    0 if shared is None else shared.redeliveries,
+                    partition=index,
+                    committed=committed,
+                    end_offset=end_offset,
+                    owner=owner,
+                    epoch=epoch,
+                    remaining_s=remaining_s,
+                    finished_count=done,
+                    done_per_s=done_per_s,
+                    blocking=blocking.get(index),
+                    gate=None if closed is None else ShutGate(closed.parent, closed.offset),
+                    outstanding=0 if shared is None else len(shared.given),
+                    waiting=0 if shared is None else shared.waiting_count,
+                    redeliveries=0 if shared is None else shared.redeliveries,
                 )
             )
         return tuple(rows)
@@ -417,7 +425,7 @@ class Broker:
         return tuple(one for key in keys for one in self.claims.describe(key))
 
     def reset(self, subject: Subject, group: GroupRecord, position: Position) -> list[int]:
-        """Returns the ids of the key requests that this took back."""
+        """Reset a group without live leases. Returns the ids of the key requests that the reset deleted."""
         now_s = self._clock.monotonic()
         for index in range(subject.partition_count):
             lease = self.leases.get(LeaseKey(group, index))
@@ -436,14 +444,14 @@ class Broker:
         return self.keys.forget(group)
 
     def check_stored(self, subject: Subject, index: int, offset: int) -> None:
-        """Raises NotFound unless there is a message at this place."""
+        """Raise NotFound unless a message is stored at this place."""
         log = self.log(subject, index)
         start_offset, end_offset = log.start_offset, log.end_offset
         if start_offset <= offset < end_offset:
             batches = self._read(log, Read(subject.name, index, offset, 1), ALL_SLOTS).batches
             if batches and batches[0].header.base_offset <= offset:
                 return
-        why = "nothing is stored there: a gap"
+        why = "no message is stored there: a gap"
         if offset < start_offset:
             why = f"retention has removed it: the partition begins at {start_offset}"
         elif offset >= end_offset:
@@ -458,7 +466,7 @@ class Broker:
                 f"pull from offset {offset} with max_bytes {max_bytes}: "
                 f"the offset must not be negative, the size 1 to {PULL_BYTES_MAX}"
             )
-        end_offset = log.end_offset  # before reading: what is below it and not found is not there
+        end_offset = log.end_offset  # before reading: an offset below that is not found does not exist
         try:
             batches = tuple(log.read(offset, min(max_bytes, FILTERED_BYTES) if is_filtered else max_bytes))
         except OSError as error:
@@ -472,7 +480,7 @@ class Broker:
 
 
 def log_state(log: Log) -> str:
-    """One of "ok", "stopped" or "damaged"."""
+    """The state of a log: "ok", "stopped" or "damaged"."""
     match log.trouble:
         case None:
             return "ok"

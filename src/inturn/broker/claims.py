@@ -1,9 +1,9 @@
-"""Claims: who works on which slots of a partition, under the lease that somebody else holds.
+"""Claims: claimants that work on some slots of a partition, under the lease of a different member.
 
-A claim is to slots what a lease is to a partition: exclusive, renewed by use, over when it is given back or was silent
-for a full life. It lives in memory only and within one epoch: whatever ends the lease ends its claims. After a restart
-the lease counts as just renewed, and so does every claim there may have been: for a full life nothing is claimed under
-a lease from before, its keeper can neither release it nor have it anew, and whoever had a claim asks again.
+A claim is to slots as a lease is to a partition: exclusive, renewed by use, ended by a release or by a full life
+without renewal. Claims are kept in memory only and belong to an epoch: the end of the lease ends its claims. After a
+restart, a lease and all its possible claims count as just renewed. For a full life no slot can be claimed under such a
+lease, and its holder can neither release nor acquire the lease. Former claimants claim again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inturn.protocol.commands import Claim, ClaimDescription
 from inturn.protocol.observer import Observer
 from inturn.store.groups import GroupRecord
 
-REMEMBERED_LIVES = 10  # for so long late copies of the ask for a claim that is over are known as such
+REMEMBERED_LIVES = 10  # lives of a lease during which ended claims are remembered, to recognise late copies
 
 
 @dataclass(slots=True)
@@ -28,9 +28,9 @@ class HeldClaim:
     slots: SlotSet
     epoch: int  # of the lease
     deadline_s: float
-    number: int = 0  # of the last commit that was taken; a late copy does not have a higher one
+    number: int = 0  # of the last accepted commit; late copies have no higher number
     done: int = 0
-    is_over: bool = False  # given back, or lost to somebody else; remembered for late copies of what asked for it
+    is_over: bool = False  # released, or lost to a different claimant; remembered to recognise late copies
 
 
 class ClaimTable:
@@ -39,16 +39,16 @@ class ClaimTable:
         self._clock = clock
         self._observer = observer
         self._claims: dict[tuple[int, int], dict[str, HeldClaim]] = {}
-        self._epochs: dict[tuple[int, int], int] = {}  # that the claims are of
+        self._epochs: dict[tuple[int, int], int] = {}  # the epoch of the claims
 
     def acquire(self, key: LeaseKey, command: Claim) -> HeldClaim:
-        """Grant the slots, or raise LeaseHeld; StaleEpoch if the lease is over, or the ask is a late copy."""
+        """Grant the slots, or raise LeaseHeld. Raises StaleEpoch if the lease has ended, or for a late copy."""
         lease = self._leases.check(key, command.owner, command.epoch)
         slots = SlotSet.from_bytes(command.slots)
         if command.member == command.owner or not slots.bits:
             raise InvalidInput(
-                f"claim of {len(slots)} slots of partition {key.partition} by {command.member!r}: it needs a slot at "
-                "least, and a name other than the owner's of the lease"
+                f"claim of {len(slots)} slots of partition {key.partition} by {command.member!r}: claim at least one "
+                "slot, with a name other than the name of the lease's owner"
             )
         now_s = self._clock.monotonic()
         claims = self._of(key, lease)
@@ -65,7 +65,7 @@ class ClaimTable:
                     raise LeaseHeld(key.group.name, str(key.partition), other.claimant)
             for other in claims.values():
                 if other.slots.overlaps(slots):
-                    other.is_over = True  # it was silent for too long: from here on it is refused
+                    other.is_over = True  # expired: its claimant is refused from now on
             for gone in [one for one in claims.values() if one.is_over and self._is_forgotten(lease, one, now_s)]:
                 del claims[gone.claimant]
             known = claims[command.member] = HeldClaim(command.member, command.ask, slots, lease.epoch, now_s)
@@ -76,7 +76,7 @@ class ClaimTable:
         return known
 
     def check(self, key: LeaseKey, claimant: str, epoch: int, ask: int | None = None) -> HeldClaim:
-        """The claim, if it is held under this epoch, and was granted for this ask; StaleEpoch if not."""
+        """The claim, if held under this epoch and granted for this acquire number. Raises StaleEpoch."""
         lease = self._leases.get(key)
         claim = None if lease is None else self._of(key, lease).get(claimant)
         is_held = claim is not None and not claim.is_over and ask in (None, claim.ask)
@@ -98,7 +98,7 @@ class ClaimTable:
         self._end(key.group, key.partition, self.check(key, claimant, epoch))
 
     def release_all(self, group: GroupRecord, claimant: str) -> list[int]:
-        """Give back whatever this claimant still has in the group; it commits nothing. Returns the partitions."""
+        """Release all claims of a claimant in the group, without a commit. Returns the partitions."""
         held = [
             (partition, claims[claimant])
             for (group_id, partition), claims in self._claims.items()
@@ -109,7 +109,8 @@ class ClaimTable:
         return [partition for partition, _ in held]
 
     def call_back(self, key: LeaseKey) -> list[HeldClaim]:
-        """The owner wants to release the lease. Returns the claims that keep it from that."""
+        """Call back claims, because the owner wants to release the lease. Returns the claims that prevent the
+        release."""
         claims = self.live(key)
         lease = self._leases.get(key)
         if lease is not None and (claims or self.may_be_forgotten(key)):
@@ -117,12 +118,12 @@ class ClaimTable:
         return claims
 
     def may_be_forgotten(self, key: LeaseKey) -> bool:
-        """Whether the lease is from before a restart that is so short ago that somebody may still work under it."""
+        """Whether claimants of the time before a restart may still work under the lease."""
         lease = self._leases.get(key)
         return lease is not None and lease.owner is not None and self._clock.monotonic() < lease.claims_from_s
 
     def live(self, key: LeaseKey) -> list[HeldClaim]:
-        """Those that the lease has to be kept for."""
+        """The live claims. The lease must not end before these claims."""
         lease = self._leases.get(key)
         if lease is None or lease.owner is None:
             return []
@@ -130,7 +131,7 @@ class ClaimTable:
         return [claim for claim in self._of(key, lease).values() if self._is_live(claim, now_s)]
 
     def expires_at_s(self, key: LeaseKey, command: Claim) -> float | None:
-        """When what holds this claim back may be over."""
+        """The earliest time at which a refused claim may succeed."""
         lease = self._leases.get(key)
         if lease is None:
             return None
@@ -145,7 +146,7 @@ class ClaimTable:
         )
 
     def _of(self, key: LeaseKey, lease: Lease) -> dict[str, HeldClaim]:
-        """The claims of the lease as it is now: those of an epoch before are forgotten."""
+        """The claims of the present epoch of the lease. Drops claims of earlier epochs."""
         place = key.group.id, key.partition
         claims = self._claims.setdefault(place, {})
         if self._epochs.get(place) != lease.epoch:

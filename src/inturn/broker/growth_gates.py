@@ -1,12 +1,12 @@
-"""Gates: whether a partition that was born of growth is open to a group.
+"""Growth gates: whether a child partition that growth has made is open to a group.
 
-A child is open when every parent is open and everything below the barrier whose slot went to that child is finished,
-parked, or gone by retention. Once open it stays so, durably. What is parked of its slots moves to it then: see
-`docs/decisions/0011-growth.md`.
+A child is open when all its parents are open, and all messages of the moved slots below the barrier are finished,
+parked, or deleted by retention. An open child stays open, durably. When a child opens, the parking lots of its slots
+move to the child: see `docs/decisions/0011-growth.md`.
 
-Looking for what is unfinished is a walk over slot vectors, from where the last one stopped. It is cut into pieces,
-since the node's lock is held: a gate that was not looked at to the end is closed, and `is_cut` says that it is worth
-asking again.
+The search for unfinished messages walks over slot vectors, and continues where the last search stopped. The search is
+cut into pieces, because the node's lock is held. A gate whose search was cut is closed, and `is_cut` shows that a
+further check is worthwhile.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """What keeps a gate shut: in which parent, and which message, if that is known."""
+class ClosedGate:
+    """Why a gate is closed: the parent with unfinished messages, and the offset of such a message, if known."""
 
     parent: int
     offset: int | None = None
-    is_cut: bool = False  # it was not looked at to the end
+    is_cut: bool = False  # the search was cut before its end
 
 
-class Gates:
-    """Call it under the node's lock."""
+class GrowthGates:
+    """The growth gates of all groups. Call all methods under the node's lock."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class Gates:
         self._log = log
         self._clock = clock
         self._open = rows.all()
-        # By group id, child and parent: everything below of the moved slots was finished when it was last looked at.
+        # By group id, child and parent: all messages of the moved slots below this offset were finished.
         self._walked: dict[tuple[int, int, int], int] = {}
 
-    def closed(self, subject: Subject, group: GroupRecord, partition: int) -> Closed | None:
-        """What keeps the partition shut for the group; None: it is open, from now on for good."""
+    def closed(self, subject: Subject, group: GroupRecord, partition: int) -> ClosedGate | None:
+        """Why the partition is closed to the group; None: the partition is open, from now on for good."""
         descents = subject.route.descents_of(partition)
         if not descents or not group.is_exclusive or (group.id, partition) in self._open:
-            return None  # without order nothing has to come first
+            return None  # without order, no message must come first
         for descent in descents:
             found = self._closed_by(subject, group, descent)
             if found is not None:
@@ -85,7 +85,8 @@ class Gates:
         return None
 
     def home(self, subject: Subject, group: GroupRecord, slot: int) -> int:
-        """The partition whose holder acts on keys of a slot: the last that is open of those that have had it."""
+        """The partition whose lease holder carries out requests for keys of a slot: the last open partition of the
+        slot's lineage."""
         lineage = subject.route.lineage(slot)
         for before, after in itertools.pairwise(lineage):
             if self.closed(subject, group, after) is not None:
@@ -93,8 +94,11 @@ class Gates:
         return lineage[-1]
 
     def without_moved(self, subject: Subject, group: GroupRecord, progress: Progress) -> Progress:
-        """The same without what is said of keys that have moved on to a child that is open: all of it was stored
-        before, and is said again since an answer was lost. The lots are not here any more."""
+        """The progress without the parking lots and failures of keys that have moved to an open child.
+
+        All of these were stored before; the member repeats the commit because an answer was lost. The parking lots
+        are no longer in this partition.
+        """
         if not subject.route.descents or not (progress.lots or progress.failed):
             return progress
         gone = [one for one in subject.route.descents_from(progress.partition) if (group.id, one.child) in self._open]
@@ -107,20 +111,20 @@ class Gates:
         return msgspec.structs.replace(progress, lots=lots, failed=failed)
 
     def forget(self, group: GroupRecord) -> None:
-        """After a reset: whatever is open has to be looked at again."""
+        """After a reset, check all gates of the group again."""
         self._open = {one for one in self._open if one[0] != group.id}
         self._walked = {place: offset for place, offset in self._walked.items() if place[0] != group.id}
 
-    def _closed_by(self, subject: Subject, group: GroupRecord, descent: Descent) -> Closed | None:
+    def _closed_by(self, subject: Subject, group: GroupRecord, descent: Descent) -> ClosedGate | None:
         if self.closed(subject, group, descent.parent) is not None:
-            return Closed(descent.parent)
+            return ClosedGate(descent.parent)
         found = self._unfinished(subject, group, descent)
         if found is None and self._is_busy(group, descent):
-            return Closed(descent.parent)
+            return ClosedGate(descent.parent)
         return found
 
-    def _unfinished(self, subject: Subject, group: GroupRecord, descent: Descent) -> Closed | None:
-        """The first message of the moved slots that is not finished."""
+    def _unfinished(self, subject: Subject, group: GroupRecord, descent: Descent) -> ClosedGate | None:
+        """The first unfinished message of the moved slots."""
         place = self._progress.of_partition(group.id, descent.parent).place
         if place.offset >= descent.barrier:
             return None
@@ -134,25 +138,25 @@ class Gates:
             try:
                 batches = log.read(offset, READ_BYTES)
             except (LogDamaged, OSError):
-                return Closed(descent.parent, offset)  # its consumers say what is wrong with it
+                return ClosedGate(descent.parent, offset)  # consumers of the parent report the damage
             if not batches:
-                return None  # the barrier was synced before it counted: what is not there is gone
+                return None  # the barrier was synced before it was used: a missing message was deleted
             for batch in batches:
                 for at, slot in enumerate(slots_of(batch), batch.header.base_offset):
-                    # A slot that is none may be in an old log; whose it would be nobody can tell: it holds back all.
+                    # An old log may have an invalid slot. Its partition is unknown, so such a message closes all gates.
                     if (slot >= SLOT_COUNT or wanted[slot]) and offset <= at < descent.barrier and at not in done:
                         self._walked[walked] = at
-                        return Closed(descent.parent, at)
+                        return ClosedGate(descent.parent, at)
                 offset = batch.header.next_offset
                 left_bytes -= batch.header.total_bytes
             self._walked[walked] = offset
             if left_bytes <= 0:
-                return Closed(descent.parent, offset, is_cut=True)
+                return ClosedGate(descent.parent, offset, is_cut=True)
         return None
 
     def _is_busy(self, group: GroupRecord, descent: Descent) -> bool:
-        """Somebody works on a lot that is to move, or may begin to: also whoever was silent for too long, as long as
-        nobody has taken its lease."""
+        """Whether the parent's lease holder works, or may begin to work, on a parking lot that will move. A holder with
+        an expired lease counts until a different member acquires the lease."""
         lease = self._leases.get(LeaseKey(group, descent.parent))
         if lease is None or lease.owner is None:
             return False
@@ -162,7 +166,7 @@ class Gates:
         return any(lot.state != LotState.PARKED and descent.has(slot_of(lot.key)) for lot in lots)
 
     def _moving(self, group: GroupRecord, descent: Descent) -> list[bytes]:
-        """The keys of which something is parked, or was asked, in a parent."""
+        """The moved keys that have a parking lot or a waiting request in the parent."""
         keys = {lot.key for lot in self._progress.of_partition(group.id, descent.parent).lots}
         keys |= {one.key for one in self._keys.waiting(group, descent.parent)}
         return sorted(key for key in keys if descent.has(slot_of(key)))

@@ -1,8 +1,7 @@
-"""Steering keys: what people ask of them (park, resume, skip), and what there is to see of them.
+"""Key requests (park, resume, skip), and descriptions of keys with failures, parking lots or requests.
 
-A request is only kept here. Whoever holds the lease of the key's partition acts upon it, and says so with a commit.
-
-The keys of a group that do not go on by themselves: failures, parking lots and requests, seen together.
+The broker only stores a request. The lease holder of the key's partition carries out the request, and reports this
+with a commit.
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ from inturn.protocol.commands import (
 from inturn.store.database import check_number, check_text
 from inturn.store.groups import GroupRecord
 from inturn.store.keys import BY_LENGTH_MAX, WHY_LENGTH_MAX, FailureRow, Failures, KeyRequests
-from inturn.store.parking_lots import LotRow, Lots
+from inturn.store.parking_lots import ParkingLotRow, ParkingLots
 
 _STANDING = frozenset(("failing", "blocked", LotState.PARKED.value))
 
 
 @dataclass(slots=True)
 class _Entry:
-    """All there is about one key of one partition."""
+    """The failures, parking lot and requests of a key in a partition."""
 
     failures: list[FailureRow] = field(default_factory=list)
-    lot: LotRow | None = None
+    lot: ParkingLotRow | None = None
     requests: list[RequestState] = field(default_factory=list)
 
 
 def describe_keys(
-    failures: Iterable[FailureRow], lots: Iterable[LotRow], requests: Iterable[RequestState]
+    failures: Iterable[FailureRow], lots: Iterable[ParkingLotRow], requests: Iterable[RequestState]
 ) -> list[KeyDescription]:
-    """One for each key of a partition, and one for each failure without a key; what lasts longest comes first.
+    """A description of every key in a partition, and of every failure without a key, sorted by age, oldest first.
 
-    Failures are given by offset, requests as they were asked.
+    `failures` must be sorted by offset, `requests` by id.
     """
     entries: dict[tuple[int, bytes], _Entry] = {}
     described = []
@@ -70,7 +69,7 @@ def describe_keys(
 
 
 def blocking_keys(described: Iterable[KeyDescription]) -> dict[int, KeyDescription]:
-    """By partition: of the keys that fail, are blocked or parked, the one behind which most waits."""
+    """By partition: the failing, blocked or parked key with the most waiting messages."""
     found: dict[int, KeyDescription] = {}
     for one in described:
         known = found.get(one.partition)
@@ -85,26 +84,36 @@ def _describe(partition: int, key: bytes, entry: _Entry) -> KeyDescription:
     if entry.failures:
         return _failing(partition, key, entry.failures, entry.requests)
     requests = tuple(state.request for state in entry.requests)
-    return KeyDescription(key, partition, "requested", None, 0, "", entry.requests[0].asked_at_ms, 0, "", requests)
+    return KeyDescription(
+        key=key,
+        partition=partition,
+        state="requested",
+        offset=None,
+        attempts=0,
+        error="",
+        since_ms=entry.requests[0].asked_at_ms,
+        waiting=0,
+        requests=requests,
+    )
 
 
-def _parked(lot: LotRow, failures: Sequence[FailureRow], requests: Sequence[RequestState]) -> KeyDescription:
+def _parked(lot: ParkingLotRow, failures: Sequence[FailureRow], requests: Sequence[RequestState]) -> KeyDescription:
     offset = lot.head_offset
     if offset is None and failures:
         offset = offset_of(failures[0].failure.offset)
     failure = next((row.failure for row in failures if offset_of(row.failure.offset) == offset), None)
     is_blocked = lot.state == LotState.RESUMING and failure is not None and failure.is_exhausted
     return KeyDescription(
-        lot.key,
-        lot.partition,
-        "blocked" if is_blocked else lot.state,
-        offset,
-        0 if failure is None else failure.attempts,
-        "" if failure is None else failure.error,
-        lot.since_ms,
-        max(0, lot.parked_count - 1),
-        lot.reason,
-        tuple(state.request for state in requests),
+        key=lot.key,
+        partition=lot.partition,
+        state="blocked" if is_blocked else lot.state,
+        offset=offset,
+        attempts=0 if failure is None else failure.attempts,
+        error="" if failure is None else failure.error,
+        since_ms=lot.since_ms,
+        waiting=max(0, lot.parked_count - 1),
+        reason=lot.reason,
+        requests=tuple(state.request for state in requests),
     )
 
 
@@ -113,55 +122,54 @@ def _failing(
 ) -> KeyDescription:
     head = rows[0].failure
     return KeyDescription(
-        key,
-        partition,
-        "blocked" if any(row.failure.is_exhausted for row in rows) else "failing",
-        offset_of(head.offset),
-        head.attempts,
-        head.error,
-        rows[0].first_at_ms,
-        head.waiting,
-        "",
-        tuple(state.request for state in requests),
+        key=key,
+        partition=partition,
+        state="blocked" if any(row.failure.is_exhausted for row in rows) else "failing",
+        offset=offset_of(head.offset),
+        attempts=head.attempts,
+        error=head.error,
+        since_ms=rows[0].first_at_ms,
+        waiting=head.waiting,
+        requests=tuple(state.request for state in requests),
     )
 
 
 HISTORY_COUNT_MAX = 50
-BLOCKING_COUNT_MAX = 1_000  # failures that are looked at
-# All of them are in every answer to a heartbeat.
-WAITING_COUNT_MAX = 10_000
+BLOCKING_COUNT_MAX = 1_000  # the number of inspected failures
+WAITING_COUNT_MAX = 10_000  # every answer to a heartbeat contains all waiting requests
 
 
 class Keys:
-    """Requests that wait are kept in memory, too. Call it under the node's lock."""
+    """The keys of all groups. Waiting requests are kept in memory, too. Call all methods under the node's lock."""
 
-    def __init__(self, failures: Failures, lots: Lots, requests: KeyRequests, clock: Clock) -> None:
+    def __init__(self, failures: Failures, lots: ParkingLots, requests: KeyRequests, clock: Clock) -> None:
         self._failures = failures
         self._lots = lots
         self._requests = requests
         self._clock = clock
         self._waiting: dict[int, dict[int, RequestState]] = defaultdict(dict)  # by group, by id, in order
-        self._marks = requests.marks()
+        self._last_request_ids = requests.last_ids()
         for group_id, state in requests.waiting():
             self._waiting[group_id][state.request.id] = state
 
     # Requests
 
     def waiting(self, group: GroupRecord, partition: int | None = None) -> tuple[KeyRequest, ...]:
-        """Those of the group that nobody acted upon yet, in the order they were asked; maybe of one partition only."""
+        """The group's requests that were not carried out yet, oldest first; optionally of a single partition."""
         requests = (state.request for state in self._waiting[group.id].values())
         return tuple(one for one in requests if partition is None or one.partition == partition)
 
-    def mark(self, group: GroupRecord) -> int:
-        """The highest id of any request of the group so far; 0 if there is none."""
-        return self._marks.get(group.id, 0)
+    def last_request_id(self, group: GroupRecord) -> int:
+        """The highest request id of the group so far, or 0."""
+        return self._last_request_ids.get(group.id, 0)
 
     def steer(
         self, subject: Subject, group: GroupRecord, command: SteerKey, home: Callable[[int], int]
     ) -> tuple[KeyRequest, bool]:
-        """The request, durable, and whether it is new: one that says the same and waits is not asked twice.
+        """Store a request durably. Returns the request, and whether the request is new: an equal waiting request is not
+        stored twice.
 
-        `home` tells whose holder acts on keys of a slot.
+        `home` returns the partition whose lease holder carries out requests for keys of a slot.
         """
         kind = one_of(KeyAction, "action", command.action)
         check_key(subject, command.key)
@@ -174,7 +182,16 @@ class Keys:
             _check_head(command, offset)
         elif kind is KeyAction.RESUME:
             self._check_resumable(group, partition, command.key)
-        request = KeyRequest(0, partition, command.key, kind.value, offset, command.by, command.why, origin)
+        request = KeyRequest(
+            id=0,
+            partition=partition,
+            key=command.key,
+            kind=kind.value,
+            offset=offset,
+            by=command.by,
+            why=command.why,
+            origin=origin,
+        )
         waiting = self._waiting[group.id]
         for state in waiting.values():
             if _asks_the_same(state.request, request):
@@ -182,12 +199,12 @@ class Keys:
         if len(waiting) >= WAITING_COUNT_MAX:
             raise InvalidInput(
                 f"{len(waiting)} requests wait in group {group.name!r}, which is the limit; "
-                "start its consumers, they act upon them"
+                "start the group's consumers: consumers carry out the requests"
             )
         now_ms = self._clock.time_ms()
         request = self._requests.add(group.id, request, now_ms)
         waiting[request.id] = RequestState(request, now_ms, None)
-        self._marks[group.id] = request.id
+        self._last_request_ids[group.id] = request.id
         return request, True
 
     def is_waiting(self, group: GroupRecord, request_id: int) -> bool:
@@ -202,12 +219,12 @@ class Keys:
             raise NotFound(
                 "key request",
                 str(request_id),
-                "check its id and group; a reset of the group takes back those that wait",
+                "check the id and the group; a reset of the group deletes waiting requests",
             )
         return state
 
     def acted_upon(self, group: GroupRecord, stored: Iterable[Progress]) -> None:
-        """After progress was stored: what it says to be done does not wait any more."""
+        """After progress was stored, drop the waiting requests that the progress reports as carried out."""
         for progress in stored:
             for request_id in progress.requests:
                 state = self._waiting[group.id].get(request_id)
@@ -215,7 +232,7 @@ class Keys:
                     del self._waiting[group.id][request_id]
 
     def moved(self, group: GroupRecord, parent: int, keys: Iterable[bytes], child: int) -> None:
-        """What was asked of these keys is for the holder of another partition now."""
+        """Move the waiting requests of these keys to a child partition."""
         moved, waiting = set(keys), self._waiting[group.id]
         for state in list(waiting.values()):
             if state.request.partition == parent and state.request.key in moved:
@@ -223,26 +240,28 @@ class Keys:
                 waiting[request.id] = msgspec.structs.replace(state, request=request)
 
     def forget(self, group: GroupRecord) -> list[int]:
-        """After a reset: nothing waits any more. Returns the ids of what did."""
+        """After a reset, drop all waiting requests. Returns their ids."""
         return list(self._waiting.pop(group.id, {}))
 
-    # Looking
+    # Descriptions
 
     def list_keys(self, group: GroupRecord) -> KeyList:
         return KeyList(tuple(self._described(group)))
 
     def blocking(self, group: GroupRecord) -> dict[int, KeyDescription]:
-        """The key that holds back most, by partition where there is one. People ask for this every second."""
+        """The blocking key of every partition that has a blocking key. Called every second by `inturn top`."""
         failures = self._failures.most_waiting(group.id, BLOCKING_COUNT_MAX)
         return blocking_keys(describe_keys(failures, self._lots.of_group(group.id), ()))
 
     def describe(self, subject: Subject, group: GroupRecord, command: DescribeKey) -> KeyDetails:
-        """The one that lasts longest, if keys choose no partition and several have it."""
+        """The details of a key. If several partitions have the key, the oldest description."""
         check_key(subject, command.key)
         found = next((one for one in self._described(group) if one.key == command.key), None)
         if found is None:
             raise NotFound(
-                "key with trouble", _readable(command.key), f"nothing of it failed or is parked in group {group.name!r}"
+                "key with trouble",
+                _readable(command.key),
+                f"no message of the key has failed or is parked in group {group.name!r}",
             )
         content = self.read_lot(group, found.partition, command.key, command.after, command.max_bytes)
         history = self._requests.history(group.id, found.partition, command.key, HISTORY_COUNT_MAX)
@@ -258,7 +277,7 @@ class Keys:
         return describe_keys(self._failures.of_group(group.id), self._lots.of_group(group.id), requests)
 
     def _head(self, group: GroupRecord, partition: int, key: bytes) -> tuple[int, int]:
-        """Partition and offset of the first message of a key that is not over."""
+        """Partition and offset of the first unfinished message of a key."""
         parked = self._lots.head(group.id, partition, key)
         if parked is not None:
             return parked
@@ -267,7 +286,7 @@ class Keys:
             raise NotFound(
                 "message to skip of key",
                 _readable(key),
-                f"nothing of it failed or is parked in group {group.name!r}; see which keys do: ListKeys",
+                f"no message of the key has failed or is parked in group {group.name!r}; list such keys: ListKeys",
             )
         return place_of(failures[0].offset, partition)
 
@@ -282,20 +301,20 @@ class Keys:
         raise NotFound(
             "parked or blocked key",
             _readable(key),
-            f"group {group.name!r} handles it, or repeats it by itself; see which keys wait for somebody: ListKeys",
+            f"group {group.name!r} handles or retries the key by itself; list the keys that need an operator: ListKeys",
         )
 
 
 def check_key(subject: Subject, key: object) -> None:
     """Raise InvalidInput unless a message of the subject could have this key."""
     if not isinstance(key, bytes) or not key:
-        raise InvalidInput(f"key {key!r}: it must be one or more bytes; messages without a key cannot be steered")
+        raise InvalidInput(f"key {key!r}: it must be one or more bytes; messages without a key accept no key requests")
     if len(key) > subject.limits.key_bytes:
         raise LimitExceeded("key", len(key), subject.limits.key_bytes, "Limits.key_bytes")
 
 
 def _partition(subject: Subject, key: bytes, given: int | None, home: Callable[[int], int]) -> int:
-    """Where the messages of the key are."""
+    """The partition of the key's messages."""
     if given is not None and not 0 <= given < subject.partition_count:
         raise NotFound(
             "partition", f"{subject.name}/{given}", f"the subject has partitions 0 to {subject.partition_count - 1}"
@@ -303,7 +322,8 @@ def _partition(subject: Subject, key: bytes, given: int | None, home: Callable[[
     if subject.routing is not Routing.SLOTS:
         if given is None:
             raise InvalidInput(
-                f"partition is missing: in subject {subject.name!r} the sender chooses it, the key does not tell it"
+                f"partition is missing: in subject {subject.name!r} the sender chooses the partition, not the key; "
+                "give the partition"
             )
         return given
     routed = home(slot_of(key))
@@ -316,11 +336,13 @@ def _partition(subject: Subject, key: bytes, given: int | None, home: Callable[[
 
 
 def _check_head(command: SteerKey, head_offset: int) -> None:
-    """Raise InvalidInput if another message than the first of the key is meant: it may be gone already."""
+    """Raise InvalidInput if the command names a message that is not the first of the key: the first may have
+    changed."""
     if command.offset is not None and command.offset != head_offset:
         raise InvalidInput(
             f"offset {command.offset!r}: the first message of key {_readable(command.key)!r} in group "
-            f"{command.group!r} is at offset {head_offset}, and only that can be skipped; look at it first: DescribeKey"
+            f"{command.group!r} is at offset {head_offset}, and only this message can be skipped; check it first: "
+            "DescribeKey"
         )
 
 

@@ -1,10 +1,10 @@
-"""Leases: who may consume a partition for a group, and since which epoch.
+"""Leases: the member that may consume a partition for a group, and the epoch of its lease.
 
-Rows in the database hold owner and epoch; deadlines live here, on the monotonic clock. A lease is taken from its
-owner only after this table itself has seen no renewal for a full life. Time decides who may *ask*; what protects
-the data is the epoch, which every pull and commit has to bring.
+Rows in the database hold owner and epoch; deadlines are kept in memory, on the monotonic clock. A lease expires only
+after this table itself has seen no renewal for a full life. Time decides which member may *acquire*; the epoch protects
+the data, because every pull and commit must carry the epoch.
 
-How often leases change hands: all together since the start, and each of them of late.
+`LeaseChanges` counts the changes of all leases since the start, and finds unstable leases.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from inturn.store.groups import GroupRecord
 from inturn.store.leases import LeaseRows
 
 WITHIN_S = 600.0
-GRANTS_KEPT = 32  # of one lease
-RESTLESS_GRANTS = 5  # granted so often within that time, a lease does not come to rest
-RESTLESS_COUNT_MAX = 100
+GRANTS_KEPT = 32  # remembered grants per lease
+UNSTABLE_GRANTS = 5  # a lease with this many grants within WITHIN_S is unstable
+UNSTABLE_COUNT_MAX = 100
 
 
 class LeaseChanges:
-    """Call it under the node's lock. `counts` is by what happened: "granted", "released", "expired" (counted when
-    somebody else gets it), "gone" (with the process of its holder)."""
+    """Counts of lease changes. Call all methods under the node's lock.
+
+    `counts` is by event: "granted", "released", "expired" (counted at the next grant to a different member), "gone"
+    (the process of the holder ended).
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
@@ -47,16 +50,16 @@ class LeaseChanges:
     def ended(self, why: str) -> None:
         self.counts[why] += 1
 
-    def restless(self) -> tuple[RestlessLease, ...]:
-        """Those that were granted again and again in the last ten minutes; the worst first."""
+    def unstable(self) -> tuple[RestlessLease, ...]:
+        """The unstable leases of the last ten minutes, with the most grants first."""
         since_s = self._clock.monotonic() - WITHIN_S
         found = []
         for (group, partition), grants in self._granted_at_s.items():
             count = sum(at_s >= since_s for at_s in grants)
-            if count >= RESTLESS_GRANTS:
+            if count >= UNSTABLE_GRANTS:
                 found.append(RestlessLease(group.subject, group.name, partition, count))
         found.sort(key=lambda one: (-one.grant_count, one.subject, one.group, one.partition))
-        return tuple(found[:RESTLESS_COUNT_MAX])
+        return tuple(found[:UNSTABLE_COUNT_MAX])
 
 
 @dataclass(slots=True)
@@ -65,11 +68,11 @@ class Lease:
     epoch: int
     ask: int
     deadline_s: float
-    life_s: float  # as it was granted: its holder counts with that, also after the settings were changed
+    life_s: float  # as granted to the holder; settings may have changed since
     last_owner: str | None = None
-    is_local: bool = False  # over when the process of the node is
-    claims_from_s: float = float("-inf")  # before this there may be claims that nobody remembers
-    is_wanted_back: bool = False  # its owner wants to release it: nothing is claimed any more
+    is_local: bool = False  # ends with the process of the node
+    claims_from_s: float = float("-inf")  # before this time, unknown claims of the time before a restart may be live
+    is_wanted_back: bool = False  # the owner wants to release the lease: new claims are refused
 
     def is_live(self, now_s: float) -> bool:
         return self.owner is not None and now_s < self.deadline_s
@@ -89,13 +92,14 @@ class LeaseTable:
         self._clock = clock
         self._observer = observer
         self._local = local
-        self.remote: set[str] = set()  # members that live in other processes
+        self.remote: set[str] = set()  # members in other processes
         self._leases: dict[tuple[int, int], Lease] = {}
         self.life_s = settings.life_s
         self.changes = LeaseChanges(clock)
 
     def load(self, groups: dict[int, GroupRecord]) -> None:
-        """After a restart: consumers of a dead process are gone; every other lease counts as just renewed."""
+        """Load all leases after a restart. Leases of consumers in the ended process end; all other leases count as just
+        renewed."""
         for row in self._rows.release_local(self._clock.time_ms()):
             if row.owner is not None:
                 self.changes.ended("gone")
@@ -113,7 +117,8 @@ class LeaseTable:
         return self._leases.get((key.group.id, key.partition))
 
     def acquire(self, key: LeaseKey, command: Acquire) -> Lease:
-        """Grant the lease with a higher epoch than ever before, or raise LeaseHeld."""
+        """Grant the lease with a higher epoch than ever before, or raise LeaseHeld. Raises StaleEpoch for a late
+        copy. A repeated acquire number renews the lease."""
         now_s = self._clock.monotonic()
         lease = self.get(key)
         ends = ""
@@ -130,19 +135,19 @@ class LeaseTable:
             else:
                 ends = "expired"
         if lease is not None and lease.last_owner == command.member and command.ask <= lease.ask:
-            # A late copy of an ask whose lease was given back: nobody would use it.
+            # A late copy of an acquire whose lease was released: no member would use the lease.
             raise StaleEpoch(key.group.name, str(key.partition), command.ask, lease.ask)
         is_local = self._local and command.member not in self.remote and not command.outlives
         epoch = self._rows.grant(
-            key.group.id,
-            key.partition,
-            command.member,
-            is_local,
-            self._clock.time_ms(),
-            command.ask,
-            math.ceil(self.life_s * 1000),
+            group_id=key.group.id,
+            partition=key.partition,
+            owner=command.member,
+            local=is_local,
+            now_ms=self._clock.time_ms(),
+            ask=command.ask,
+            life_ms=math.ceil(self.life_s * 1000),
         )
-        if lease is not None and ends:  # only now: it holds until the next one is durable
+        if lease is not None and ends:  # only now: the lease is valid until the next grant is durable
             self._end(key, lease, ends)
         granted = Lease(command.member, epoch, command.ask, now_s + self.life_s, self.life_s, is_local=is_local)
         self._leases[key.group.id, key.partition] = granted
@@ -152,21 +157,22 @@ class LeaseTable:
         return granted
 
     def check(self, key: LeaseKey, owner: str, epoch: int) -> Lease:
-        """The lease, if this owner holds it with this epoch; StaleEpoch if not."""
+        """The lease, if this owner holds the lease with this epoch. Raises StaleEpoch."""
         lease = self.get(key)
         if lease is None or lease.owner != owner or lease.epoch != epoch:
             raise StaleEpoch(key.group.name, str(key.partition), epoch, 0 if lease is None else lease.epoch)
         return lease
 
     def outlive_owner(self, key: LeaseKey, owner: str, epoch: int) -> None:
-        """From here on the lease does not end with the process of its owner, durably; nothing if it is not held so."""
+        """Keep the lease when the process of its owner ends, durably. Has no effect unless this owner holds the lease
+        with this epoch."""
         lease = self.get(key)
         if lease is not None and lease.is_local and (lease.owner, lease.epoch) == (owner, epoch):
             self._rows.outlive_owner(key.group.id, key.partition, epoch, self._clock.time_ms())
             lease.is_local = False
 
     def raise_epoch(self, key: LeaseKey) -> int:
-        """A new epoch that nobody holds: for shared groups, whose receipts are valid within one."""
+        """A new epoch without an owner, for shared groups: receipts are valid within an epoch."""
         epoch = self._rows.raise_epoch(key.group.id, key.partition, self._clock.time_ms())
         self._leases[key.group.id, key.partition] = Lease(None, epoch, 0, self._clock.monotonic(), self.life_s)
         return epoch
@@ -175,7 +181,7 @@ class LeaseTable:
         self._renew(self.check(key, owner, epoch), self._clock.monotonic())
 
     def release(self, key: LeaseKey, owner: str, progress: Progress) -> bool:
-        """Commit and give back, in one transaction; false if the progress was a late copy, which changed nothing."""
+        """Commit and release in a transaction. Returns False if the progress was a late copy and changed nothing."""
         lease = self.check(key, owner, progress.epoch)
         is_stored = self._rows.release_with(key.group.id, progress, self._clock.time_ms())
         if is_stored and self._observer is not None:
@@ -186,8 +192,10 @@ class LeaseTable:
     def release_all(
         self, group: GroupRecord, owner: str, is_kept: Callable[[LeaseKey], bool] = lambda _: False
     ) -> list[int]:
-        """Give back whatever this owner still holds in the group; it commits nothing. Returns the partitions. What is
-        kept ends by itself."""
+        """Release all leases of an owner in the group, without a commit. Returns the partitions.
+
+        Leases for which `is_kept` returns True are not released: these expire.
+        """
         owned = [
             (partition, lease)
             for (group_id, partition), lease in self._leases.items()
@@ -199,7 +207,7 @@ class LeaseTable:
         return [partition for partition, _ in owned]
 
     def holders(self, group: GroupRecord) -> dict[str, tuple[int, ...]]:
-        """The partitions of the group whose leases are live, by owner, in order."""
+        """The partitions of the group with a live lease, by owner, sorted."""
         now_s = self._clock.monotonic()
         found: dict[str, tuple[int, ...]] = {}
         for (group_id, partition), lease in sorted(self._leases.items()):
@@ -216,12 +224,12 @@ class LeaseTable:
         return sum(lease.is_live(now_s) for lease in self._leases.values())
 
     def live_counts(self) -> dict[int, int]:
-        """How many leases are live, by the id of their group, where any are."""
+        """The number of live leases by group id, without zeros."""
         now_s = self._clock.monotonic()
         return Counter(group_id for (group_id, _), lease in self._leases.items() if lease.is_live(now_s))
 
     def forget(self, group: GroupRecord) -> None:
-        """Load a group's leases anew, after their epochs were raised in the database."""
+        """Load a group's leases again, after a reset has raised their epochs in the database."""
         for row in self._rows.all():
             if row.group_id == group.id:
                 key = LeaseKey(group, row.partition)

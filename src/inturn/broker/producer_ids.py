@@ -1,7 +1,7 @@
-"""Which producers were opened, with which epoch: batches are taken from those only.
+"""The opened producers and their epochs: only batches of opened producers are accepted.
 
-A log takes any id for a producer that it has not heard yet. Whoever made up an id, or an epoch, would have its
-sequences taken for those of the producer that gets the id next, or would fence it in that partition for good.
+A log accepts any id of an unknown producer. A client with an invented id or epoch could pass its sequences off as
+those of the next producer with this id, or fence that producer in the partition for good.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from inturn.store.producers import FIRST_EPOCH, OpenedProducer, Producers
 
 
 class ProducerIds:
-    """`open` is called under the node's lock, `check` without: an id is known here before it is given out.
+    """`open` is called under the node's lock, `check` without: an id is known here before the client receives the id.
 
-    In a cluster meta gives them out. A broker has heard of named ones, and cannot tell what of the rest is made up."""
+    In a cluster, meta assigns the ids. A broker knows the named producers only, and cannot recognise invented ids of
+    unnamed producers.
+    """
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers
         self.gives_out = True
         self._newest = producers.newest_id()
-        self._epochs = producers.epochs()  # of named ones; all others have the first
+        self._epochs = producers.epochs()  # of named producers; unnamed producers have the first epoch
         self._names: dict[int, str] = {}
 
     def open(self, name: str | None, nonce: str | None = None) -> OpenedProducer:
-        """See `Producers.open`. InvalidInput for what is no name."""
+        """See `Producers.open`. Raises InvalidName."""
         if name is not None:
             check_name("producer", name)
         opened = self._producers.open(name, nonce)
@@ -38,14 +40,15 @@ class ProducerIds:
         return opened
 
     def learn(self, producer: NamedProducer) -> None:
-        """It was opened elsewhere: from now on older epochs are fenced."""
+        """Store a producer that was opened on a different server. From now on, older epochs are fenced."""
         self._producers.learn(producer)
         known = self._epochs.get(producer.producer_id, producer.epoch)
         self._epochs[producer.producer_id] = max(producer.epoch, known)
         self._names[producer.producer_id] = producer.name
 
     def check(self, batch: Batch) -> None:
-        """ProducerFenced if a newer one has the name; NotFound or InvalidInput for what was never given out."""
+        """Raise ProducerFenced if a newer producer has the name; NotFound or InvalidInput for an id or epoch that was
+        never assigned."""
         producer_id, epoch = batch.producer_id, batch.producer_epoch
         if producer_id == NOBODY:
             return
@@ -57,4 +60,6 @@ class ProducerIds:
         if producer_id > self._newest:
             raise NotFound("producer", str(producer_id), f"the newest is {self._newest}; open one first: producer()")
         if epoch > current:
-            raise InvalidInput(f"producer {producer_id}: epoch {epoch} was not given out; it is {current}")
+            raise InvalidInput(
+                f"producer {producer_id}: epoch {epoch} was never assigned; the current epoch is {current}"
+            )

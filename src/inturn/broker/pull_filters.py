@@ -1,6 +1,6 @@
-"""Leaving out what a reader does not want by its tags: outside of the node's lock, for it may take a millisecond.
+"""Filtering of pulled batches by tags, and cutting of fetched batches for members of shared groups.
 
-Parts of batches for members of shared groups, cut outside of the node's lock: a batch has to be opened for that.
+Both decode batches, which may take a millisecond, and so both run in the reply, outside of the node's lock.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from inturn.model.settings import MIB
 from inturn.protocol.commands import Answer, Fetched, Pulled, Reply
 from inturn.protocol.reply import WrappedReply
 
-FILTERED_BYTES = 1 * MIB  # at once: so a stretch without anything to send is gone through in small steps
+FILTERED_BYTES = 1 * MIB  # per read: a range without wanted messages is passed in small steps
 
 
 class Unfiltered(Pulled, frozen=True, gc=False, array_like=True):
-    """What was read, before anything was left out of it. `FilteringReply` makes a Pulled of it."""
+    """The batches as read. `FilteringReply` makes a Pulled without the messages that are filtered out."""
 
     slots: SlotSet = ALL_SLOTS
 
 
 class FilteringReply(WrappedReply):
-    """The reply to a pull with tags. Called, as all replies, without a lock. `session` is that of the reply."""
+    """The reply to a pull with tags. Called without a lock, like all replies."""
 
     __slots__ = ("_tags",)
 
@@ -41,15 +41,15 @@ class FilteringReply(WrappedReply):
 
 
 def filtered(pulled: Unfiltered, tags: TagFilter) -> Pulled:
-    """Tags come first: of a batch that nobody wants nothing is sent, whatever the slots of its messages; whoever
-    passes by tells that they are done."""
-    batches, unwanted = [], BitMap64()
+    """Filter by tags first, then by slots. A batch without wanted messages is not sent, whatever the slots of its
+    messages: any reader reports its offsets as finished."""
+    batches, filtered_out = [], BitMap64()
     for batch in pulled.batches:
         kept, left_out = tagged(batch, tags)
         if isinstance(left_out, range):
-            unwanted.add_range(left_out.start, left_out.stop)
+            filtered_out.add_range(left_out.start, left_out.stop)
         else:
-            unwanted.update(left_out)
+            filtered_out.update(left_out)
         if kept is not None:
             batches.append(kept if pulled.slots.is_all else chosen(kept, pulled.slots))
     return Pulled(
@@ -57,18 +57,18 @@ def filtered(pulled: Unfiltered, tags: TagFilter) -> Pulled:
         pulled.next_offset,
         pulled.end_offset,
         pulled.now_ms,
-        unwanted.serialize() if unwanted else b"",
+        filtered_out.serialize() if filtered_out else b"",
     )
 
 
 class Uncut(Fetched, frozen=True, gc=False, array_like=True):
-    """What is given out, in whole batches. `CuttingReply` makes a Fetched of it."""
+    """Deliveries in whole batches. `CuttingReply` makes a Fetched with only the delivered messages."""
 
-    kept: tuple[Sequence[int], ...] = ()  # by batch: the offsets that are given out, in rising order
+    kept: tuple[Sequence[int], ...] = ()  # by batch: the delivered offsets, in rising order
 
 
 class CuttingReply(WrappedReply):
-    """The reply to a fetch. Called, as all replies, without a lock. `session` is that of the reply."""
+    """The reply to a fetch. Called without a lock, like all replies."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""How much happens per second, of late."""
+"""Rates per second over the last ten seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 @dataclass(slots=True)
 class _Track:
-    """What was counted in each of the last ten seconds; second `n` is in place `n % WINDOW_S`."""
+    """The counts of the last ten seconds; the count of second `n` is at index `n % WINDOW_S`."""
 
     total: int
     since_s: float
@@ -24,14 +24,14 @@ class _Track:
     counts: list[int] = field(default_factory=lambda: [0] * WINDOW_S)
 
     def move_to(self, second: int) -> None:
-        """The seconds between the last count and now are empty."""
+        """Set the counts of the seconds between the last count and now to 0."""
         for passed in range(max(self.second + 1, second - WINDOW_S + 1), second + 1):
             self.counts[passed % WINDOW_S] = 0
         self.second = max(self.second, second)
 
 
 class Rates(Generic[KeyT]):
-    """Counts totals that grow, one for each key, and tells how fast they did over the last ten seconds. Any thread."""
+    """The growth per second of totals, by key, over the last ten seconds. May be called from any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -39,7 +39,7 @@ class Rates(Generic[KeyT]):
         self._lock = threading.Lock()
 
     def start(self, key: KeyT, total: int) -> None:
-        """What is there already does not count. One that is known keeps what it has counted."""
+        """Set the total of a key without counting. A known key keeps its counts."""
         now_s = self._clock.monotonic()
         with self._lock:
             track = self._tracks.get(key)
@@ -49,7 +49,7 @@ class Rates(Generic[KeyT]):
                 track.total = total
 
     def reached(self, key: KeyT, total: int) -> None:
-        """A total that is not higher than before counts nothing; neither does the first of a key."""
+        """Count up to a new total. A total that is not higher, or the first total of a key, counts as 0."""
         now_s = self._clock.monotonic()
         with self._lock:
             track = self._tracks.get(key)
@@ -67,6 +67,6 @@ class Rates(Generic[KeyT]):
             if track is None:
                 return 0.0
             track.move_to(int(now_s))
-            # The oldest second is gone as a whole; one that has just begun to count says nothing about a whole second.
+            # The oldest second is dropped as a whole. A window below 1 second would exaggerate the rate.
             window_s = min(WINDOW_S - 1 + now_s % 1, now_s - track.since_s)
             return sum(track.counts) / max(1.0, window_s)

@@ -1,7 +1,7 @@
-"""Shared groups: giving messages out of the log, and storing what is acknowledged. Called under the node's lock.
+"""Shared groups: delivery of messages from the log, and storing of acknowledgements. Called under the node's lock.
 
-A message that comes back was counted as failed; the count is durable before it is given out again, so that one which
-takes its consumer down every time is given up in the end, whatever is restarted.
+A message that is not acknowledged counts as failed. The count is durable before the next delivery, so that a message
+that crashes its consumer every time is given up in the end, even across restarts.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ from inturn.store.leases import ProgressRows
 FETCH_COUNT_MAX = 100_000
 DELAY_S_MAX = 12 * 3600.0
 READ_BYTES = 256 * 1024
-MORE_BYTES = 8 * MIB  # an answer may be larger by this than was thought when it was put together
+MORE_BYTES = 8 * MIB  # the most by which an answer may exceed its estimated size
 
 
-class Sharing:
-    """`on_done` is told how far a partition is: group, index, how many messages of it are finished, and whether it
-    was just opened."""
+class SharedDelivery:
+    """The delivery of all shared groups.
+
+    `on_done` is called with the progress of a partition: group, index, number of finished messages, and whether the
+    partition was just opened.
+    """
 
     def __init__(
         self,
@@ -53,10 +56,10 @@ class Sharing:
         self._clock = clock
         self._on_done = on_done
         self._parts: dict[tuple[int, int], SharedPartition] = {}  # by group id and partition index
-        self._answers: dict[tuple[int, str], tuple[int, Acknowledged]] = {}  # the last one, by group id and member
+        self._answers: dict[tuple[int, str], tuple[int, Acknowledged]] = {}  # the last answer, by group id and member
 
     def fetch(self, group: GroupRecord, log: Log, command: Fetch, *, is_first: bool) -> Uncut:
-        """What there is now, if anything."""
+        """Deliver the available messages, maybe none."""
         _check(command)
         now_s = self._clock.monotonic()
         part = self._opened(group, command.partition)
@@ -72,7 +75,7 @@ class Sharing:
                 fetching.give_again()
                 fetching.give_new()
             except StorageError:
-                if not fetching.deliveries:  # else the next one finds it
+                if not fetching.deliveries:  # else the next fetch meets the error
                     raise
             if part.failed:
                 self._store(group, [(command.partition, part)])
@@ -80,12 +83,12 @@ class Sharing:
         return Uncut(part.epoch, tuple(fetching.deliveries), pulled, waited_s, tuple(fetching.kept))
 
     def acknowledge(self, group: GroupRecord, command: Acknowledge) -> Acknowledged:
-        """Everything whose receipt holds is stored, in one transaction; the others are named."""
+        """Store all acknowledgements with a valid receipt, in a transaction. The answer names the refused offsets."""
         answered = self._answers.get((group.id, command.member))
         if answered is not None and command.number <= answered[0]:
             return answered[1]
         for receipts in command.receipts:
-            _check_returned(receipts.returned)  # before anything is changed
+            _check_returned(receipts.returned)  # before any change
         refused: list[tuple[int, int]] = []
         changed: list[tuple[int, SharedPartition]] = []
         now_s = self._clock.monotonic()
@@ -100,7 +103,7 @@ class Sharing:
         return answer
 
     def check(self, group: GroupRecord, partition: int, epoch: int, member: str, receipts: Sequence[Receipt]) -> None:
-        """Raise ReceiptExpired unless the member has all of these still."""
+        """Raise ReceiptExpired unless the member still holds all these messages."""
         now_s = self._clock.monotonic()
         part = self._opened(group, partition)
         over = [one.offset for one in receipts if epoch != part.epoch or not part.holds(one, member, now_s)]
@@ -108,7 +111,7 @@ class Sharing:
             raise ReceiptExpired(group.name, str(partition), tuple(over))
 
     def leave(self, group: GroupRecord, member: str) -> list[int]:
-        """The member is gone, and says so. Returns the partitions of which it had something."""
+        """The member has left. Its messages are delivered again. Returns the partitions of these messages."""
         self._answers.pop((group.id, member), None)
         now_s = self._clock.monotonic()
         parts = self._parts_of(group)
@@ -118,7 +121,7 @@ class Sharing:
         return had
 
     def forget_member(self, group: GroupRecord, member: str) -> None:
-        """It was not heard for long. What it has stays its own for as long as it was told."""
+        """Drop a silent member. The member keeps its messages until their receipts expire."""
         self._answers.pop((group.id, member), None)
         for part in self._parts_of(group).values():
             part.forget(member)
@@ -127,20 +130,20 @@ class Sharing:
         return {index: part for (group_id, index), part in self._parts.items() if group_id == group.id}
 
     def find(self, group: GroupRecord, partition: int) -> SharedPartition | None:
-        """As it is now; None if nobody has asked for anything of it since the node was started."""
+        """The present state of a partition; None without a fetch since the node was started."""
         part = self._parts.get((group.id, partition))
         if part is not None:
             part.expire(self._clock.monotonic())
         return part
 
     def next_due_s(self, group: GroupRecord, partition: int) -> float | None:
-        """When something of it may be given out again; None: nothing is waited for."""
+        """The time of the next possible redelivery; None without outstanding or returned messages."""
         part = self._parts.get((group.id, partition))
         due_s = float("inf") if part is None else part.next_due_s()
         return None if due_s == float("inf") else due_s
 
     def forget(self, group: GroupRecord) -> None:
-        """The group was moved elsewhere: all receipts are over, and it is read anew."""
+        """After a reset: all receipts become invalid, and the group is loaded again."""
         for place in [place for place in self._parts if place[0] == group.id]:
             del self._parts[place]
 
@@ -155,7 +158,7 @@ class Sharing:
         return part
 
     def _store(self, group: GroupRecord, parts: Sequence[tuple[int, SharedPartition]]) -> None:
-        """What the parts say, in one transaction. If it cannot be stored, it is part of the next one."""
+        """Store the changes of the partitions in a transaction. After an error, the next call stores the changes."""
         progress = []
         for index, part in parts:
             part.commit_number += 1
@@ -173,19 +176,19 @@ class Sharing:
 
 
 class _Fetching:
-    """One answer to a Fetch: what comes back first, then what is new, within its bounds."""
+    """An answer to a Fetch: redelivered messages first, then new messages, within the limits of the command."""
 
     def __init__(self, part: SharedPartition, log: Log, command: Fetch, now_s: float) -> None:
         self.batches: list[StoredBatch] = []
-        self.kept: list[Sequence[int]] = []  # the offsets that are given out, of each
+        self.kept: list[Sequence[int]] = []  # by batch: the delivered offsets
         self.deliveries: list[Delivery] = []
         self._part = part
         self._log = log
         self._command = command
         self._now_s = now_s
         self._ends_at_s = now_s + command.visibility_s
-        self._bytes = 0  # as it seems: nothing is opened here
-        self._more_bytes = 0  # that it may be at most beyond that
+        self._bytes = 0  # estimated, without decompression
+        self._more_bytes = 0  # the most by which the real size may exceed the estimate
 
     @property
     def _left(self) -> int:
@@ -202,7 +205,7 @@ class _Fetching:
                 self._part.put_off(offset, self._now_s)
 
     def _give_first_of(self, due: Sequence[int]) -> int:
-        """Those of them that are in one batch; returns how many were dealt with."""
+        """Deliver the due messages of a single batch. Returns how many due offsets were processed."""
         batch = next(iter(self._read(due[0], 1)), None)
         first = self._log.end_offset if batch is None else batch.header.base_offset
         gone = [offset for offset in due if offset < first]
@@ -218,7 +221,7 @@ class _Fetching:
         part = self._part
         while self._left > 0 and part.cursor < (end_offset := self._log.end_offset):
             if part.cursor - part.tracker.low >= SPAN_MAX:
-                return  # what is finished above the lowest could not be stored any more
+                return  # a larger finished set could not be stored
             batches = self._read(part.cursor, min(self._command.max_bytes, READ_BYTES))
             for batch in batches:
                 if self._left <= 0:
@@ -259,7 +262,7 @@ class _Fetching:
 
 
 def _take(part: SharedPartition, receipts: PartitionReceipts, member: str, now_s: float) -> list[int]:
-    """Note what holds; returns the offsets of the others."""
+    """Apply valid receipts. Returns the offsets of invalid receipts."""
     over: list[int] = []
     is_current = receipts.epoch == part.epoch
     for done in receipts.done:

@@ -1,12 +1,12 @@
-"""One partition of a shared group: which messages are with whom, and which are to be given out again. No I/O.
+"""The state of a partition in a shared group: delivered messages by member, and messages to deliver again. No I/O.
 
-    not given out yet ──► given out ── acknowledged ──► finished
+    not delivered yet ──► delivered ── acknowledged ──► finished
                             │    ▲
-      returned, or not      ▼    │ given out again, when it is due
+      returned, or not      ▼    │ delivered again, when due
       acknowledged in time  waiting
 
-What is finished is kept by a CommitTracker, and stored as for any other group. What is given out lives here, in memory:
-after a restart all receipts are over, which their epoch says, and what was not finished is given out again.
+A CommitTracker holds the finished messages, which are stored as in any other group. Deliveries are kept in memory only:
+after a restart all receipts are invalid (by their epoch), and unfinished messages are delivered again.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ EXPIRED = "not acknowledged in time"
 
 @dataclass(slots=True, eq=False)
 class Term:
-    """What was given out at the same time, as far as somebody has it still, and when that is over."""
+    """Outstanding messages with a common expiry time."""
 
     ends_at_s: float
     offsets: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A message that somebody has."""
+class OpenDelivery:
+    """A delivered message without an acknowledgement."""
 
     number: int  # of the receipt
     member: str
@@ -41,38 +41,38 @@ class Given:
 
 
 class SharedPartition:
-    """Time comes in as `now_s` (monotonic). Call `expire` before anything else that depends on it."""
+    """All times are given as `now_s` (monotonic). Call `expire` before every other method that depends on the time."""
 
     def __init__(self, epoch: int, low: int, finished: bytes = b"", failures: Iterable[Failure] = ()) -> None:
         self.epoch = epoch
         self.tracker = CommitTracker(low, finished)
-        self.cursor = low  # what is at or above it was not given out yet, but may be finished
-        self.given: dict[int, Given] = {}  # by offset
-        self.attempts: dict[int, int] = {}  # how often it was given out in vain, by offset
+        self.cursor = low  # offsets at or above were not delivered yet, but may be finished
+        self.given: dict[int, OpenDelivery] = {}  # by offset
+        self.attempts: dict[int, int] = {}  # the number of failed deliveries, by offset
         self.redeliveries = 0
         self.commit_number = 0
-        # What is to be stored with the next commit.
+        # To be stored with the next commit.
         self.failed: dict[int, Failure] = {}
         self.settled: set[int] = set()
-        self._recorded: set[int] = set()  # offsets of which there is a failure in the database, or soon will be
+        self._recorded: set[int] = set()  # offsets with a failure in the database, now or after the next commit
         for one in failures:
             self.attempts[one.offset] = one.attempts
             self._recorded.add(one.offset)
-        self._waiting: dict[int, float] = {}  # when it may be given out again, by offset
-        self._due: list[tuple[float, int]] = []  # a heap of the same; entries that say something else are void
-        # A heap by time. Not one entry for each message: most are acknowledged long before, and would pile up here.
+        self._waiting: dict[int, float] = {}  # the time of the next possible delivery, by offset
+        self._due: list[tuple[float, int]] = []  # a heap of the same; entries that differ from `_waiting` are void
+        # A heap by time. An entry for every message would pile up, because most messages are acknowledged early.
         self._terms: list[tuple[float, int, Term]] = []
-        self._term: Term | None = None  # the last one
-        self._asks: dict[str, tuple[int, float]] = {}  # the newest of each member, and when it was heard
-        # What was given out to each member for asks whose answers may not have arrived: ask and receipt.
+        self._term: Term | None = None  # the newest
+        self._asks: dict[str, tuple[int, float]] = {}  # the newest fetch number of every member, and its time
+        # By member: receipts of fetches whose answers may not have arrived, with the fetch number.
         self._unsure: dict[str, list[tuple[int, Receipt]]] = {}
         self._numbers = itertools.count(1)
 
-    # Giving out
+    # Delivery
 
     def hear(self, member: str, ask: int, answered: int, now_s: float) -> bool:
-        """A member asks. What was given out for an ask whose answer did not arrive is free again, and was no attempt.
-        False for a late copy of an older ask: nobody waits for its answer any more."""
+        """Register a fetch of a member. Messages of an earlier answer that did not arrive are free again; their
+        delivery was no attempt. Returns False for a late copy of an older fetch: the member ignores the answer."""
         if member in self._asks and ask < self._asks[member][0]:
             return False
         self._asks[member] = ask, now_s
@@ -87,23 +87,24 @@ class SharedPartition:
         return member in self._asks and self._asks[member][0] == ask
 
     def heard_at_s(self, member: str) -> float:
-        """When its newest ask came."""
+        """The time of the member's newest fetch."""
         return self._asks[member][1]
 
     def forget(self, member: str) -> None:
-        """The member was not heard for long. What it has it may keep, until that is over."""
+        """Drop a silent member. The member keeps its messages until their receipts expire."""
         self._asks.pop(member, None)
         self._unsure.pop(member, None)
 
     def free(self, member: str, now_s: float) -> None:
-        """The member is gone, by its own word: whatever it has is to be given out again, and did not fail."""
+        """The member has left: its messages are delivered again, and have not failed."""
         self.forget(member)
         for offset in [offset for offset, one in self.given.items() if one.member == member]:
             self._end(offset)
             self.put_off(offset, now_s)
 
     def due(self, now_s: float, count: int) -> list[int]:
-        """Up to so many that are to be given out again, in rising order. `give`, `skip` or `put_off` each of them."""
+        """Up to `count` offsets to deliver again, in rising order. The caller must call `give`, `skip` or `put_off` for
+        every offset."""
         found: list[int] = []
         while len(found) < count and self.next_waiting_s() <= now_s:
             _, offset = heapq.heappop(self._due)
@@ -112,21 +113,21 @@ class SharedPartition:
         return sorted(found)
 
     def put_off(self, offset: int, at_s: float) -> None:
-        """Not given out before this."""
+        """Delay the next delivery of a message until this time."""
         self._waiting[offset] = at_s
         heapq.heappush(self._due, (at_s, offset))
 
     def give(self, offset: int, member: str, ask: int, ends_at_s: float) -> Delivery:
-        """It is this member's from now on. It must be new, or have been `due`."""
+        """Deliver a message to a member. The message must be new, or have been `due`."""
         if offset in self.given or offset in self._waiting or offset in self.tracker:
-            raise ValueError(f"offset {offset} is not to be given out")
+            raise ValueError(f"offset {offset} must not be delivered")
         number = next(self._numbers)
         term = self._term
         if term is None or term.ends_at_s != ends_at_s:
             term = self._term = Term(ends_at_s)
             heapq.heappush(self._terms, (ends_at_s, number, term))
         term.offsets.add(offset)
-        self.given[offset] = Given(number, member, term)
+        self.given[offset] = OpenDelivery(number, member, term)
         self._unsure.setdefault(member, []).append((ask, Receipt(offset, number)))
         attempts = self.attempts.get(offset, 0)
         if offset < self.cursor:
@@ -136,50 +137,51 @@ class SharedPartition:
         return Delivery(offset, number, attempts + 1)
 
     def new_ones(self, first: int, stop: int, count: int) -> list[int]:
-        """Up to so many offsets from the cursor on, within these, that were neither given out nor finished."""
+        """Up to `count` offsets from the cursor on, between `first` and `stop`, neither delivered nor finished."""
         start = max(first, self.cursor)
         if start > self.tracker.last:
             return list(range(start, min(stop, start + count)))
         return list(itertools.islice((at for at in range(start, stop) if at not in self.tracker), count))
 
     def pass_to(self, offset: int) -> None:
-        """All new ones below this are given out, or finished."""
+        """All offsets below this are delivered or finished."""
         self.cursor = max(self.cursor, offset)
 
     def skip(self, start: int, stop: int) -> None:
-        """Nothing is stored there (any more)."""
+        """No message is stored from `start` up to `stop` (any more)."""
         self.tracker.skip(start, stop)
         for offset in [one for one in self.attempts if start <= one < stop]:
             self._settle(offset)
 
-    # Coming back
+    # Acknowledgements and returns
 
     def holds(self, receipt: Receipt, member: str, now_s: float) -> bool:
-        """Whether this is the receipt of a message that the member has still."""
+        """Whether the receipt of this member is valid."""
         given = self.given.get(receipt.offset)
         if given is None or (given.number, given.member) != (receipt.number, member):
             return False
         return now_s < given.term.ends_at_s
 
     def _end(self, offset: int) -> None:
-        """Nobody has it any more."""
+        """Remove the delivery of a message."""
         self.given.pop(offset).term.offsets.discard(offset)
 
     def acknowledge(self, offset: int) -> None:
-        """It is done. Its receipt must hold."""
+        """The message is finished. Its receipt must be valid."""
         self._end(offset)
         self.tracker.add([offset])
         self._settle(offset)
 
     def give_back(self, offset: int, at_s: float, error: str | None, key: bytes | None = None) -> None:
-        """It is to be given out again, not before this; with an error it has failed. Its receipt must hold."""
+        """Return a message for redelivery at this time or later. With an error, the message has failed. Its receipt
+        must be valid."""
         self._end(offset)
         if error is not None:
             self._fail(offset, error, key)
         self.put_off(offset, at_s)
 
     def expire(self, now_s: float) -> int:
-        """What was not acknowledged in time waits to be given out again, and has failed. Returns how many."""
+        """Expire receipts. The messages have failed and wait for redelivery. Returns the number of messages."""
         count = 0
         while self._terms and self._terms[0][0] <= now_s:
             for offset in sorted(self._pop_term().offsets):
@@ -207,14 +209,14 @@ class SharedPartition:
             self.failed.pop(offset, None)
             self.settled.add(offset)
 
-    # Looking
+    # Statistics
 
     @property
     def waiting_count(self) -> int:
         return len(self._waiting)
 
     def next_due_s(self) -> float:
-        """When something may be given out again: it was put off until then, or its receipt is over."""
+        """The time of the next possible redelivery: the end of a delay or of a receipt."""
         while self._terms and not self._terms[0][2].offsets:
             self._pop_term()
         return min(self.next_waiting_s(), self._terms[0][0] if self._terms else NEVER)
@@ -225,7 +227,7 @@ class SharedPartition:
         return self._due[0][0] if self._due else NEVER
 
     def shares(self) -> Mapping[str, int]:
-        """How many each member has."""
+        """The number of outstanding messages by member."""
         counts: dict[str, int] = {}
         for one in self.given.values():
             counts[one.member] = counts.get(one.member, 0) + 1

@@ -1,4 +1,4 @@
-"""Reading batches out of segments: one read of the file, headers checked, payloads as slices of what was read."""
+"""Reading batches from segments: one read of the file, verified headers, payloads as slices of the read bytes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def read_batches(
     end_offset: int,
     max_bytes: int,
 ) -> tuple[list[StoredBatch], Hint]:
-    """The batches from `offset` on and below `end_offset`, out of one segment, and where the next read may go on.
+    """The batches of one segment from `offset` on and below `end_offset`, and a hint for the next read.
 
-    `number` is the segment the offset belongs to by name, `limit` the size of the last segment, `hint` the place
-    where this offset is known to be. Raises LogDamaged.
+    `number` is the index of the segment for `offset` by the segments' names, `limit` the size of the last segment,
+    `hint` the known place of `offset`. Raises LogDamaged.
     """
     segment, position = hint or (segments[number], -1)
     if position < 0:
@@ -48,12 +48,12 @@ def _end_of(segment: Segment) -> int:
 
 
 def _find(name: str, segment: Segment, size: int, offset: int) -> int:
-    """The position of the batch with this offset; the end if the segment ends before."""
+    """The position of the batch with this offset, or the end of a segment that ends before the offset."""
     segment.know()
     start = segment.index.before_offset(offset)
     position, expected, found = _walk_to(segment, start, size, offset)
     if not found and start > 0:
-        # Either the index is wrong or the segment: a walk without the index tells which.
+        # Either the index or the segment is wrong: a walk without the index finds out.
         position, expected, found = _walk_to(segment, 0, size, offset)
         if found:
             segment.forget_index()
@@ -63,7 +63,8 @@ def _find(name: str, segment: Segment, size: int, offset: int) -> int:
 
 
 def _walk_to(segment: Segment, start: int, size: int, offset: int) -> tuple[int, int, bool]:
-    """Where the walk ended, the offset expected there, and whether that is the place (or the end of the segment)."""
+    """The final position of the walk, the offset expected there, and whether the walk found the offset (or the end of
+    the segment)."""
     position, expected = start, segment.base
     for at, header in segment.walk(start, size):
         if at == start > 0 and header.base_offset > offset:
@@ -100,7 +101,7 @@ def _parse(
         expected = header.next_offset
         following = parse_header(data, at, seed)
         if following is None or following.base_offset != expected:
-            # Hand out what is good; whoever comes for the next one is told.
+            # Return the intact batches; the read of the next batch raises.
             break
         header = following
     return batches, position + at

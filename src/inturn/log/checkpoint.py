@@ -1,4 +1,4 @@
-"""The recovery point: up to here the log was synced and whole, so reopening scans only what comes after."""
+"""Checkpoints: up to a checkpoint the log was synced and whole. Opening a log scans only the bytes after it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def save(disk: Disk, folder: str, checkpoint: Checkpoint, seed: int) -> None:
 
 
 def load(disk: Disk, folder: str, seed: int) -> Checkpoint | None:
-    """The checkpoint, or None if there is none or it is not whole: then everything has to be scanned."""
+    """The checkpoint, or None if the file is missing or not whole: then opening scans the whole log."""
     body = small_file.load(disk, folder, NAME, _MAGIC, seed)
     if body is None:
         return None

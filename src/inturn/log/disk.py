@@ -1,6 +1,6 @@
-"""The disk as the log sees it. All it does to a disk goes through here, so that a simulation can fail it.
+"""The disk interface of the log. All disk access goes through `Disk`, so that a simulation can inject faults.
 
-A disk for a rehearsal of recovery: it reads, and of what would be changed it only takes note.
+`RealDisk` is the operating system's disk. `RehearsalDisk` rehearses a recovery: it reads, and only records changes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Buffer = bytes | memoryview
 
 
 class DiskFile(Protocol):
-    """An open file. Positions are given with every call: there is no cursor that threads could share."""
+    """An open file. Every call takes a position: threads share no cursor."""
 
     def size(self) -> int: ...
 
     def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
-        """Write all buffers, one after the other. After an OSError some of the bytes may be there."""
+        """Write all buffers, one after the other. After an OSError some of the bytes may be written."""
         ...
 
     def read_at(self, position: int, length: int) -> bytes:
@@ -29,7 +29,7 @@ class DiskFile(Protocol):
         ...
 
     def sync(self) -> None:
-        """The content, and the size if it grew, survive a power loss. Blocks."""
+        """Make the content and a larger size survive a power loss. Blocks."""
         ...
 
     def sync_all(self) -> None:
@@ -39,7 +39,7 @@ class DiskFile(Protocol):
     def truncate(self, length: int) -> None: ...
 
     def close(self) -> None:
-        """Safe to call twice. A file that is no longer referenced is closed by itself."""
+        """Safe to call twice. A file without references closes by itself."""
         ...
 
 
@@ -47,7 +47,7 @@ class Disk(Protocol):
     """Files and folders by path. Creating, renaming and removing survive a power loss after `sync_folder`."""
 
     def open(self, path: str, create: bool = False) -> DiskFile:
-        """For reading and writing. With `create` the file must not exist, without it must."""
+        """Open for reading and writing. With `create` the file must not exist, without `create` the file must exist."""
         ...
 
     def size(self, path: str) -> int: ...
@@ -55,7 +55,7 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def make_folder(self, path: str) -> None:
-        """With its parents; durable when this returns. No error if it is there."""
+        """Make a folder with its parents; durable when this returns. No error if the folder exists."""
         ...
 
     def sync_folder(self, path: str) -> None: ...
@@ -63,7 +63,7 @@ class Disk(Protocol):
     def names(self, folder: str) -> list[str]: ...
 
     def rename(self, source: str, target: str) -> None:
-        """Replaces the target."""
+        """Rename a file and replace the target."""
         ...
 
     def remove(self, path: str) -> None: ...
@@ -71,11 +71,11 @@ class Disk(Protocol):
     def free_bytes(self, folder: str) -> int: ...
 
     def boot_id(self) -> str:
-        """Changes when the machine is started; empty if nobody knows."""
+        """The id of the present run of the machine, new after every start; empty if unknown."""
         ...
 
 
-# fdatasync leaves out what reading does not need; macOS has none.
+# fdatasync leaves out metadata that reading does not need; macOS has no fdatasync.
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
@@ -95,7 +95,7 @@ class RealFile:
             self._write_rest(position, buffers, written)
 
     def _write_rest(self, position: int, buffers: Sequence[Buffer], written: int) -> None:
-        # A short write says nothing about why. The next one either goes on or says it (ENOSPC, mostly).
+        # A short write has no cause. The next write either continues or raises the cause (mostly ENOSPC).
         rest = memoryview(b"".join(buffers))
         while written < len(rest):
             written += os.pwrite(self._fd, rest[written:], position + written)
@@ -126,7 +126,7 @@ class RealFile:
             os.close(fd)
 
     def __del__(self) -> None:
-        # Files are dropped, not closed, where another thread may be reading: the last one to let go closes.
+        # Files are dropped, not closed, where a different thread may be reading: the last reference closes.
         with contextlib.suppress(OSError):
             self.close()
 
@@ -184,11 +184,11 @@ Advance: TypeAlias = Callable[[int], None]
 
 
 def ignore(_: int) -> None:
-    """For whoever does not want to know how many bytes were read."""
+    """The default of `RehearsalDisk.advance`: ignore the number of bytes read."""
 
 
 class _RehearsalFile:
-    """Reads; of what would be changed it only takes note."""
+    """Reads, and only records changes."""
 
     def __init__(self, fd: int, path: str, disk: RehearsalDisk) -> None:
         self._fd = fd
@@ -209,7 +209,7 @@ class _RehearsalFile:
         return data
 
     def write_at(self, position: int, buffers: Sequence[Buffer]) -> None:
-        pass  # recovery writes what it read once more
+        pass  # recovery only writes again the bytes that it has read
 
     def sync(self) -> None:
         pass
@@ -230,7 +230,7 @@ class _RehearsalFile:
 
 
 class RehearsalDisk(RealDisk):
-    """`cut_bytes` is how much recovery would remove."""
+    """`cut_bytes` is the number of bytes that recovery would remove."""
 
     def __init__(self) -> None:
         self.cut_bytes = 0

@@ -1,7 +1,4 @@
-"""The embedded engine: a folder of segments per partition.
-
-A few threads that run the syncs of all logs of an engine.
-"""
+"""The embedded log engine: a folder of segments per partition, and a few threads that run the syncs of all logs."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ _log = get_logger("inturn.log")
 
 
 class SyncThreads:
-    """Runs jobs in the order they come, as many at once as there are threads.
+    """Runs jobs in the order of submission, as many at the same time as there are threads.
 
-    A bare SimpleQueue: handing a job over costs a few µs, with concurrent.futures several times that.
+    A bare SimpleQueue: submitting a job costs a few µs, with concurrent.futures several times as much.
     """
 
     def __init__(self, count: int = 4) -> None:
@@ -39,7 +36,7 @@ class SyncThreads:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Run what was submitted, then end. Blocks."""
+        """Run all submitted jobs, then end. Blocks."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -54,9 +51,9 @@ class SyncThreads:
 
 
 class EmbeddedEngine:
-    """Logs under `<root>/<partition.name>`. Whoever makes one must own the folder: nothing here locks it.
+    """Logs under `<root>/<partition.name>`. The caller must have locked the folder: the engine takes no lock on disk.
 
-    Someone has to call `timers.run_due` for Flush.INTERVAL. With `submit` no threads are started: the simulation.
+    For Flush.INTERVAL, the caller must run `timers.run_due`. With `submit` (simulation) no threads are started.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class EmbeddedEngine:
         self._closed = False
 
     def open(self, partition: Partition, floor: int = 0) -> PartitionLog:
-        """The same log again if it is open already. Blocks while it recovers; raises OSError."""
+        """Open a log; a second call returns the same log. Blocks during recovery. Raises OSError."""
         assert self._submit is not None
         with self._lock:
             if self._closed:
@@ -91,12 +88,19 @@ class EmbeddedEngine:
             if log is None:
                 folder = f"{self._root}/{partition.name}"
                 log = self._logs[partition] = PartitionLog(
-                    self._disk, folder, partition, self._settings, self._clock, self._submit, self._timers, floor
+                    disk=self._disk,
+                    folder=folder,
+                    partition=partition,
+                    settings=self._settings,
+                    clock=self._clock,
+                    submit=self._submit,
+                    timers=self._timers,
+                    floor=floor,
                 )
             return log
 
     def apply_retention(self) -> int:
-        """Delete what is too old or too much in every log; how many segments. Blocks."""
+        """Delete segments beyond the retention in every log. Returns the number of deleted segments. Blocks."""
         with self._lock:
             logs = list(self._logs.values())
         return sum(log.apply_retention(self._clock.time_ms()) for log in logs)

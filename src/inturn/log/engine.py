@@ -1,4 +1,4 @@
-"""What every log engine offers: a log per partition, to append to and to read from."""
+"""The interface of log engines: a log per partition, for appending and reading."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ AppendReply: TypeAlias = Callable[[Appended | InturnError], None]
 
 
 class Log(Protocol):
-    """The messages of one partition in the order they were stored. Offsets grow and are never used twice."""
+    """The messages of one partition in the order of storing. Offsets rise and are never used twice."""
 
     @property
     def partition(self) -> Partition: ...
 
     @property
     def start_offset(self) -> int:
-        """The oldest still there."""
+        """The oldest stored offset."""
         ...
 
     @property
     def end_offset(self) -> int:
-        """One past the newest that may be read: synced under Flush.ALWAYS, else written."""
+        """One past the newest readable offset: synced under Flush.ALWAYS, else written."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """What is stored, on disk."""
+        """The size of the log on disk."""
         ...
 
     @property
     def appended_count(self) -> int:
-        """Messages that were stored since it was opened."""
+        """The number of messages stored since the log was opened."""
         ...
 
     @property
     def appended_bytes(self) -> int:
-        """The same in bytes, as stored."""
+        """The stored size of the messages stored since the log was opened."""
         ...
 
     @property
@@ -50,48 +50,51 @@ class Log(Protocol):
         ...
 
     def append(self, batch: Batch, reply: AppendReply, gap: bool = False, inline: bool = False) -> None:
-        """Store a batch. `reply` is called once, from any thread, maybe before this returns, and never under a lock;
-        replies come in the order of the appends. A batch that is there already is answered with its old offset.
+        """Store a batch. `reply` is called once, from any thread, maybe before `append` returns, and never under a
+        lock. Replies come in the order of the appends. A batch that is already stored is answered with its old offset.
 
         `gap`: the producer gave up the sequences that are missing before this batch.
-        `inline`: the caller is going to wait for the reply anyway, so the sync may run in its thread.
+        `inline`: the caller waits for the reply anyway, so the sync may run in the caller's thread.
         """
         ...
 
     def seal(self, subject: str, route_version: int) -> int:
-        """From now on refuse batches of other route versions with RouteChanged, unless they are there already. Returns
-        the end: nothing that was routed by an older version is ever stored at or above it."""
+        """Refuse batches of other route versions from now on with RouteChanged, unless already stored.
+
+        Returns the end offset: no message routed by an older version is ever stored at or above this offset.
+        """
         ...
 
     def sync(self) -> None:
-        """Sync what is written by now, in this thread."""
+        """Sync all written batches, in the calling thread."""
         ...
 
     def read(self, offset: int, max_bytes: int) -> list[StoredBatch]:
-        """Whole batches from the one with `offset` on (or the next there is, after a gap or retention): at least
-        one even if it is larger than `max_bytes`, none at the end. Raises LogDamaged, or OSError from the disk.
+        """Whole batches, beginning with the batch of `offset` (or the next stored batch after a gap or retention).
 
-        Headers are verified here, payloads by whoever decodes them (`is_intact`).
+        Returns at least 1 batch, even a batch larger than `max_bytes`, and no batch at the end. Raises LogDamaged, or
+        OSError from the disk. `read` verifies headers; the caller verifies payloads with `is_intact`.
         """
         ...
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """The first offset stored at or after this time; `end_offset` if there is none."""
+        """The first offset stored at or after this time, or else `end_offset`."""
         ...
 
     def on_grown(self, callback: Callable[[], None]) -> None:
-        """Have this called, outside of any lock, whenever `end_offset` grew; several growths may be one call."""
+        """Register a callback for growth of `end_offset`. The callback runs outside of any lock; several growths may
+        result in a single call."""
         ...
 
     def close(self) -> None:
-        """Sync, answer everything that waits, and refuse what comes later. Blocks."""
+        """Sync, answer all waiting appends, and refuse later appends. Blocks."""
         ...
 
 
 class LogEngine(Protocol):
     def open(self, partition: Partition, floor: int) -> Log:
-        """Open the log of a partition, or make it. Offsets below `floor` were given out before and are not used
-        again, even if the messages that had them were lost. Blocks while it recovers."""
+        """Open or make the log of a partition. Offsets below `floor` may have been used and are not used again,
+        even if their messages were lost. Blocks during recovery."""
         ...
 
     def close(self) -> None:

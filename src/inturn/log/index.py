@@ -1,6 +1,7 @@
-"""A sparse index of one segment: where to start looking for an offset or a time.
+"""A sparse index of one segment: the position to start the search for an offset or a time.
 
-Only a hint: it is rebuilt from the segment when its file is missing or does not fit, and is never synced.
+The index is only a hint. An index is rebuilt from the segment when its file is missing or does not fit, and is never
+synced.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _CHECKSUM = struct.Struct("<Q")
 class Index:
     """Entries (offset, position, stored at) of batches at least `every_bytes` apart.
 
-    One thread adds, others may look up at the same time.
+    A single thread adds entries. Other threads may search at the same time.
     """
 
     __slots__ = ("_offsets", "_positions", "_times", "every_bytes", "next_at")
 
     def __init__(self, every_bytes: int) -> None:
         self.every_bytes = every_bytes
-        self.next_at = 0  # the position from which on the next entry is due
+        self.next_at = 0  # the next entry is due from this position on
         self._offsets = array("Q")
         self._positions = array("Q")
         self._times = array("Q")
@@ -36,19 +37,19 @@ class Index:
         return len(self._offsets)
 
     def add(self, offset: int, position: int, stored_at_ms: int) -> None:
-        # The offset last: whoever finds it, finds the others.
+        # The offset last: a search that finds the offset finds the position and time, too.
         self._positions.append(position)
         self._times.append(stored_at_ms)
         self._offsets.append(offset)
         self.next_at = position + self.every_bytes
 
     def before_offset(self, offset: int) -> int:
-        """The position of a batch at or before the one with this offset."""
+        """The position of a batch at or before the batch with this offset."""
         at = bisect_right(self._offsets, offset)
         return self._positions[at - 1] if at else 0
 
     def before_time(self, timestamp_ms: int) -> int:
-        """The position of a batch at or before the first one stored at or after this time."""
+        """The position of a batch at or before the first batch that was stored at or after this time."""
         at = bisect_left(self._times, timestamp_ms, 0, len(self._offsets))
         return self._positions[at - 1] if at else 0
 
@@ -60,7 +61,7 @@ class Index:
 
 
 class IndexFile:
-    """A decoded index file: the index and what it says about the segment."""
+    """A decoded index file: the index, and the part of the segment that the index covers."""
 
     __slots__ = ("covered_bytes", "end_offset", "index", "stored_at_ms")
 
@@ -72,7 +73,7 @@ class IndexFile:
 
 
 def decode(data: bytes, base_offset: int, every_bytes: int) -> IndexFile | None:
-    """None if these bytes are no whole index of the segment with this base offset."""
+    """The index of the segment with this base offset; None if the bytes are no whole index of that segment."""
     if len(data) < _HEAD.size + _CHECKSUM.size:
         return None
     magic, base, covered_bytes, end_offset, stored_at_ms, count = _HEAD.unpack_from(data)

@@ -1,13 +1,13 @@
 """The log of one partition: appends, the group commit, and reading.
 
-Locking: `_lock` is held for bookkeeping and for the write itself, never while something is synced, read, or called
-back. Replies leave through `_outbox`, which one thread at a time empties, so they keep the order of the appends.
+Locking: `_lock` is held for bookkeeping and for the write, never during a sync, a read or a callback. Replies pass
+through `_outbox`. A single thread at a time empties `_outbox`, so replies keep the order of the appends.
 
-Syncing: at most one sync is in flight. What is appended meanwhile waits for the next one, which starts as soon as
-this one is done and covers all that wait. There is no timer under Flush.ALWAYS.
+Syncing: at most 1 sync is in flight. Appends that arrive during a sync wait for the next sync. The next sync starts as
+soon as the present sync ends, and covers all waiting appends. Flush.ALWAYS uses no timer.
 
-This file is longer than most: the steps of an append share one lock and one set of fields, and reading them apart
-would be harder. Opening is in `recovery`, looking at segments in `segment`.
+This module is longer than most: the steps of an append share a lock and a set of fields, and are easier to read
+together. `recovery` opens logs, `segment` reads segments.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from inturn.protocol.commands import Appended
 
 _log = get_logger("inturn.log")
 
-# EFBIG: a quota by file size (ulimit -f). Like a full disk it may pass without anybody touching the log.
-_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+# EFBIG: a quota by file size (ulimit -f). Like a full disk, the condition may pass without any change to the log.
+_NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _FREE_CHECK_BYTES = 1 * MIB
-_HINT_COUNT = 64  # readers that go on where they were, without a look at the index
+_HINT_COUNT = 64  # readers that continue at their last position, without a search in the index
 
 
 @dataclass(slots=True)
-class _Mark:
-    """A point of the log to sync up to, and what a checkpoint there would say."""
+class _SyncPoint:
+    """A point of the log to sync up to, with the content of a checkpoint at this point."""
 
     end_offset: int
     sealed: list[Segment]
@@ -58,7 +58,7 @@ class _Mark:
 class PartitionLog:
     """See `inturn.log.engine.Log` for the contract. All methods may be called from any thread.
 
-    `submit` runs a job soon, in another thread (or as an event of a simulation). `timers` is only used under
+    `submit` runs a job soon, in a different thread (or as an event of a simulation). `timers` is only used under
     Flush.INTERVAL.
     """
 
@@ -73,7 +73,7 @@ class PartitionLog:
         timers: Timers,
         floor: int = 0,
     ) -> None:
-        """Recovers; blocks. Raises OSError. A damaged log opens, and says so at `read` and `append`."""
+        """Recovers the log; blocks. Raises OSError. A damaged log opens, and raises at `read` and `append`."""
         self.partition = partition
         self._name = str(partition)
         self._disk = disk
@@ -88,7 +88,7 @@ class PartitionLog:
         self._checkpoint_lock = threading.Lock()
 
         found = recover(disk, folder, self._name, self._seed, settings.index_every_bytes)
-        self.scanned_bytes = found.scanned_bytes  # how much opening had to read
+        self.scanned_bytes = found.scanned_bytes  # read by recovery
         self._damage = found.damage
         self._stopped: str | None = None
         self._closed = False
@@ -98,16 +98,16 @@ class PartitionLog:
         self._stored_at_ms = found.stored_at_ms
         self._checkpointed = found.checkpoint
 
-        self._sealed: tuple[str, int] | None = None  # the subject, and the only route version that is taken
+        self._sealed: tuple[str, int] | None = None  # the subject, and the only accepted route version
         self._outbox: list[tuple[AppendReply, Appended | InturnError]] = []
         self._delivering = False
         self._grown = False
         self._grown_callbacks: list[Callable[[], None]] = []
-        self._waiting: deque[tuple[int, AppendReply, Appended | InturnError]] = deque()  # the offset to be synced first
+        self._waiting: deque[tuple[int, AppendReply, Appended | InturnError]] = deque()  # with the offset to be synced
         self._syncing = False
         self._timer: Timer | None = None
-        self._unsynced: list[Segment] = []  # sealed ones
-        self._rolls = self._rolls_synced = 0  # new segments, and those whose folder entries are synced
+        self._unsynced: list[Segment] = []  # sealed segments
+        self._rolls = self._rolls_synced = 0  # the number of new segments, and of those with synced folder entries
         self._since_checkpoint_bytes = 0
         self._checkpoint_at_s = self._clock.monotonic()
         self._since_free_check_bytes = 0
@@ -115,7 +115,7 @@ class PartitionLog:
         self._hints: dict[int, tuple[Segment, int]] = {}
         self.appended_count = self.appended_bytes = 0
 
-        self._reserved = 0  # offsets below this are noted as given out; not used under Flush.ALWAYS
+        self._reserved = 0  # offsets below are recorded as used; stays 0 under Flush.ALWAYS
         if self._damage is None:
             self._begin(max(floor, reserve.floor(disk, folder, self._seed)))
             if self._always:
@@ -124,7 +124,8 @@ class PartitionLog:
         self._bases = [segment.base for segment in self._segments]
 
     def _begin(self, floor: int) -> None:
-        """Have an active segment that starts or goes on at or above `floor`, and a checkpoint if recovery had work."""
+        """Make an active segment that starts or continues at or above `floor`. Write a checkpoint if recovery had to
+        scan."""
         if not self._segments or floor > self._end:
             base = max(self._end, floor)
             self._segments.append(self._create_segment(base, after_gap=bool(self._segments)))
@@ -135,15 +136,21 @@ class PartitionLog:
             recovered = self.scanned_bytes > 0
         self._active = self._segments[-1]
         if recovered:
-            self._write_checkpoint(self._mark(with_checkpoint=True))
+            self._write_checkpoint(self._sync_point(with_checkpoint=True))
 
     def _create_segment(self, base: int, after_gap: bool) -> Segment:
         every_bytes = self._settings.index_every_bytes
         return Segment.create(
-            self._disk, self._folder, base, after_gap, self._seed, every_bytes, stored_at_ms=self._stored_at_ms
+            disk=self._disk,
+            folder=self._folder,
+            base=base,
+            after_gap=after_gap,
+            seed=self._seed,
+            every_bytes=every_bytes,
+            stored_at_ms=self._stored_at_ms,
         )
 
-    # Where it begins and ends
+    # Offsets and size
 
     @property
     def start_offset(self) -> int:
@@ -156,7 +163,7 @@ class PartitionLog:
 
     @property
     def synced_offset(self) -> int:
-        """One past the newest that is known to survive a power loss."""
+        """One past the newest offset that is known to survive a power loss."""
         return self._synced
 
     @property
@@ -202,12 +209,12 @@ class PartitionLog:
             self._sync()
 
     def _store(self, batch: Batch, gap: bool) -> int:
-        """Write the batch unless it is there already; its base offset. Raises what the reply is to be given."""
+        """Write the batch unless already stored. Returns its base offset. Raises the error for the reply."""
         if self._closed or self._stopped is not None or self._damage is not None:
             raise self._refusal()
         duplicate = self._producers.duplicate_of(batch, gap)
         if duplicate is not None:
-            return duplicate  # also if it was routed by an older version: it must not be stored elsewhere, too
+            return duplicate  # also for an older route version: the batch must not be stored in a second partition
         if self._sealed is not None and batch.route_version != self._sealed[1]:
             raise RouteChanged(self._sealed[0], batch.route_version, self._sealed[1])
         total_bytes = HEADER_BYTES + len(batch.payload)
@@ -222,7 +229,7 @@ class PartitionLog:
         base_offset, position = self._end, active.size
         if not self._always and base_offset + batch.count > self._reserved:
             self._reserve(base_offset + batch.count)
-        # Never backwards, so that times can be searched like offsets.
+        # Times never go back, so that times can be searched like offsets.
         stored_at_ms = max(self._clock.time_ms(), self._stored_at_ms)
         header = batch.header(base_offset, stored_at_ms, self._synced, self._seed)
         try:
@@ -252,24 +259,25 @@ class PartitionLog:
         return self.trouble or Closed(f"log of partition {self._name}")
 
     def _write_failed(self, segment: Segment, position: int, error: OSError) -> InturnError:
-        """Take back what may have been written of a batch, so that the next one stands in its place."""
+        """Remove the written part of a batch, so that the next batch starts at the same position."""
         try:
             segment.file.truncate(position)
         except OSError as second:
             self._stop(f"a failed append could not be taken back: {second}")
             return LogStopped(self._name, str(second))
-        if error.errno in _NO_ROOM:
+        if error.errno in _NO_SPACE:
             return DiskFull(self._name)
         self._stop(f"an append failed: {error}")
         return LogStopped(self._name, str(error))
 
     def _roll(self) -> Segment:
-        """Seal the active segment and begin the next. Its folder entry is synced with its first batches."""
+        """Seal the active segment and begin the next. The folder entry of the new segment is synced with its first
+        batches."""
         sealed = self._active
         try:
             active = self._create_segment(self._end, after_gap=False)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in _NO_SPACE:
                 raise DiskFull(self._name) from error
             self._stop(f"a new segment could not be made: {error}")
             raise LogStopped(self._name, str(error)) from error
@@ -278,7 +286,7 @@ class PartitionLog:
         self._segments = [*self._segments, active]
         self._bases = [*self._bases, active.base]
         self._active = active
-        # A checkpoint with every segment, so that retention, which stays below it, is not held up for long.
+        # A checkpoint with every segment: retention deletes only below the checkpoint, and is not delayed for long.
         self._since_checkpoint_bytes = max(self._since_checkpoint_bytes, self._settings.checkpoint_every_bytes)
         self._since_free_check_bytes = _FREE_CHECK_BYTES
         return active
@@ -288,7 +296,7 @@ class PartitionLog:
         try:
             reserve.save(self._disk, self._folder, end_offset, self._seed)
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in _NO_SPACE:
                 raise DiskFull(self._name) from error
             self._stop(f"the reserve could not be written: {error}")
             raise LogStopped(self._name, str(error)) from error
@@ -299,7 +307,7 @@ class PartitionLog:
         try:
             free_bytes = self._disk.free_bytes(self._folder)
         except OSError:
-            return  # the write will tell
+            return  # a write on a full disk will raise
         self._free_bytes = free_bytes if free_bytes < self._settings.reserve_bytes else None
 
     # Syncing
@@ -317,45 +325,45 @@ class PartitionLog:
         return self._clock.monotonic() >= self._checkpoint_at_s + self._settings.checkpoint_interval_s
 
     def sync(self) -> None:
-        """Sync what is written by now, in this thread."""
+        """Sync all written batches, in the calling thread."""
         with self._lock:
             if self._closed or self._stopped is not None or self._damage is not None:
                 return
-            mark = self._mark()
-        self._sync_to(mark)
+            point = self._sync_point()
+        self._sync_to(point)
 
     def _sync(self) -> None:
-        """The job that holds `_syncing`. Leads to the next one if there is something left to sync."""
+        """The job that holds `_syncing`. Submits the next job if unsynced appends remain."""
         with self._lock:
             if self._closed or self._stopped is not None:
                 self._syncing = False
                 return
-            mark = self._mark(self._wants_checkpoint())
-        self._sync_to(mark, holding=True)
+            point = self._sync_point(self._wants_checkpoint())
+        self._sync_to(point, holding=True)
 
-    def _mark(self, with_checkpoint: bool = False) -> _Mark:
+    def _sync_point(self, with_checkpoint: bool = False) -> _SyncPoint:
         active = self._active
-        mark = _Mark(self._end, list(self._unsynced), active, self._rolls, None, [])
+        point = _SyncPoint(self._end, list(self._unsynced), active, self._rolls, None, [])
         if with_checkpoint:
             self._since_checkpoint_bytes = 0
             self._checkpoint_at_s = self._clock.monotonic()
             self._producers.expire(self._clock.time_ms() - int(self._settings.producer_expiry_s * 1000))
-            mark.checkpoint = Checkpoint(
+            point.checkpoint = Checkpoint(
                 active.base, active.size, self._end, self._stored_at_ms, self._producers.snapshot()
             )
-            for segment in (*mark.sealed, active):
+            for segment in (*point.sealed, active):
                 if not segment.index_saved:
-                    mark.indexes.append((segment, segment.encode_index()))
-        return mark
+                    point.indexes.append((segment, segment.encode_index()))
+        return point
 
-    def _sync_to(self, mark: _Mark, holding: bool = False) -> None:
+    def _sync_to(self, point: _SyncPoint, holding: bool = False) -> None:
         failed = None
         try:
-            # Oldest first: what a later segment says is only believed if all before it is there.
-            for segment in mark.sealed:
+            # Oldest first: recovery trusts a later segment only if all earlier segments are whole.
+            for segment in point.sealed:
                 segment.file.sync()
-            mark.active.file.sync()
-            if mark.rolls > self._rolls_synced:
+            point.active.file.sync()
+            if point.rolls > self._rolls_synced:
                 self._disk.sync_folder(self._folder)
         except OSError as error:
             failed = f"a sync failed: {error}"
@@ -363,7 +371,7 @@ class PartitionLog:
             if failed is not None:
                 self._stop(failed)
             elif self._stopped is None:
-                self._settle(mark)
+                self._settle(point)
             again = holding and self._wants_sync()
             if holding:
                 self._syncing = again
@@ -372,15 +380,15 @@ class PartitionLog:
             self._submit(self._sync)
         if deliver:
             self._deliver()
-        if failed is None and mark.checkpoint is not None:
-            self._write_checkpoint(mark)
+        if failed is None and point.checkpoint is not None:
+            self._write_checkpoint(point)
 
-    def _settle(self, mark: _Mark) -> None:
-        """Everything up to the mark is synced: answer what waited for it."""
-        self._rolls_synced = max(self._rolls_synced, mark.rolls)
-        self._unsynced = [segment for segment in self._unsynced if segment not in mark.sealed]
-        if mark.end_offset > self._synced:
-            self._synced = mark.end_offset
+    def _settle(self, point: _SyncPoint) -> None:
+        """All batches up to the point are synced: answer the appends that waited for this sync."""
+        self._rolls_synced = max(self._rolls_synced, point.rolls)
+        self._unsynced = [segment for segment in self._unsynced if segment not in point.sealed]
+        if point.end_offset > self._synced:
+            self._synced = point.end_offset
             if self._always:
                 self._grown = True
         waiting, outbox = self._waiting, self._outbox
@@ -389,7 +397,7 @@ class PartitionLog:
             outbox.append((reply, answer))
 
     def _stop(self, cause: str) -> None:
-        """Called under the lock. After a failed sync nobody knows what is on the disk, so nothing is tried again."""
+        """Called under the lock. After a failed sync the content of the disk is unknown, so no sync is retried."""
         if self._stopped is None:
             self._stopped = cause
             _log.error("log.stopped", partition=self._name, end_offset=self._end, error=cause)
@@ -398,21 +406,21 @@ class PartitionLog:
             self._outbox.append((reply, answer if refused else LogStopped(self._name, self._stopped)))
         self._waiting.clear()
 
-    def _write_checkpoint(self, mark: _Mark) -> None:
-        """After the mark was synced. Without room the old checkpoint stays: reopening scans more, that is all."""
-        checkpoint = mark.checkpoint
+    def _write_checkpoint(self, point: _SyncPoint) -> None:
+        """Called after the point was synced. On a full disk the old checkpoint stays, and opening scans more bytes."""
+        checkpoint = point.checkpoint
         assert checkpoint is not None
         with self._checkpoint_lock:
             newest = self._checkpointed
             if newest is not None and newest.next_offset > checkpoint.next_offset:
                 return
-            for segment, data in mark.indexes:
+            for segment, data in point.indexes:
                 segment.save_index(data)
-                segment.index_saved = segment is not mark.active
+                segment.index_saved = segment is not point.active
             try:
                 checkpoints.save(self._disk, self._folder, checkpoint, self._seed)
             except OSError as error:
-                if error.errno not in _NO_ROOM:
+                if error.errno not in _NO_SPACE:
                     with self._lock:
                         self._stop(f"a checkpoint could not be written: {error}")
                         deliver = self._may_deliver()
@@ -439,13 +447,13 @@ class PartitionLog:
             start_timer = not start_sync and self._wants_timer()
         if start_sync:
             self._submit(self._sync)
-        if start_timer:  # a sync is in flight, and may be too early for the newest
+        if start_timer:  # the sync in flight may have begun before the newest append
             self._start_timer()
 
     # Calling back
 
     def _may_deliver(self) -> bool:
-        """Called under the lock: whether this thread is to empty the outbox now."""
+        """Whether the calling thread must empty the outbox now. Called under the lock."""
         if self._delivering or not (self._outbox or self._grown):
             return False
         self._delivering = True
@@ -466,7 +474,7 @@ class PartitionLog:
                     for callback in self._grown_callbacks:
                         _call(callback)
             except BaseException:
-                # Interrupted (Ctrl-C in an inline append): do not leave the others without anybody who delivers.
+                # Interrupted (Ctrl-C in an inline append): a different thread must be able to deliver the rest.
                 with self._lock:
                     self._delivering = False
                 raise
@@ -487,7 +495,8 @@ class PartitionLog:
             number = max(bisect_right(self._bases, offset) - 1, 0)
             limit = segments[-1].size
         if hint is not None and hint[0].base < segments[0].base:
-            hint = None  # gone by retention meanwhile
+            hint = None  # deleted by retention meanwhile
+        # By position: called for every read of a consumer.
         batches, next_hint = read_batches(
             self._name, self._seed, segments, number, limit, hint, max(offset, 0), end_offset, max_bytes
         )
@@ -518,7 +527,7 @@ class PartitionLog:
         return LogDamaged(self._name, damage.offset, damage.detail)
 
     def verify(self) -> Iterator[LogDamaged]:
-        """Read everything that is stored and yield each place where something is wrong. Blocks; takes long."""
+        """Read the whole log and yield every damaged place. Blocks; takes long."""
         with self._lock:
             segments, sizes = self._segments, [segment.size for segment in self._segments]
         yield from verify(self._name, segments, sizes)
@@ -528,11 +537,10 @@ class PartitionLog:
     # Retention and closing
 
     def apply_retention(self, now_ms: int) -> int:
-        """Delete the oldest sealed segments while they are too old, or all together are more than `retention_bytes`.
+        """Delete the oldest sealed segments while the oldest is too old, or the log is larger than `retention_bytes`.
 
-        Returns how many. Blocks; to be called now and then, from one thread.
-
-        Only whole segments below the checkpoint go, so recovery never misses one.
+        Returns the number of deleted segments. Blocks; to be called at intervals, from a single thread. Only whole
+        segments below the checkpoint are deleted, so recovery never misses a segment.
         """
         deleted = 0
         while (oldest := self._expired(now_ms)) is not None:
@@ -540,10 +548,10 @@ class PartitionLog:
                 self._segments = self._segments[1:]
                 self._bases = self._bases[1:]
                 self._hints = {at: hint for at, hint in self._hints.items() if hint[0] is not oldest}
-            # Oldest first, each one synced: a crash never leaves a hole.
+            # Oldest first, with a sync after every removal: a crash never leaves a hole.
             if self._disk.exists(oldest.index_path):
                 self._disk.remove(oldest.index_path)
-            oldest.file  # noqa: B018  # readers that are at it keep the open file
+            oldest.file  # noqa: B018  # opened before the removal: present readers keep the open file
             self._disk.remove(oldest.path)
             self._disk.sync_folder(self._folder)
             deleted += 1
@@ -571,15 +579,15 @@ class PartitionLog:
                 return
             self._closed = True
             timer, self._timer = self._timer, None
-            mark = None
+            point = None
             if self._stopped is None and self._damage is None:
-                mark = self._mark(with_checkpoint=True)
+                point = self._sync_point(with_checkpoint=True)
         if timer is not None:
             timer.cancel()
-        if mark is not None:
-            if self._is_checkpointed(mark):
-                mark.checkpoint = None
-            self._sync_to(mark)
+        if point is not None:
+            if self._is_checkpointed(point):
+                point.checkpoint = None
+            self._sync_to(point)
             if self._stopped is None:
                 self._clear_reserve()
         for segment in self._segments:
@@ -591,11 +599,11 @@ class PartitionLog:
         except OSError:
             _log.warning("log.reserve_not_cleared", partition=self._name, error="some offsets will be skipped")
 
-    def _is_checkpointed(self, mark: _Mark) -> bool:
+    def _is_checkpointed(self, point: _SyncPoint) -> bool:
         done = self._checkpointed
         if done is None:
-            return mark.end_offset == self._segments[0].base  # nothing was ever written
-        return (done.segment, done.position) == (mark.active.base, mark.active.size)
+            return point.end_offset == self._segments[0].base  # nothing was ever written
+        return (done.segment, done.position) == (point.active.base, point.active.size)
 
 
 def _stored_at_ms(segment: Segment) -> int:

@@ -1,12 +1,13 @@
-"""What a log remembers of each producer, to store every batch once and in the producer's order.
+"""The producer table of a log: recent batches of every producer, to store a batch once and in the producer's order.
 
-A pure table. Sequences count messages: the batch after one with `first_sequence` s and `count` n starts at s + n.
-The producer id 0 is nobody: such batches are always new.
+Sequences count messages: after a batch with `first_sequence` s and `count` n, the next batch starts at s + n.
+Batches with the producer id 0 have no producer and are always new.
 
-A producer that is not known (or comes with a higher epoch) must start at sequence 0. One whose state expired
-continues at a higher sequence and is refused with OutOfSequence like one whose first batches are still on their
-way: the log cannot tell the two apart, and accepting would put the second kind out of order. The producer can: if
-everything before the refused batch was acknowledged, nothing is missing, and it repeats the batch with `gap`.
+An unknown producer (or a producer with a higher epoch) must start at sequence 0. A producer whose state expired
+continues at a higher sequence and is refused with OutOfSequence, like a producer whose first batches have not arrived.
+The log cannot tell the two cases apart, and accepting would break the order in the second case. The producer can tell:
+if all batches before the refused batch were acknowledged, no batch is missing, and the producer repeats the batch with
+`gap`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from inturn.model.errors import OutOfSequence, ProducerFenced
 from inturn.model.settings import IN_FLIGHT_MAX
 
 NOBODY = 0
-# A producer has at most so many batches on their way; only those can come twice.
+# A producer has at most this many batches in flight; only those can be sent twice.
 RECENT_COUNT = IN_FLIGHT_MAX
 
 
@@ -35,7 +36,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ProducerTable:
-    """Not thread-safe: the log calls it under its lock."""
+    """Not thread-safe: the log calls all methods under its lock."""
 
     def __init__(self, partition: str) -> None:
         self._partition = partition
@@ -45,10 +46,10 @@ class ProducerTable:
         return len(self._states)
 
     def duplicate_of(self, batch: Batch, gap: bool = False) -> int | None:
-        """The base offset if the batch is stored already, None if it is new and next in its order.
+        """The base offset of a batch that is already stored, or None for a new batch that is next in order.
 
-        Raises ProducerFenced for an older epoch, OutOfSequence if something before it is missing, or if it is too
-        old to be remembered. Changes nothing: `record` does, once the batch is written.
+        Raises ProducerFenced for an older epoch; OutOfSequence if an earlier batch is missing, or if the batch is too
+        old to be remembered. Does not change the table: `record` does, after the batch was written.
         """
         if batch.producer_id == NOBODY:
             return None
@@ -84,7 +85,7 @@ class ProducerTable:
             del state.recent[0]
 
     def expire(self, before_ms: int) -> None:
-        """Forget producers whose last batch is older."""
+        """Drop producers whose last batch is older."""
         for producer_id in [state.producer_id for state in self._states.values() if state.stored_at_ms < before_ms]:
             del self._states[producer_id]
 
@@ -92,5 +93,5 @@ class ProducerTable:
         return _encoder.encode(list(self._states.values()))
 
     def restore(self, snapshot: bytes) -> None:
-        """Raises msgspec.DecodeError if this is no snapshot."""
+        """Replace the table by a snapshot. Raises msgspec.DecodeError for other bytes."""
         self._states = {state.producer_id: state for state in _decoder.decode(snapshot)}

@@ -1,16 +1,17 @@
-"""What opening a log finds on disk: the good part, and what is wrong with the rest.
+"""Recovery of a log: find the good part on disk, and tell a torn tail from damage. `verify` checks a whole log.
 
-From the checkpoint on (or from the beginning if there is none) every batch is read and checked. At the first bad
-place, with offset E expected there:
+Recovery reads and checks every batch from the checkpoint on (or from the beginning without a checkpoint). At the first
+bad place, with offset E expected there, the rest is
 
-- *Damage in the middle*, if anything vouches that E had been synced: a checkpoint above E, a later header whose
-  `synced_end` is above E, or a later segment made after a gap (made only when all before it is synced). Nothing is
-  changed on disk; the log opens damaged at E.
-- *A torn tail* otherwise: never acknowledged as synced. It is cut, and the cut is synced before anything is accepted.
+- *damage in the middle*, if there is evidence that E had been synced: a checkpoint above E, a later header with a
+  `synced_end` above E, or a later segment after a gap (made only when all earlier segments are synced). Recovery
+  changes no file; the log opens damaged at E.
+- *a torn tail* otherwise, never acknowledged as synced. Recovery cuts the tail, and syncs the cut before the log
+  accepts appends.
 
-A header vouches even if its own payload is torn: it was written by a log that knew what was synced.
+A header is evidence even if its own payload is torn: the log that wrote the header knew how far it was synced.
 
-A full look at a log, for `inturn doctor`: every header, every payload, every offset.
+`verify` serves `inturn doctor` and checks every header, every payload and every offset.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from inturn.model.errors import LogDamaged
 
 
 def verify(name: str, segments: list[Segment], sizes: list[int]) -> Iterator[LogDamaged]:
-    """Yield each place that is damaged, and go on behind it where a batch is intact again."""
+    """Yield every damaged place, and continue at the next intact batch."""
     expected = segments[0].base if segments else 0
     for segment, size in zip(segments, sizes, strict=True):
         if segment.base < expected:
@@ -49,7 +50,7 @@ def verify(name: str, segments: list[Segment], sizes: list[int]) -> Iterator[Log
 
 
 def _next_intact(segment: Segment, position: int, size: int, expected: int) -> tuple[int, int]:
-    """(position, base offset) of the next batch that is whole; the end of the segment if there is none."""
+    """(position, base offset) of the next whole batch, or of the end of the segment."""
     for at, header in segment.headers_after(position, size):
         if header.base_offset > expected and next(segment.scan(at, size), None) is not None:
             return at, header.base_offset
@@ -61,7 +62,7 @@ _REWRITE_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class Recovered:
-    """`segments` hold exactly the good part; the last one is the active one. Empty for a new log."""
+    """The good part of a log. The last of the `segments` is the active segment. No segments for a new log."""
 
     segments: list[Segment]
     end_offset: int
@@ -74,17 +75,17 @@ class Recovered:
 
 @dataclass(slots=True)
 class _Scan:
-    segments: list[Segment]  # all there are
+    segments: list[Segment]  # all segments on disk
     end_offset: int
     stored_at_ms: int
-    good: int = 0  # so many segments are good, the last of them up to its `bad_at`
+    good: int = 0  # the number of good segments; the last good segment is good up to `bad_at`
     bad_at: int | None = None
     detail: str = ""
     scanned: list[tuple[Segment, int, int]] = field(default_factory=list)  # from, to
 
 
 def recover(disk: Disk, folder: str, partition: str, seed: int, every_bytes: int) -> Recovered:
-    """Find the good part of a log, cut a torn tail. Everything in it is synced when this returns. Raises OSError."""
+    """Find the good part of a log and cut a torn tail. The good part is synced when this returns. Raises OSError."""
     disk.make_folder(folder)
     segments = _segments(disk, folder, seed, every_bytes)
     checkpoint = checkpoints.load(disk, folder, seed)
@@ -106,13 +107,13 @@ def recover(disk: Disk, folder: str, partition: str, seed: int, every_bytes: int
     if scan.bad_at is not None:
         segments[-1].size = scan.bad_at
     return Recovered(
-        segments,
-        scan.end_offset,
-        scan.stored_at_ms,
-        producers,
-        checkpoint,
-        damage,
-        sum(end - begin for _, begin, end in scan.scanned),
+        segments=segments,
+        end_offset=scan.end_offset,
+        stored_at_ms=scan.stored_at_ms,
+        producers=producers,
+        checkpoint=checkpoint,
+        damage=damage,
+        scanned_bytes=sum(end - begin for _, begin, end in scan.scanned),
     )
 
 
@@ -124,7 +125,7 @@ def _segments(disk: Disk, folder: str, seed: int, every_bytes: int) -> list[Segm
             base, after_gap = parsed
             size = disk.size(f"{folder}/{name}")
             segments.append(Segment(disk, folder, base, after_gap, size, seed, every_bytes))
-    # A log that is opened twice with a rising floor leaves an empty segment behind, which means nothing.
+    # A log that is opened twice with a rising floor leaves an empty segment behind. The empty segment is removed.
     for segment, following in itertools.pairwise(list(segments)):
         if segment.size == 0 and following.after_gap:
             disk.remove(segment.path)
@@ -133,7 +134,7 @@ def _segments(disk: Disk, folder: str, seed: int, every_bytes: int) -> list[Segm
 
 
 def _start(segments: list[Segment], checkpoint: Checkpoint | None, producers: ProducerTable) -> tuple[int, int, _Scan]:
-    """Where to scan from: (index of the segment, position in it, the scan as it begins)."""
+    """The start of the scan: (index of the segment, position in the segment, the initial scan)."""
     if checkpoint is not None:
         for number, segment in enumerate(segments):
             if segment.base == checkpoint.segment and segment.size >= checkpoint.position:
@@ -192,7 +193,7 @@ def _damage(scan: _Scan, known_end: int, partition: str) -> LogDamaged | None:
 
 
 def _cut(disk: Disk, folder: str, scan: _Scan) -> None:
-    """Remove the torn tail, durably: else it could come back under what is written next."""
+    """Remove the torn tail durably: else its bytes could appear again below the next written batches."""
     if scan.bad_at is None:
         return
     for segment in reversed(scan.segments[scan.good :]):
@@ -208,11 +209,11 @@ def _cut(disk: Disk, folder: str, scan: _Scan) -> None:
 
 
 def _make_durable(disk: Disk, folder: str, scan: _Scan) -> None:
-    """Write what was scanned once more and sync it.
+    """Write the scanned bytes again and sync them.
 
-    It may be only in the page cache. And if the process before this one saw a sync fail, the system may hold these
-    pages for clean although they never reached the disk: then a sync alone would do nothing. The last segment and the
-    folder are synced even if nothing was scanned: a recovery before this one may have cut a tail and died right then.
+    The bytes may be only in the page cache. If a sync failed in the previous process, the system may treat these pages
+    as clean although the pages never reached the disk: then a sync alone would have no effect. The last segment and
+    the folder are synced even without scanned bytes: an earlier recovery may have crashed right after its cut.
     """
     for segment, begin, end in scan.scanned:
         for position in range(begin, end, _REWRITE_BYTES):

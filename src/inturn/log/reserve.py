@@ -1,9 +1,9 @@
-"""Offsets that may have been given out: after a power loss none of them is given out again.
+"""Reserved offsets: offsets that may have been used are never used again after a power loss.
 
-Where acknowledging does not wait for the disk, a power loss takes a tail that others have read already. What came
-after it must not get the same offsets. So the log notes, ahead of time and durably, up to where it will give them
-out, and goes on behind that if the machine was started anew in between. As long as it was not, written is as good
-as synced, and nothing has to be skipped.
+Where acknowledging does not wait for the disk, a power loss takes a tail that consumers may have read already. Later
+messages must not get the same offsets. So the log records durably and ahead of time up to which offset it may append,
+and continues behind the record after a restart of the machine. Without a restart of the machine, written bytes are as
+safe as synced bytes, and no offset is skipped.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _MAGIC = b"iTreser1"
 
 class Reserve(msgspec.Struct, frozen=True, array_like=True):
     end_offset: int
-    boot_id: str  # of the machine's run in which it was noted; empty if unknown
+    boot_id: str  # the run of the machine that wrote the record; empty if unknown
 
 
 _decoder = msgspec.msgpack.Decoder(Reserve)
 
 
 def save(disk: Disk, folder: str, end_offset: int, seed: int) -> None:
-    """Durable when this returns. Blocks. Raises OSError."""
+    """Record the reserved offsets; durable when this returns. Blocks. Raises OSError."""
     body = msgspec.msgpack.encode(Reserve(end_offset, disk.boot_id()))
     small_file.save(disk, folder, NAME, _MAGIC, body, seed)
 
 
 def floor(disk: Disk, folder: str, seed: int) -> int:
-    """The lowest offset that certainly was not given out before a power loss; 0 if there was none."""
+    """The lowest offset that was certainly not used before a power loss; 0 without a power loss."""
     body = small_file.load(disk, folder, NAME, _MAGIC, seed)
     if body is None:
         return 0
@@ -43,7 +43,7 @@ def floor(disk: Disk, folder: str, seed: int) -> int:
 
 
 def clear(disk: Disk, folder: str) -> None:
-    """Everything given out is synced. Raises OSError."""
+    """Delete the record: all used offsets are synced. Raises OSError."""
     path = f"{folder}/{NAME}"
     if disk.exists(path):
         disk.remove(path)

@@ -1,7 +1,8 @@
-"""A segment: batches one after the other in a file, nothing else. Its name says the offset it starts with.
+"""Segments: files of consecutive batches. The name of a segment is its first offset.
 
-`00000000000000000042.log` goes on where the segment before ends; `00000000000000000042-gap.log` may leave offsets
-out, because they were given out before and lost. A segment with `-gap` is only made when all before it is synced.
+`00000000000000000042.log` continues at the end of the previous segment. `00000000000000000042-gap.log` may skip
+offsets, because the offsets were used before and lost. A segment with `-gap` is only made when all earlier segments
+are synced.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _SCAN_BYTES = 1024 * 1024
 
 
 class Segment:
-    """One thread at a time appends (the log, under its lock); any number may read what is below `size`.
+    """A segment of a log. Only a single thread appends (the log, under its lock). Any thread may read below `size`.
 
-    `size`, `end_offset` and `stored_at_ms` (of the last batch) belong to the log while the segment is its active
-    one. For a sealed segment `know` finds the latter two in the index file, or by walking the segment.
+    The log changes `size`, `end_offset` and `stored_at_ms` (of the last batch) of the active segment. For a sealed
+    segment, `know` finds `end_offset` and `stored_at_ms` in the index file, or by walking the segment.
     """
 
     __slots__ = (
@@ -62,8 +63,10 @@ class Segment:
     def create(
         cls, disk: Disk, folder: str, base: int, after_gap: bool, seed: int, every_bytes: int, stored_at_ms: int
     ) -> Segment:
-        """An empty one. Its folder entry is not synced yet."""
-        segment = cls(disk, folder, base, after_gap, 0, seed, every_bytes)
+        """A new empty segment. The folder entry of the segment is not synced yet."""
+        segment = cls(
+            disk=disk, folder=folder, base=base, after_gap=after_gap, size=0, seed=seed, every_bytes=every_bytes
+        )
         segment.stored_at_ms = stored_at_ms
         segment.known = True
         segment._file = disk.open(segment.path, create=True)
@@ -85,13 +88,13 @@ class Segment:
         return file
 
     def drop_file(self) -> None:
-        """Let go of the file; it closes when no other thread reads from it any more."""
+        """Drop the file. The file closes when no thread reads from the file any more."""
         self._file = None
 
-    # Looking at what is there
+    # Reading headers
 
     def walk(self, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of each batch, payloads skipped, until `limit` or the first place without a header."""
+        """(position, header) of the batches up to `limit` or the first place without a header. Skips payloads."""
         start, buffer = position, b""
         while position < limit:
             if len(buffer) - (position - start) < HEADER_BYTES:
@@ -103,7 +106,7 @@ class Segment:
             position += header.total_bytes
 
     def scan(self, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Like `walk`, but reads everything and ends at the first batch whose payload is not intact either."""
+        """Like `walk`, but also verifies payloads, and ends at the first batch with a damaged payload."""
         start, buffer = position, b""
         while position < limit:
             if len(buffer) - (position - start) < HEADER_BYTES:
@@ -122,7 +125,7 @@ class Segment:
             position += header.total_bytes
 
     def headers_after(self, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Every intact header that starts at or after this position, wherever it stands, payloads not looked at."""
+        """All intact headers that start at or after this position, at any byte. Skips payloads."""
         while position < limit:
             buffer = self.file.read_at(position, min(_SCAN_BYTES, limit - position))
             if len(buffer) < HEADER_BYTES:
@@ -133,13 +136,13 @@ class Segment:
                 if header is not None:
                     yield position + at, header
                 at = buffer.find(MAGIC, at + 1)
-            # The last bytes may be the beginning of a header, so they are looked at again.
+            # The last bytes may be the beginning of a header, so the next read repeats them.
             position += len(buffer) - HEADER_BYTES + 1
 
     # The index
 
     def know(self) -> None:
-        """Find the end and the index of a sealed segment. Blocks; afterwards it is a no-op."""
+        """Find the end and the index of a sealed segment. The first call blocks; later calls return at once."""
         if self.known:
             return
         whole = self.load_index(self.size)
@@ -148,10 +151,11 @@ class Segment:
             self.save_index(self.encode_index())
 
     def load_index(self, covered: int) -> bool:
-        """Fill `index`, `end_offset`, `stored_at_ms` for the bytes below `covered`, from the file as far as it goes.
+        """Fill `index`, `end_offset`, `stored_at_ms` for the bytes below `covered`, from the index file as far as
+        possible.
 
-        Whether all of them could be walked: if a header on the way is damaged the rest stays without index; a
-        reader will get there and say so.
+        Returns whether all headers could be walked. Bytes behind a damaged header stay without index; a reader raises
+        at the damaged header.
         """
         found = self._read_index_file()
         position = 0
@@ -165,14 +169,14 @@ class Segment:
         return position == covered
 
     def note(self, position: int, header: BatchHeader) -> None:
-        """A batch was found at this position, behind all others so far."""
+        """Add the batch at this position, behind all batches so far."""
         if position >= self.index.next_at:
             self.index.add(header.base_offset, position, header.stored_at_ms)
         self.end_offset = header.next_offset
         self.stored_at_ms = header.stored_at_ms
 
     def forget_index(self) -> None:
-        """The index was wrong: it does without, and the file is built again when the segment is opened next."""
+        """Drop a wrong index. The segment works without an index, and rebuilds the file at its next opening."""
         index = Index(self.index.every_bytes)
         index.next_at = self.index.next_at
         self.index = index
@@ -183,7 +187,7 @@ class Segment:
         return self.index.encode(self.base, self.size, self.end_offset, self.stored_at_ms)
 
     def save_index(self, data: bytes) -> None:
-        """Best effort and not synced: the checksum tells whether it arrived."""
+        """Write the index file without a sync; ignores errors. The checksum shows later whether the file is whole."""
         with contextlib.suppress(OSError):
             if self._disk.exists(self.index_path):
                 self._disk.remove(self.index_path)
@@ -204,6 +208,6 @@ class Segment:
 
 
 def parse_name(name: str) -> tuple[int, bool] | None:
-    """(base offset, whether it may leave offsets out), or None if this is no segment's name."""
+    """(base offset, whether the segment may skip offsets), or None if the name is no segment's name."""
     match = _NAME.match(name)
     return None if match is None else (int(match[1]), match[2] is not None)

@@ -1,4 +1,4 @@
-"""Small files that are replaced as a whole: a crash leaves the old one or the new one."""
+"""Small files that are replaced as a whole: a crash leaves the old file or the new file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHECKSUM = struct.Struct("<Q")
 
 
 def save(disk: Disk, folder: str, name: str, magic: bytes, body: bytes, seed: int) -> None:
-    """Durable when this returns. Blocks. Raises OSError."""
+    """Replace the file; durable when this returns. Blocks. Raises OSError."""
     temporary = f"{folder}/{name}.tmp"
     if disk.exists(temporary):
         disk.remove(temporary)
@@ -27,7 +27,7 @@ def save(disk: Disk, folder: str, name: str, magic: bytes, body: bytes, seed: in
 
 
 def load(disk: Disk, folder: str, name: str, magic: bytes, seed: int) -> bytes | None:
-    """The body, or None if there is no such file or it is not whole."""
+    """The body, or None if the file is missing or not whole."""
     path = f"{folder}/{name}"
     if not disk.exists(path):
         return None

@@ -1,20 +1,21 @@
-"""Batches: the unit that is stored, checked and moved. The same bytes from producer to log to consumer.
+"""Batches: the unit of storing, checking and sending. A batch keeps the same bytes from producer to log to consumer.
 
     header   fixed, little endian, see `_HEADER`
-    payload  slot vector (one u16 per message), then the messages as msgpack, the latter compressed or not
+    payload  slot vector (one u16 per message), then the messages as msgpack; the messages may be compressed
 
-Two checksums (xxh3-64). The payload's is the producer's and travels to the consumer. The header's is the log's:
-it covers the offset and the payload's checksum, and is seeded by the partition, so that bytes left over from
-another log never fit. Nothing is hashed twice, everything is covered.
+A batch has two checksums (xxh3-64). The producer computes the payload's checksum, and the consumer verifies it. The log
+computes the header's checksum. The header's checksum covers the offset and the payload's checksum, and is seeded by
+the partition: bytes left over from a different log never fit. All bytes are covered, and no byte is hashed twice.
 
-A reader that wants some slots only, or some tags, is given batches in which the other messages are nil (`chosen`,
-`tagged`), and members of shared groups are given parts of batches (`cut`); these exist on their way to the reader, and
-are never stored.
+A reader that wants only some slots or some tags receives batches with nil in place of the other messages (`chosen`,
+`tagged`). Members of shared groups receive parts of batches (`cut`). Such batches are made for the reader and are
+never stored.
 
-`synced_end` is how far the log was known to be on disk when this batch was written. It tells a torn tail
-(nothing after it was acknowledged) from damage in the middle (a later batch vouches for the damaged one).
+`synced_end` is the offset up to which the log was known to be on disk when the batch was written. Recovery uses
+`synced_end` to tell a torn tail (no later message was acknowledged) from damage in the middle (a later batch proves
+that the damaged batch was synced).
 
-How large the content of a zstd frame says that it is, from its first bytes: before anything is decompressed.
+The size of a zstd frame's content is read from the frame's first bytes, before decompression.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ from inturn.model.message import Message, Origin, Outgoing, TagFilter
 from inturn.model.routing import SLOT_COUNT, SlotSet
 from inturn.model.settings import MIB
 
-MARK = b"\x28\xb5\x2f\xfd"
+# A zstd frame: its first bytes, and the sizes of its header's fields.
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 HEADER_BYTES_MAX = 18
 _DICTIONARY_BYTES = (0, 1, 2, 4)
 _SIZE_BYTES = (0, 2, 4, 8)
 
 
 def content_bytes(frame: bytes | memoryview) -> int | None:
-    """None if it does not say, or is no frame."""
+    """The content size that a zstd frame declares; None for a frame without a size, or for other bytes."""
     head = bytes(frame[:HEADER_BYTES_MAX])
-    if not head.startswith(MARK) or len(head) <= len(MARK):
+    if not head.startswith(ZSTD_MAGIC) or len(head) <= len(ZSTD_MAGIC):
         return None
     descriptor = head[4]
     is_single = bool(descriptor & 0x20)
@@ -59,7 +61,7 @@ MAGIC = b"iT"
 VERSION = 1
 NO_COMPRESSION = 0
 ZSTD = 1
-CHOSEN = 2  # not compressed, and messages that are not for this reader are nil
+CHOSEN = 2  # not compressed; messages for other readers are nil
 _COMPRESSION_LEVEL = 3
 _ZSTD_MISSING = "zstd-compressed batches need the extra: pip install 'inturn[zstd]'"
 
@@ -69,7 +71,7 @@ _HEADER = struct.Struct("<2sBBIIIQQIIQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 PAYLOAD_BYTES_MAX = 2**31 - 1
-# A producer gathers less than 50 MB into a batch. What says that it is more was made to harm whoever reads it.
+# A producer gathers less than 50 MB into a batch. A batch that declares more was made to harm its reader.
 DECOMPRESSED_BYTES_MAX = 64 * MIB
 
 _encoder = msgspec.msgpack.Encoder()
@@ -80,7 +82,7 @@ _raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class _Tagged(msgspec.Struct, array_like=True, gc=False):
-    """An Outgoing of which only the tags are looked at."""
+    """An Outgoing of which only the tags are decoded."""
 
     body: msgspec.Raw
     key: msgspec.Raw = msgspec.Raw()
@@ -92,7 +94,7 @@ _tagged_decoder = msgspec.msgpack.Decoder(list[_Tagged])
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Messages ready to be stored: what a producer hands to the log."""
+    """Messages ready to be stored, as a producer sends them to the log."""
 
     count: int
     producer_id: int
@@ -104,7 +106,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     payload: bytes
 
     def header(self, base_offset: int, stored_at_ms: int, synced_end: int, seed: int) -> bytes:
-        """The header this batch gets at its place in the log of the partition with this seed."""
+        """The header of the batch for an offset in the log of the partition with this seed."""
         fields = _HEADER.pack(
             MAGIC,
             VERSION,
@@ -125,7 +127,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A header whose checksum was right."""
+    """A header with a correct checksum."""
 
     compression: int
     payload_bytes: int
@@ -149,14 +151,14 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class StoredBatch(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A batch as it stands in the log. The payload's checksum is checked by `decode`, at the reader."""
+    """A batch as stored in the log. The reader verifies the payload's checksum with `is_intact`."""
 
     header: BatchHeader
     payload: memoryview
 
 
 def parse_header(data: bytes | memoryview, position: int, seed: int) -> BatchHeader | None:
-    """The header at this position, or None if there is no whole and intact one."""
+    """The header at this position, or None if no whole and intact header is there."""
     if len(data) - position < HEADER_BYTES or data[position : position + 2] != MAGIC:
         return None
     (checksum,) = _CHECKSUM.unpack_from(data, position + _HEADER.size)
@@ -165,6 +167,7 @@ def parse_header(data: bytes | memoryview, position: int, seed: int) -> BatchHea
     f = _HEADER.unpack_from(data, position)
     if f[1] != VERSION or f[4] == 0:
         return None
+    # By position, in the order of the fields without the padding f[9]: called for every batch.
     return BatchHeader(f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[10], f[11], f[12], f[13])
 
 
@@ -194,30 +197,31 @@ def encode(
     payload = _little_endian(slots).tobytes() + body
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise InvalidInput(
-            f"a batch of {len(payload)} bytes is over the limit of {PAYLOAD_BYTES_MAX}; send less at once"
+            f"a batch of {len(payload)} bytes is over the limit of {PAYLOAD_BYTES_MAX}; send fewer messages at once"
         )
     return Batch(
-        len(messages),
-        producer_id,
-        producer_epoch,
-        first_sequence,
-        route_version,
-        ZSTD if compression == "zstd" else NO_COMPRESSION,
-        xxh3_64_intdigest(payload),
-        payload,
+        count=len(messages),
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        first_sequence=first_sequence,
+        route_version=route_version,
+        compression=ZSTD if compression == "zstd" else NO_COMPRESSION,
+        checksum=xxh3_64_intdigest(payload),
+        payload=payload,
     )
 
 
 def is_intact(batch: StoredBatch) -> bool:
-    """Whether the payload is what the producer sent."""
+    """Whether the payload is unchanged since the producer sent the batch."""
     header = batch.header
     return len(batch.payload) == header.payload_bytes and xxh3_64_intdigest(batch.payload) == header.checksum
 
 
 def decode(batch: StoredBatch, origin: Origin) -> list[Message]:
-    """The messages of an intact batch (see `is_intact`), each with its offset; those that were chosen, if any were.
+    """The messages of an intact batch (see `is_intact`) with their offsets. Messages that are nil are left out.
 
-    Raises InvalidInput for what no producer of ours would send: it is no msgpack, or too large when decompressed."""
+    Raises InvalidInput for content that no inturn producer sends: no msgpack, or too large after decompression.
+    """
     if batch.header.compression == CHOSEN:
         return _decode_chosen(batch, origin)
     messages = _decoded(_decoder, batch)
@@ -240,8 +244,10 @@ def _decode_chosen(batch: StoredBatch, origin: Origin) -> list[Message]:
 
 
 def contents(batch: StoredBatch) -> list[Outgoing]:
-    """What an intact batch stores, without places, which is quicker than `decode`. Where messages were left out
-    (see `chosen`) there is None, which whoever asked for other slots does not look at."""
+    """The messages of an intact batch without subject and offset: faster than `decode`.
+
+    The result has None in place of messages that `chosen` left out. Callers skip the slots of such messages.
+    """
     return _decoded(_contents_decoder, batch)  # type: ignore[arg-type]
 
 
@@ -254,17 +260,20 @@ def _decoded(decoder: msgspec.msgpack.Decoder[list[_Decoded]], batch: StoredBatc
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidInput(f"a batch that cannot be decoded: {error}") from None
     if len(messages) != batch.header.count:
-        raise InvalidInput(f"a batch of {batch.header.count} messages that has {len(messages)}")
+        raise InvalidInput(f"a batch declares {batch.header.count} messages, and has {len(messages)}")
     return messages
 
 
 def chosen(batch: StoredBatch, slots: SlotSet) -> StoredBatch:
-    """The same batch with nil for messages of other slots. A damaged one stays as it is, for its reader to find, and so
-    does one that cannot be looked into: its content is nonsense, or zstd is not installed."""
+    """The batch with nil in place of messages of other slots.
+
+    A damaged batch is returned unchanged: the reader finds the damage. A batch that cannot be decoded (invalid content,
+    or zstd is not installed) is returned unchanged, too.
+    """
     if not is_intact(batch):
         return batch
     wanted, vector = slots.flags, slots_of(batch)
-    if max(vector) >= SLOT_COUNT:  # an old log may have such: each has to be somebody's, and nobody else's
+    if max(vector) >= SLOT_COUNT:  # possible in an old log: every message must belong to exactly one slot
         vector = array("H", [slot % SLOT_COUNT for slot in vector])
     try:
         return _with_nil(batch, _decoded(_raw_decoder, batch), [wanted[slot] for slot in vector])
@@ -273,9 +282,10 @@ def chosen(batch: StoredBatch, slots: SlotSet) -> StoredBatch:
 
 
 def tagged(batch: StoredBatch, tags: TagFilter) -> tuple[StoredBatch | None, Sequence[int]]:
-    """The batch with nil for messages whose tags are not wanted, or None if none is; and the offsets of those.
+    """The batch with nil in place of messages that the tags filter out, and the offsets of these messages.
 
-    A damaged batch stays as it is, for its reader to find: what its tags were, nobody knows.
+    The batch is None if the tags filter out all messages. A damaged batch is returned unchanged, because its tags
+    cannot be read: the reader finds the damage.
     """
     header = batch.header
     if not is_intact(batch):
@@ -287,18 +297,18 @@ def tagged(batch: StoredBatch, tags: TagFilter) -> tuple[StoredBatch | None, Seq
         wanted = [tags.wants(one.tags) for one in _tagged_decoder.decode(body)]
         if len(wanted) != header.count:
             return batch, ()
-        unwanted = [offset for offset, is_wanted in enumerate(wanted, header.base_offset) if not is_wanted]
-        if not unwanted:
+        filtered_out = [offset for offset, is_wanted in enumerate(wanted, header.base_offset) if not is_wanted]
+        if not filtered_out:
             return batch, ()
-        if len(unwanted) == header.count:
+        if len(filtered_out) == header.count:
             return None, range(header.base_offset, header.next_offset)
-        return _with_nil(batch, _raw_decoder.decode(body), wanted), unwanted
-    except Exception:  # whatever a decoder or decompressor says of content that it cannot read
+        return _with_nil(batch, _raw_decoder.decode(body), wanted), filtered_out
+    except Exception:  # any error of a decoder or decompressor on content that cannot be read
         return batch, ()
 
 
 def _with_nil(batch: StoredBatch, messages: Sequence[msgspec.Raw], wanted: Sequence[int]) -> StoredBatch:
-    """The same batch with those of its messages that are wanted, and a checksum of its own."""
+    """The batch with nil in place of messages that are not wanted, and with a new checksum."""
     header = batch.header
     chosen_body = _encoder.encode([one if is_wanted else None for one, is_wanted in zip(messages, wanted, strict=True)])
     payload = bytes(batch.payload[: 2 * header.count]) + chosen_body
@@ -309,8 +319,10 @@ def _with_nil(batch: StoredBatch, messages: Sequence[msgspec.Raw], wanted: Seque
 
 
 def cut(batch: StoredBatch, offsets: Sequence[int]) -> StoredBatch:
-    """The part of a batch that has these offsets, in rising order, with nil for others between them. A damaged one
-    stays as it is, for its reader to find."""
+    """The part of a batch that has these offsets (in rising order), with nil for other offsets between them.
+
+    A damaged batch is returned unchanged: the reader finds the damage.
+    """
     header = batch.header
     if len(offsets) == header.count or not is_intact(batch):
         return batch
@@ -340,14 +352,14 @@ def _body(batch: StoredBatch) -> memoryview | bytes:
 
 
 def content_bytes_of(batch: StoredBatch) -> int:
-    """How large its messages are together when they are not compressed, as it says itself: nothing is decompressed."""
+    """The size of all messages before compression, as the batch declares the size. Decompresses no data."""
     body = memoryview(batch.payload)[2 * batch.header.count :]
     size_bytes = content_bytes(body) if batch.header.compression == ZSTD else None
     return len(body) if size_bytes is None else size_bytes
 
 
 def slots_of(batch: StoredBatch) -> array[int]:
-    """The slot of each message, without decoding any."""
+    """The slot of every message, without decoding a message."""
     slots = array("H", bytes(batch.payload[: 2 * batch.header.count]))
     return _little_endian(slots)
 
@@ -375,10 +387,10 @@ def _decompress(body: memoryview) -> bytes:
     size_bytes = content_bytes(body)
     if size_bytes is not None and size_bytes > DECOMPRESSED_BYTES_MAX:
         raise InvalidInput(
-            f"a compressed batch says that it has {size_bytes} bytes; the limit is {DECOMPRESSED_BYTES_MAX}, and no "
-            "producer of inturn sends as much: find out who may produce here"
+            f"a compressed batch declares {size_bytes} bytes; the limit is {DECOMPRESSED_BYTES_MAX}, and no "
+            "producer of inturn sends as much; check which clients may produce here"
         )
     try:
         return zstandard.ZstdDecompressor().decompress(body, max_output_size=DECOMPRESSED_BYTES_MAX)
     except zstandard.ZstdError as error:
-        raise InvalidInput(f"a compressed batch that is damaged, or larger than it says: {error}") from None
+        raise InvalidInput(f"a compressed batch is damaged, or larger than declared: {error}") from None

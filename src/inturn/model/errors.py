@@ -1,4 +1,4 @@
-"""Everything inturn raises, one tree:
+"""All errors that inturn raises, as a tree:
 
 InturnError
 ├── InvalidInput            a value that cannot be accepted; nothing was changed
@@ -9,43 +9,43 @@ InturnError
 ├── FolderInUse             another process has the folder open
 ├── SchemaMismatch          the folder was written by another version
 ├── StorageError            the log of one partition
-│   ├── DiskFull            no room; refused, nothing written (retriable)
-│   ├── LogStopped          a sync failed: the log takes no more appends until it is reopened
+│   ├── DiskFull            no free space; the append was refused, no bytes were written (retriable)
+│   ├── LogStopped          a sync failed: the log refuses appends until the folder is opened again
 │   └── LogDamaged          a checksum does not fit in the middle of the log
-├── LeaseError              consuming without the right to
+├── LeaseError              consuming without a valid lease
 │   ├── LeaseHeld           another member holds the lease (retriable)
 │   │   └── GateClosed      older messages of the same keys come first (retriable)
 │   ├── StaleEpoch          the epoch is not the current one
-│   └── ReceiptExpired      a shared group: the message was, or will be, given to somebody else
+│   └── ReceiptExpired      a shared group: the message was, or will be, delivered again
 ├── ProducerError
 │   ├── ProducerFenced      a newer producer of the same name took over
 │   ├── OutOfSequence       a batch before this one is missing (retriable)
 │   ├── RouteChanged        the batch was routed by another route version (retriable)
-│   ├── BufferFull          the producer's buffer has no room (retriable)
-│   ├── SendTimeout         not acknowledged in time; it may still be stored
-│   └── SendFailed          given up
+│   ├── BufferFull          the producer's buffer has no free space (retriable)
+│   ├── SendTimeout         not acknowledged in time; the message may still be stored
+│   └── SendFailed          the producer has given the message up
 ├── BrokerGroupClosed       a broker group is read-only, unavailable, or its broker is dead (retriable)
-├── GroupConflict           members of one group that ask for different things, or a reset of a group at work
+├── GroupConflict           members of a group with different settings, or a reset of a group with active members
 ├── OffsetsUnusable         a broadcast consumer's own offsets cannot be read, or are not of this log
-├── HandlerError            a handler returned something that is not a result
+├── HandlerError            a handler returned a value that is no result
 ├── OutboxError
 │   ├── OutboxFailed        the database of an outbox cannot be read or written (retriable)
 │   ├── OutboxHeld          another scanner has the lease of the outbox (retriable)
 │   └── OutboxLost          another scanner has taken the outbox over
-├── HandlerRaised           a handler raised in a worker process; its class is named as what it raised
-├── WorkerDied              a worker process ended while a handler ran in it
-├── TrialTimeout            a member did not tell in time what became of a message that it was to try
-├── AccessDenied            the principal may not do this here
-├── QuotaExceeded           the principal has as much as it may have at once (retriable)
+├── HandlerRaised           a handler raised in a worker process; the class has the name of the handler's exception
+├── WorkerDied              a worker process ended while a handler ran
+├── TrialTimeout            a member did not report the outcome of a trial in time
+├── AccessDenied            the principal lacks the permission
+├── QuotaExceeded           the principal has used up its quota (retriable)
 ├── WireError               between a client and a server
 │   ├── ConnectionLost      the server cannot be reached, or the answer did not come (retriable)
-│   ├── ServerStopping      the server takes no new work, it is about to end (retriable)
-│   ├── VersionMismatch     client and server know no common version of the protocol
-│   ├── AuthenticationFailed  the server does not know who the client is
-│   └── ProtocolError       bytes that are no frame, or a frame that nobody knows
+│   ├── ServerStopping      the server is about to end and accepts no new commands (retriable)
+│   ├── VersionMismatch     client and server have no common version of the protocol
+│   ├── AuthenticationFailed  the server cannot authenticate the client
+│   └── ProtocolError       bytes that are no frame, or an unknown frame
 └── Closed                  the connection, producer or consumer was closed
 
-`retriable` says whether the same call may succeed later without anybody changing anything.
+`retriable` states whether the same call may succeed later without any change by a person.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class InturnError(Exception):
     retriable = False
 
     def __reduce__(self) -> tuple[Callable[..., InturnError], tuple[object, ...]]:
-        """Copies and pickles: the arguments of most errors are not what they are made from."""
+        """For copy and pickle: `args` has the message, while most constructors take fields."""
         return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 def _rebuild(kind: type[InturnError], args: tuple[object, ...], fields: dict[str, object]) -> InturnError:
     error = kind.__new__(kind, *args)
-    error.args = args  # those that are an OSError, too, take theirs in __init__
+    error.args = args  # a class that is also an OSError sets `args` in __init__
     error.__dict__.update(fields)
     return error
 
@@ -97,7 +97,7 @@ class NotFound(InturnError, LookupError):
 class AlreadyExists(InturnError):
     def __init__(self, kind: str, name: str, difference: str) -> None:
         self.kind, self.name, self.difference = kind, name, difference
-        super().__init__(f"{kind} {name!r} exists with {difference}; use it as it is, or another name")
+        super().__init__(f"{kind} {name!r} exists with {difference}; use the existing {kind}, or choose another name")
 
 
 class FolderInUse(InturnError):
@@ -111,12 +111,13 @@ class SchemaMismatch(InturnError):
     def __init__(self, found: int, known: int) -> None:
         self.found, self.known = found, known
         super().__init__(
-            f"the folder has schema version {found}, this inturn knows {known}; open it with the inturn that wrote it"
+            f"the folder has schema version {found}, this inturn knows {known}; open the folder with the version of "
+            "inturn that wrote it"
         )
 
 
 class StorageError(InturnError):
-    """Something about the log of one partition."""
+    """An error of the log of one partition."""
 
     def __init__(self, partition: str, message: str) -> None:
         self.partition = partition
@@ -131,8 +132,8 @@ class DiskFull(StorageError):
         left = "" if free_bytes is None else f" ({free_bytes} bytes left)"
         super().__init__(
             partition,
-            f"the disk is full{left}: the append was refused, reads and commits go on; "
-            "free some room and appends resume by themselves",
+            f"the disk is full{left}: the append was refused, reads and commits work; "
+            "free some space and appends resume by themselves",
         )
 
 
@@ -140,7 +141,7 @@ class LogStopped(StorageError):
     def __init__(self, partition: str, cause: str) -> None:
         self.cause = cause
         super().__init__(
-            partition, f"the log is stopped since {cause}; check the disk, then close and open the folder again"
+            partition, f"the log stopped, because {cause}; check the disk, then close and open the folder again"
         )
 
 
@@ -168,16 +169,16 @@ class LeaseHeld(LeaseError):
 
 
 class GateClosed(LeaseHeld):
-    """The subject has grown, and what was stored before of the keys that moved here is not finished yet."""
+    """The subject has grown, and earlier messages of the keys that moved to this partition are not finished yet."""
 
     def __init__(self, group: str, partition: str, parent: int, offset: int | None) -> None:
         self.group, self.partition, self.parent, self.offset = group, partition, parent, offset
         self.owner = ""
-        what = "what it waits for" if offset is None else f"offset {offset} and maybe more"
+        what = "older messages" if offset is None else f"offset {offset} and maybe later messages"
         Exception.__init__(
             self,
-            f"partition {partition} is not open to group {group!r} yet: {what} in partition {parent} comes first; "
-            "consume that one, or see which keys are in its way: `inturn key list`",
+            f"partition {partition} is not open to group {group!r} yet: {what} in partition {parent} must be finished "
+            f"first; consume partition {parent}, or list the keys that are in the way: `inturn key list`",
         )
 
 
@@ -195,8 +196,9 @@ class ReceiptExpired(LeaseError):
         self.group, self.partition, self.offsets = group, partition, offsets
         which = ", ".join(map(str, offsets[:5])) + (f" and {len(offsets) - 5} more" if len(offsets) > 5 else "")
         super().__init__(
-            f"the receipt for offset {which} of partition {partition}, group {group!r} is over: nothing was changed, "
-            "and the message comes again; acknowledge within ConsumerSettings.visibility_s, or raise it"
+            f"the receipt for offset {which} of partition {partition}, group {group!r} has expired: nothing was "
+            "changed, and the message is delivered again; acknowledge within ConsumerSettings.visibility_s, or raise "
+            "visibility_s"
         )
 
 
@@ -209,7 +211,7 @@ class ProducerFenced(ProducerError):
         self.producer, self.epoch, self.current = producer, epoch, current
         super().__init__(
             f"producer {producer} (epoch {epoch}) was replaced by a newer one of the same name (epoch {current}); "
-            "stop this one, or open it again to take over"
+            "stop this producer, or open the producer again to take over"
         )
 
 
@@ -229,7 +231,7 @@ class RouteChanged(ProducerError):
     def __init__(self, subject: str, sent: int, current: int) -> None:
         self.subject, self.sent, self.current = subject, sent, current
         super().__init__(
-            f"subject {subject!r} is at route version {current}, the batch came with {sent}; route it again"
+            f"subject {subject!r} is at route version {current}, the batch came with {sent}; route the batch again"
         )
 
 
@@ -250,7 +252,7 @@ class SendTimeout(ProducerError):
         because = f" (last error: {last_error})" if last_error else ""
         super().__init__(
             f"a message for {subject!r} was not acknowledged within {waited_s:g} s{because}; "
-            "it stays queued in order and may still be stored"
+            "the message stays queued in order and may still be stored"
         )
 
 
@@ -261,7 +263,7 @@ class SendFailed(ProducerError):
 
 
 class BrokerGroupClosed(InturnError):
-    """`condition` is "read-only" or "unavailable" as an operator has set it, or "dead" if its broker is not heard."""
+    """`condition` is "read-only" or "unavailable" as set by an operator, or "dead" without heartbeats of the broker."""
 
     retriable = True
 
@@ -273,7 +275,9 @@ class BrokerGroupClosed(InturnError):
                 if condition == "dead"
                 else f"`inturn broker-group set {broker_group} available`"
             )
-        super().__init__(f"broker group {broker_group!r} is {condition}; this waits until it is back: {next_step}")
+        super().__init__(
+            f"broker group {broker_group!r} is {condition}; the call waits until the broker group is back: {next_step}"
+        )
 
 
 class GroupConflict(InturnError):
@@ -295,7 +299,7 @@ class HandlerError(InturnError):
 
 
 class OutboxError(InturnError):
-    """Something about an outbox and its scanners."""
+    """An error of an outbox or its scanners."""
 
 
 class OutboxFailed(OutboxError):
@@ -303,7 +307,9 @@ class OutboxFailed(OutboxError):
 
     def __init__(self, table: str, why: str) -> None:
         self.table, self.why = table, why
-        super().__init__(f"outbox {table!r}: the database said {why!r}; what is in it stays, look at the database")
+        super().__init__(
+            f"outbox {table!r}: the database reported {why!r}; the rows stay in the outbox; check the database"
+        )
 
 
 class OutboxHeld(OutboxError):
@@ -312,32 +318,36 @@ class OutboxHeld(OutboxError):
     def __init__(self, table: str, owner: str, waited_s: float) -> None:
         self.table, self.owner, self.waited_s = table, owner, waited_s
         super().__init__(
-            f"outbox {table!r} is scanned by {owner} (waited {waited_s:g} s for it); leave it to that one, or stop it"
+            f"outbox {table!r} is scanned by {owner} (waited {waited_s:g} s for the lease); leave the outbox to that "
+            "scanner, or stop that scanner"
         )
 
 
 class OutboxLost(OutboxError):
     def __init__(self, table: str) -> None:
         self.table = table
-        super().__init__(f"outbox {table!r} was taken over by another scanner, since this one was silent for too long")
+        super().__init__(
+            f"outbox {table!r} was taken over by another scanner, because this scanner was silent for too long; the "
+            "other scanner sends the rows"
+        )
 
 
 class HandlerRaised(InturnError):
-    """Made in the consumer's process of what a handler raised in its own."""
+    """The exception of a handler that ran in a worker process, rebuilt in the consumer's process."""
 
 
 class WorkerDied(InturnError):
     def __init__(self, pid: int, why: str) -> None:
         self.pid, self.why = pid, why
-        super().__init__(f"worker process {pid}: {why}; the attempt counts as failed, another process takes its place")
+        super().__init__(f"worker process {pid}: {why}; the attempt counts as failed, a new process takes over")
 
 
 class TrialTimeout(InturnError):
     def __init__(self, member: str, place: str, waited_s: float) -> None:
         self.member, self.place, self.waited_s = member, place, waited_s
         super().__init__(
-            f"member {member} has not told within {waited_s:g} s what became of {place}; its handler may still run, or "
-            "run another trial: wait longer, or look at the member itself"
+            f"member {member} has not reported the trial of {place} within {waited_s:g} s; the handler may still run, "
+            "or run another trial; wait longer, or check the member"
         )
 
 
@@ -353,13 +363,13 @@ class QuotaExceeded(InturnError):
     def __init__(self, principal: str, what: str, limit: int) -> None:
         self.principal, self.what, self.limit = principal, what, limit
         super().__init__(
-            f"principal {principal!r} has {limit} {what}, as many as its quota allows; close some, or raise the quota "
+            f"principal {principal!r} has {limit} {what}, as many as the quota allows; close some, or raise the quota "
             "in the server's access file"
         )
 
 
 class WireError(InturnError):
-    """Something between a client and a server."""
+    """An error between a client and a server."""
 
 
 class ConnectionLost(WireError, ConnectionError):
@@ -368,7 +378,7 @@ class ConnectionLost(WireError, ConnectionError):
     def __init__(self, address: str, why: str) -> None:
         self.address, self.why = address, why
         super().__init__(
-            f"no connection to {address}: {why}; is the server running? Start it with `inturn serve`, or wait for it"
+            f"no connection to {address}: {why}; is the server running? Start the server with `inturn serve`, or wait"
         )
 
 
@@ -376,7 +386,7 @@ class ServerStopping(WireError):
     retriable = True
 
     def __init__(self) -> None:
-        super().__init__("the server is stopping and takes no new work; try again when it is back")
+        super().__init__("the server is stopping and accepts no new commands; try again when the server is back")
 
 
 class VersionMismatch(WireError):
@@ -384,7 +394,7 @@ class VersionMismatch(WireError):
         self.theirs, self.ours, self.software = theirs, ours, software
         super().__init__(
             f"the client speaks protocol versions {theirs[0]} to {theirs[1]}, the server ({software}) {ours[0]} to "
-            f"{ours[1]}; install versions of inturn that have one in common"
+            f"{ours[1]}; install versions of inturn with a common protocol version"
         )
 
 
@@ -393,14 +403,14 @@ class AuthenticationFailed(WireError):
         self.why = why
         super().__init__(
             f"authentication failed: {why}; give connect() a token that `inturn token create` has made for this server "
-            "(commands take it from INTURN_TOKEN), or a client certificate if it asks for one"
+            "(commands read INTURN_TOKEN), or a client certificate if the server requires a certificate"
         )
 
 
 class ProtocolError(WireError):
     def __init__(self, why: str) -> None:
         self.why = why
-        super().__init__(f"{why}; the other end is no inturn of this kind, or the stream is damaged")
+        super().__init__(f"{why}; the other end is no inturn client or server, or the stream is damaged")
 
 
 class Closed(InturnError):

@@ -1,4 +1,4 @@
-"""The event loop: uvloop where there is one."""
+"""The event loop: uvloop where uvloop is installed, else asyncio's."""
 
 from __future__ import annotations
 

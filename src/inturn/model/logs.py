@@ -1,4 +1,4 @@
-"""Where the library writes its log: structured, through `logging`, so that applications decide what becomes of it."""
+"""Structured logging of the library through `logging`: applications decide what is shown and where."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import structlog
 
 
 def get_logger(name: str) -> Any:
-    """A structlog logger over `logging.getLogger(name)`: rendered as structlog is configured, emitted by logging.
+    """A structlog logger over `logging.getLogger(name)`: structlog's configuration renders, `logging` emits.
 
-    Unless somebody configures it, warnings go to stderr. `logging.getLogger("inturn")` is the switch for all.
+    Without any configuration, warnings go to stderr. `logging.getLogger("inturn")` controls all loggers of inturn.
     """
     return structlog.wrap_logger(logging.getLogger(name))

@@ -1,10 +1,8 @@
-"""The message: what a producer stores, and what a handler gets.
+"""Messages as producers store them and handlers receive them, and tag expressions that filter them for a group.
 
-Tag expressions: which messages of a subject a group wants.
-
-`paid || shipped` wants messages that have any of these tags; `*`, or nothing, wants all. A message without tags is
-wanted by `*` only. As text an expression has one form (sorted, each tag once; empty for all), so that members who mean
-the same agree, whatever they wrote.
+`paid || shipped` selects messages that have any of these tags; `*` or an empty expression selects all messages. A
+message without tags is selected by `*` only. The text of an expression has one normal form (sorted, without
+duplicates; empty for all), so that members with equal expressions agree even if the spelling differs.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from inturn.model.errors import InvalidInput
 
 
 class Outgoing(msgspec.Struct, array_like=True, gc=False):
-    """What is stored of a message. A new field goes to the end, with a default, so that old logs stay readable.
+    """The stored part of a message. A new field goes to the end, with a default: old logs stay readable.
 
     `key` is the order key: messages of one key are handled in the order they were stored.
     """
@@ -43,7 +41,7 @@ _NOWHERE = Origin("", -1)
 
 
 class Message(Outgoing, gc=False):
-    """A message read from the log. `offset` and `origin` come from where it stands and are not stored with it."""
+    """A message read from the log. `offset` and `origin` come from its place in the log and are not stored."""
 
     offset: int = -1
     origin: Origin = _NOWHERE
@@ -63,7 +61,7 @@ class Message(Outgoing, gc=False):
 
     @property
     def id(self) -> str:
-        """The `message_id` it was sent with, or else its place in the log."""
+        """The `message_id` given to `send`, or else the place of the message in the log."""
         return self.message_id if self.message_id is not None else f"{self.subject}/{self.partition}@{self.offset}"
 
 
@@ -76,7 +74,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class TagFilter:
-    """`traces` are the bytes that a batch must have somewhere to hold a message with one of the tags."""
+    """A decoded tag expression. A batch that holds a message with a wanted tag contains one of the byte strings
+    `traces`."""
 
     wanted: frozenset[str]
     traces: tuple[bytes, ...]
@@ -85,12 +84,12 @@ class TagFilter:
         return not self.wanted.isdisjoint(tags)
 
     def may_want(self, body: bytes) -> bool:
-        """False: no message that is stored in these bytes has such a tag. Far quicker than to look at each."""
+        """False: no message in these bytes has a wanted tag. Much faster than decoding the messages."""
         return any(trace in body for trace in self.traces)
 
 
 def tags_text(expression: str | None) -> str:
-    """The one form of an expression; empty if all messages are wanted. Raises InvalidInput."""
+    """The normal form of an expression; empty if all messages are wanted. Raises InvalidInput."""
     if expression is None:
         return ""
     if not isinstance(expression, str):
@@ -108,13 +107,13 @@ def tags_text(expression: str | None) -> str:
         try:
             part.encode()
         except UnicodeEncodeError:
-            raise InvalidInput(f"tags={expression!r}: {part!r} is no text that UTF-8 knows") from None
+            raise InvalidInput(f"tags={expression!r}: {part!r} is no valid UTF-8 text; use other characters") from None
     return f" {SEPARATOR} ".join(sorted(set(parts)))
 
 
 @lru_cache(maxsize=1024)
 def tag_filter(expression: str) -> TagFilter | None:
-    """What an expression asks for; None if that is everything. Raises InvalidInput."""
+    """The filter of an expression; None if the expression selects all messages. Raises InvalidInput."""
     text = tags_text(expression)
     if not text:
         return None

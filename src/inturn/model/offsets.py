@@ -1,14 +1,15 @@
-"""Marks: what tells the messages apart that are handled under one lease.
+"""Offsets: marks, start positions, and the tracking of finished offsets.
 
-That is their offset; but a parking lot follows its key to another partition when the subject grows, and its messages
-keep the offsets that they had. The mark of such a message has the partition that it was read from in its upper bits.
+A mark identifies a message among all messages that are handled under one lease. The mark of a message of the leased
+partition is the message's offset. When a subject grows, a parking lot moves with its key to a child partition, and the
+parked messages keep the offsets of the parent partition. The mark of such a message has the partition of its offset in
+the upper bits.
 
-Where a group starts reading.
+A `Position` says where a group starts reading.
 
-Commit tracking: how far one partition is done when its messages finish in any order.
-
-`low` is the lowest offset that is not finished; `finished` holds those above it that are. Both are committed together,
-so a successor repeats only what was not finished.
+A `CommitTracker` tracks the progress of one partition while messages finish in any order: `low` is the lowest offset
+that is not finished, and the finished set holds the finished offsets above `low`. Both are committed together, so the
+next lease holder repeats only messages that were not finished.
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ from pyroaring import BitMap64
 
 from inturn.model.errors import InvalidInput
 
-_SHIFT = 44  # offsets of one partition stay below that: 17 million million
+_SHIFT = 44  # offsets of one partition stay below 2**44: 17 million million
 FOREIGN_MIN = 1 << _SHIFT
 
 
 def mark_of(partition: int, offset: int, held: int) -> int:
-    """The mark of a message among those that are handled under the lease of the partition `held`."""
+    """The mark of a message under the lease of the partition `held`: unique among the messages of that lease."""
     return offset if partition == held else (partition + 1) << _SHIFT | offset
 
 
 def offset_of(mark: int) -> int:
+    """The offset of a marked message, in the partition that stored the message."""
     return mark & FOREIGN_MIN - 1
 
 
 def place_of(mark: int, held: int) -> tuple[int, int]:
-    """Partition and offset."""
+    """The partition and offset of a marked message under the lease of the partition `held`."""
     partition = mark >> _SHIFT
     return (partition - 1 if partition else held), offset_of(mark)
 
 
 _KINDS = ("first", "last", "committed", "timestamp", "offset")
-_TIMESTAMP_MS_MAX = 253_402_300_799_000  # the end of the year 9999: later ones cannot be written as text
+_TIMESTAMP_MS_MAX = 253_402_300_799_000  # the end of the year 9999: later times cannot be written as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ class Position:
     def __post_init__(self) -> None:
         limit = _TIMESTAMP_MS_MAX if self.kind == "timestamp" else 2**63 - 1
         if self.kind not in _KINDS or not 0 <= self.value <= limit:
-            raise InvalidInput(f"Position({self.kind!r}, {self.value}): no such position")
+            raise InvalidInput(
+                f"Position({self.kind!r}, {self.value}): no such position; use one of {', '.join(_KINDS)}, and a value "
+                f"from 0 to {limit}"
+            )
 
 
 FIRST = Position("first")
@@ -63,7 +68,7 @@ COMMITTED = Position("committed")
 
 
 def parse_position(text: str | int | datetime | Position) -> Position:
-    """Understands "first", "last", "committed", a datetime or its ISO form, or an offset number."""
+    """Parse "first", "last", "committed", a datetime or its ISO form, or an offset. Raises InvalidInput."""
     match text:
         case Position():
             return text
@@ -101,7 +106,7 @@ def position_text(position: Position) -> str:
 
 
 class CommitTracker:
-    """Offsets that nothing is stored at count as finished, once `skip` has told of them."""
+    """The finished offsets of one partition. Offsets without a message count as finished after `skip`."""
 
     __slots__ = ("_finished", "_low", "version")
 
@@ -113,12 +118,12 @@ class CommitTracker:
         self.version = 0  # rises with every change
 
     def add(self, offsets: Iterable[int]) -> None:
-        """These are finished. Any of them may be known already."""
+        """Mark offsets as finished. Offsets may be repeated."""
         self._finished.update(offsets)
         self.version += 1
 
     def skip(self, start: int, stop: int) -> None:
-        """Nothing is stored from `start` up to `stop`."""
+        """No message is stored from `start` up to `stop`: these offsets count as finished."""
         if start < stop:
             self._finished.add_range(start, stop)
             self.version += 1
@@ -128,15 +133,15 @@ class CommitTracker:
         finished, low = self._finished, self._low
         if not finished:
             return low
-        if finished.min() < low:  # told twice
+        if finished.min() < low:  # added again
             finished.remove_range(0, low)
         if low not in finished:
             return low
-        # Gallop to an end of the stretch of finished ones, then halve.
+        # Double the step up to the end of the finished range, then search by halves.
         step = 1
         while finished.contains_range(low, low + 2 * step):
             step *= 2
-        first, last = low + step, low + 2 * step  # everything below `first` is finished, below `last` is not
+        first, last = low + step, low + 2 * step  # all offsets below `first` are finished, below `last` not all
         while last - first > 1:
             middle = (first + last) // 2
             if finished.contains_range(low, middle):
@@ -149,7 +154,7 @@ class CommitTracker:
 
     @property
     def known_low(self) -> int:
-        """`low` as it was when last asked for: never too high, and free of charge."""
+        """`low` as last computed: never too high, and without any cost."""
         return self._low
 
     def __contains__(self, offset: int) -> bool:
@@ -157,17 +162,17 @@ class CommitTracker:
 
     @property
     def last(self) -> int:
-        """The highest that is finished; what is above it was never seen."""
+        """The highest finished offset."""
         return max(self._finished.max(), self._low - 1) if self._finished else self._low - 1
 
     @property
     def count_above(self) -> int:
-        """How many are finished above `low`."""
-        _ = self.low  # forgets what is below
+        """How many offsets are finished above `low`."""
+        _ = self.low  # drops the offsets below `low`
         return len(self._finished)
 
     def snapshot(self) -> tuple[int, bytes]:
-        """`low` and what is finished above, as bytes: empty if nothing is."""
+        """`low`, and the finished offsets above `low` as bytes: empty if there are none."""
         low = self.low
         if not self._finished:
             return low, b""
@@ -175,47 +180,47 @@ class CommitTracker:
         return low, self._finished.serialize()
 
     def stored(self) -> None:
-        """What the last snapshot said is stored."""
+        """The last snapshot is stored."""
 
 
 class ClaimTracker(CommitTracker):
-    """The same for some of the messages of a partition, while others finish the rest.
+    """The tracker of a claim: some of the messages of a partition, while other claimants finish the rest.
 
-    What others have to do counts as finished here, and is not told to anybody: `snapshot` has what was finished here
-    and is not stored yet, and its offset says nothing.
+    Messages of other claimants count as finished here, and are never reported: `snapshot` returns only the offsets
+    that were finished under this claim and are not stored yet. The first value of the snapshot has no meaning.
     """
 
-    __slots__ = ("_first", "_told", "_untold")
+    __slots__ = ("_first", "_reported", "_unreported")
 
     def __init__(self, low: int = 0, finished: bytes = b"") -> None:
         super().__init__(low, finished)
         self._first = low
-        self._untold = BitMap64()
-        self._told = BitMap64()
+        self._unreported = BitMap64()
+        self._reported = BitMap64()
 
     def add(self, offsets: Iterable[int]) -> None:
         offsets = BitMap64(offsets)
         super().add(offsets)
-        self._untold |= offsets
+        self._unreported |= offsets
 
     def skip(self, start: int, stop: int) -> None:
         super().skip(start, stop)
         if start < stop:
-            self._untold.add_range(start, stop)
+            self._unreported.add_range(start, stop)
 
     def leave_to_others(self, start: int, stop: int, own: Iterable[int]) -> None:
-        """From `start` up to `stop`, all but its own are for others to finish."""
+        """From `start` up to `stop`, other claimants finish all offsets except `own`."""
         others = BitMap64()
         others.add_range(start, stop)
         others -= BitMap64(own)
-        self._finished |= others  # there is nothing new to commit
+        self._finished |= others  # `version` stays: there is no new progress to commit
 
     def snapshot(self) -> tuple[int, bytes]:
-        _ = self.low  # forgets what is below
-        self._told = self._untold.copy()
-        self._told.run_optimize()
-        return self._first, self._told.serialize() if self._told else b""
+        _ = self.low  # drops the offsets below `low`
+        self._reported = self._unreported.copy()
+        self._reported.run_optimize()
+        return self._first, self._reported.serialize() if self._reported else b""
 
     def stored(self) -> None:
-        self._untold -= self._told
-        self._told = BitMap64()
+        self._unreported -= self._reported
+        self._reported = BitMap64()

@@ -1,4 +1,4 @@
-"""What a handler answers, and what became of it."""
+"""The results that a handler may return, and the kinds of results that hooks and statistics report."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SUSPEND_DEFAULT_S = 1.0
 
 
 class Result(enum.Enum):
-    """`None` and SUCCESS mean the same where acknowledging is automatic.
+    """The result of a handler. With automatic acknowledgement, `None` and SUCCESS mean the same.
 
-    With `ack="manual"`: SUCCESS is handled but not committed yet, COMMIT commits all up to here,
-    ROLLBACK repeats everything since the last COMMIT. `suspend(seconds)` repeats this message later.
+    With `ack="manual"`: SUCCESS means handled and uncommitted, COMMIT commits all messages up to this message,
+    ROLLBACK repeats all messages since the last COMMIT. `suspend(seconds)` repeats this message later.
     """
 
     SUCCESS = "success"
@@ -26,7 +26,7 @@ class Result(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Repeat the message after this time; what must stay behind it waits."""
+    """Repeat the message after this time; later messages of its lane wait."""
 
     for_s: float
 
@@ -39,11 +39,11 @@ def suspend(for_s: float = SUSPEND_DEFAULT_S) -> Suspend:
 
 
 class ResultKind(enum.StrEnum):
-    """What hooks and statistics are told about one call of a handler."""
+    """The outcome of one handler call, as hooks and statistics report the outcome."""
 
     SUCCESS = "success"
-    FAILED = "failed"  # it asked for a repeat: suspend, rollback
+    FAILED = "failed"  # the handler requested a repeat: suspend, rollback
     EXCEPTION = "exception"
-    NOTHING = "nothing"  # manual acknowledgement, and none came
-    INVALID = "invalid"  # it returned something that is no result
-    TIMEOUT = "timeout"  # it succeeded, but took longer than `handler_timeout_s`
+    NOTHING = "nothing"  # manual acknowledgement, and the handler acknowledged no message
+    INVALID = "invalid"  # the handler returned a value that is no result
+    TIMEOUT = "timeout"  # the handler succeeded, but took longer than `handler_timeout_s`

@@ -1,6 +1,6 @@
-"""A key leads to a slot, a slot to a partition. The slot of a key never changes.
+"""Routing of keys: a key has a slot, and a slot belongs to a partition. The slot of a key never changes.
 
-Which partition a slot belongs to, in one version of a subject's route, and which it belonged to before.
+A route is one version of a subject's slot table: the partition of every slot, and its earlier partitions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEED = 42
 
 
 def key_bytes(key: str | bytes) -> bytes:
-    """Keys are equal when their UTF-8 bytes are."""
+    """The bytes of a key. Two keys are equal when their UTF-8 bytes are equal."""
     return key.encode() if isinstance(key, str) else key
 
 
@@ -39,17 +39,17 @@ class SlotRange:
 
 
 def even_ranges(partitions: int) -> tuple[SlotRange, ...]:
-    """Cut all slots into as many ranges as there are partitions; sizes differ by one at most."""
+    """Divide all slots into one range per partition; sizes differ by at most 1."""
     cuts = [SLOT_COUNT * index // partitions for index in range(partitions + 1)]
     return tuple(SlotRange(cuts[i], cuts[i + 1], i) for i in range(partitions))
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSet:
-    """Some of the slots. As bytes: one bit for each, that of slot s is bit s % 8 of byte s // 8; empty for all."""
+    """A set of slots. As bytes: slot s is bit s % 8 of byte s // 8; no bytes stand for all slots."""
 
     bits: int
-    flags: bytes = field(init=False, repr=False, compare=False)  # by slot, 1 if it is in the set
+    flags: bytes = field(init=False, repr=False, compare=False)  # by slot: 1 if the slot is in the set
 
     def __post_init__(self) -> None:
         flags = bytes(self.bits >> slot & 1 for slot in range(SLOT_COUNT))
@@ -70,7 +70,7 @@ class SlotSet:
         if not data:
             return ALL_SLOTS
         if len(data) != SLOT_COUNT // 8:
-            raise InvalidInput(f"a set of slots in {len(data)} bytes: it has {SLOT_COUNT // 8}, or none for all slots")
+            raise InvalidInput(f"a set of slots in {len(data)} bytes: send {SLOT_COUNT // 8}, or none for all slots")
         return cls(int.from_bytes(data, "little"))
 
     def to_bytes(self) -> bytes:
@@ -109,7 +109,7 @@ def check_partition_count(subject: str, count: object) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
-    """A log in a broker group. The name is given by us and says nothing about the subject."""
+    """A log in a broker group. inturn makes the name; the name does not contain the subject."""
 
     broker_group: str
     name: str
@@ -120,9 +120,10 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """Slots that went from a parent to a child when the subject grew.
+    """Slots that moved from a parent partition to a child partition when the subject grew.
 
-    Nothing of them is in the parent at or above the barrier, and nothing is in the child that is not newer.
+    In the parent, all messages of these slots are below the barrier. In the child, all messages of these slots are
+    newer than those of the parent.
     """
 
     child: int
@@ -136,7 +137,7 @@ class Descent:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Maps every slot to exactly one of the subject's partitions (which are counted from 0)."""
+    """Maps every slot to exactly one partition of the subject (partitions are counted from 0)."""
 
     subject: str
     version: int
@@ -159,15 +160,15 @@ class Route:
         object.__setattr__(self, "by_slot", tuple(by_slot))
 
     def descents_of(self, child: int) -> tuple[Descent, ...]:
-        """Where the slots of a partition came from; none if it was there from the beginning."""
+        """The descents that gave slots to a partition; empty for a partition that existed from the beginning."""
         return tuple(one for one in self.descents if one.child == child)
 
     def descents_from(self, parent: int) -> tuple[Descent, ...]:
-        """Where slots of a partition went."""
+        """The descents that took slots from a partition."""
         return tuple(one for one in self.descents if one.parent == parent)
 
     def lineage(self, slot: int) -> tuple[int, ...]:
-        """The partitions that messages of a slot may be in, the oldest messages first."""
+        """The partitions that may hold messages of a slot, in the order of the messages' age, oldest first."""
         found = [self.by_slot[slot]]
         for one in reversed(self.descents):
             if one.child == found[0] and one.has(slot):
@@ -175,9 +176,9 @@ class Route:
         return tuple(found)
 
     def grown(self, partition_count: int, barriers: Mapping[int, int]) -> Route:
-        """The next version, with more partitions. `barriers` are the ends of the parents, sealed.
+        """The next version, with more partitions. `barriers` are the end offsets of the sealed parents.
 
-        A child is in the broker group of its parents: whoever has their logs decides when it opens.
+        A child is in the broker group of its parents: the broker of the parents' logs decides when the child opens.
         """
         homes = [one.broker_group for one in self.partitions]
         children = children_of(homes, self.by_slot, partition_count)
@@ -200,7 +201,7 @@ class Route:
         )
 
     def slots_in(self, partition: int) -> SlotSet:
-        """The slots of which there may be messages in a partition: those it has, and those it had."""
+        """The slots whose messages a partition may hold: its present slots and its former slots."""
         bits = sum(1 << slot for slot, owner in enumerate(self.by_slot) if owner == partition)
         for one in self.descents_from(partition):
             bits |= SlotSet.from_bytes(one.slots).bits
@@ -208,7 +209,7 @@ class Route:
 
 
 def children_of(homes: Sequence[str], by_slot: Sequence[int], partition_count: int) -> list[str]:
-    """The broker groups of the partitions that are added: each goes where a partition has most slots by then."""
+    """The broker groups of the added partitions, in order: always the group with the most slots per partition."""
     slot_counts = Counter(homes[partition] for partition in by_slot)
     partition_counts = Counter(homes)
     children = []
@@ -220,9 +221,12 @@ def children_of(homes: Sequence[str], by_slot: Sequence[int], partition_count: i
 
 
 def grown_slots(by_slot: Sequence[int], partition_count: int, homes: Sequence[str] = ()) -> list[int]:
-    """The partition of every slot when there are more partitions: each gives away what is over an even share, the
-    last of its slots first, and the new ones get even shares of that. No slot moves to a partition that was there, nor
-    to another broker group. `homes` are the broker groups of all partitions; one and the same unless given."""
+    """The partition of every slot after growth to `partition_count` partitions.
+
+    An old partition keeps an even share and gives up its last slots. The new partitions share the given slots evenly.
+    No slot moves to an old partition or to a different broker group. `homes` are the broker groups of all partitions;
+    without `homes`, all partitions are in the same broker group.
+    """
     homes = homes or [""] * partition_count
     before = max(by_slot) + 1
     grown = list(by_slot)
@@ -248,7 +252,7 @@ def _give(by_slot: list[int], parents: Sequence[int], children: Sequence[int]) -
 
 
 def ranges_of(by_slot: Sequence[int]) -> tuple[SlotRange, ...]:
-    """The same as ranges, each as long as can be."""
+    """The slot table as ranges, as few as possible."""
     cuts = [slot for slot in range(1, SLOT_COUNT) if by_slot[slot] != by_slot[slot - 1]]
     return tuple(
         SlotRange(start, stop, by_slot[start]) for start, stop in zip([0, *cuts], [*cuts, SLOT_COUNT], strict=True)

@@ -1,4 +1,4 @@
-"""Settings: small, immutable, checked once."""
+"""Settings of clients, logs, leases and consumers, and the enumerations in them. Immutable, validated when made."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from inturn.model.message import tags_text
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
-# A message, and what is gathered into a batch: both together have to fit into the largest frame of a server (64 MiB),
-# or whoever reads through one would stand still before it.
+# The limit of a message and of a gathered batch. Both together must fit into the largest frame of a server (64 MiB),
+# or a reader that is connected to a server could never get past the batch.
 BATCH_BYTES_MAX = 24 * MIB
 
 
 class Flush(enum.StrEnum):
-    """When an append is acknowledged, and so what it survives.
+    """When an append is acknowledged. This decides whether the append survives a crash.
 
-    ALWAYS: after fdatasync, shared by all that wait: survives power loss. Readers see only what is synced.
-    INTERVAL: at once, synced every `flush_interval_s`: survives kill -9; power loss takes the last interval.
-    OS: at once, synced when the system likes: survives kill -9, not power loss.
+    ALWAYS: after fdatasync, one sync for all waiting appends. Survives power loss. Readers see only synced messages.
+    INTERVAL: at once, synced every `flush_interval_s`. Survives kill -9; power loss takes the last interval.
+    OS: at once, synced by the operating system. Survives kill -9, not power loss.
     """
 
     ALWAYS = "always"
@@ -34,21 +34,21 @@ class Flush(enum.StrEnum):
 
 
 class Routing(enum.StrEnum):
-    """How messages of a subject find their partition; fixed when the subject is created."""
+    """How messages of a subject are routed to a partition; fixed when the subject is created."""
 
     SLOTS = "slots"
     SELECTOR = "selector"
 
 
 class Strategy(enum.StrEnum):
-    """STRICT: nothing overtakes a failed message. BEST_EFFORT: after some tries the rest goes on without it."""
+    """STRICT: no message overtakes a failed message. BEST_EFFORT: after some attempts, later messages overtake."""
 
     STRICT = "strict"
     BEST_EFFORT = "best-effort"
 
 
 class Order(enum.StrEnum):
-    """What runs one after the other in a group: all messages of a partition, those of one key, or nothing."""
+    """Which messages of a group run one after the other: all of a partition, those of one key, or none."""
 
     PARTITION = "partition"
     KEY = "key"
@@ -58,9 +58,9 @@ class Order(enum.StrEnum):
 class GroupMode(enum.StrEnum):
     """How the members of a group divide its messages; fixed when the group is made.
 
-    EXCLUSIVE: a partition belongs to one member at a time, by a lease; this is what keeps order. SHARED: all members
-    take messages of all partitions, each message is acknowledged on its own, and none waits for another. BROADCAST:
-    every member gets every message, and keeps its own offsets.
+    EXCLUSIVE: a partition belongs to one member at a time, by a lease; the lease keeps the order. SHARED: all members
+    take messages of all partitions, every message is acknowledged alone, and no message waits for other messages.
+    BROADCAST: every member receives every message and stores its own offsets.
     """
 
     EXCLUSIVE = "exclusive"
@@ -71,9 +71,9 @@ class GroupMode(enum.StrEnum):
 class AssignmentStrategy(enum.StrEnum):
     """How the partitions of a subject are divided among the members of a group.
 
-    AVERAGE: neighbouring partitions, as even as can be. CIRCLE: dealt out one by one, as even as can be.
-    CONSISTENT_HASH: by a ring; who comes or goes moves no partition between the others, but shares are less even.
-    STICKY: as even as can be, and each member keeps what it has as far as that allows.
+    AVERAGE: adjacent partitions, as even as possible. CIRCLE: dealt out in turn, as even as possible.
+    CONSISTENT_HASH: by a ring; a member that joins or leaves moves no partition between other members, but shares are
+    less even. STICKY: as even as possible, and members keep their partitions as far as evenness allows.
     """
 
     AVERAGE = "average"
@@ -83,17 +83,18 @@ class AssignmentStrategy(enum.StrEnum):
 
 
 class Keyless(enum.StrEnum):
-    """Under order by key: whether messages without a key are independent of each other, or wait in one lane."""
+    """With order by key: whether messages without a key are independent of each other, or share a lane."""
 
     INDEPENDENT = "independent"
     ONE_LANE = "one-lane"
 
 
 class OnExhausted(enum.StrEnum):
-    """What becomes of a message that failed `max_attempts` times.
+    """What happens to a message that failed `max_attempts` times.
 
-    BLOCK: it stays, and holds back its lane until somebody resumes or skips its key. DEAD_LETTER: it goes to the
-    group's dead-letter subject, and its lane goes on. PARK: it and all later messages of its key go to the parking lot.
+    BLOCK: the message stays and blocks its lane until an operator resumes or skips its key. DEAD_LETTER: the message
+    moves to the group's dead-letter subject, and its lane continues. PARK: the message and all later messages of its
+    key move to the parking lot.
     """
 
     BLOCK = "block"
@@ -102,15 +103,15 @@ class OnExhausted(enum.StrEnum):
 
 
 class BrokerGroupState(enum.StrEnum):
-    """What an operator lets a broker group do."""
+    """The state of a broker group, as set by an operator."""
 
     AVAILABLE = "available"
-    READ_ONLY = "read-only"  # it takes no messages; what it has can be read and consumed
-    UNAVAILABLE = "unavailable"  # it gives none either; who holds a lease still commits and gives it back
+    READ_ONLY = "read-only"  # appends are refused; stored messages can be read and consumed
+    UNAVAILABLE = "unavailable"  # reads are refused, too; lease holders still commit and release
 
 
 class Role(enum.StrEnum):
-    """What a process is for its cluster."""
+    """The role of a server process in its cluster."""
 
     NODE = ""  # meta and broker in one
     META = "meta"
@@ -118,7 +119,8 @@ class Role(enum.StrEnum):
 
 
 class LotState(enum.StrEnum):
-    """PARKED: nothing of the key runs. RESUMING: it runs from its head. FREE: the lot is empty and gone."""
+    """The state of a parking lot. PARKED: no message of the key runs. RESUMING: the parked messages run from the head.
+    FREE: the parking lot is empty and deleted."""
 
     PARKED = "parked"
     RESUMING = "resuming"
@@ -126,23 +128,23 @@ class LotState(enum.StrEnum):
 
 
 class KeyAction(enum.StrEnum):
-    """What somebody may ask of a key. SKIP drops its first message for this group, with a record of who and why."""
+    """The key requests. SKIP drops the key's first message for this group and records who requested it and why."""
 
     PARK = "park"
     RESUME = "resume"
     SKIP = "skip"
 
 
-# A log remembers so many batches of each producer: more on their way at once could not be recognised when sent again.
+# A log remembers this many batches of every producer. With more batches in flight, a repeated batch could be unknown.
 IN_FLIGHT_MAX = 16
 PULL_BYTES_MAX = 64 * MIB
-SPAN_MAX = 4_000_000  # so that what is finished within it can be committed
+SPAN_MAX = 4_000_000  # so that the finished set of such a span can be committed
 VISIBILITY_S_MIN = 0.1
 VISIBILITY_S_MAX = 12 * 3600.0
 
 
 def _positive(owner: object, *names: str) -> None:
-    """Whole numbers and seconds: names that end in `_s` may have a fraction."""
+    """Check that fields are above 0. Fields in seconds (`_s`) may have a fraction; other fields are whole numbers."""
     for name in names:
         value = getattr(owner, name)
         is_time = name.endswith("_s") or "_s_" in name
@@ -156,7 +158,7 @@ _Settings = TypeVar("_Settings")
 
 
 def checked(value: object, kind: type[_Settings], name: str) -> _Settings | None:
-    """The value if it is of this kind, or None."""
+    """The value if it has the expected type or is None. Raises InvalidInput."""
     if value is not None and not isinstance(value, kind):
         raise InvalidInput(f"{name}={value!r}: give a {kind.__name__}")
     return value
@@ -166,7 +168,7 @@ _Enum = TypeVar("_Enum", bound=enum.StrEnum)
 
 
 def one_of(kind: type[_Enum], name: str, value: str) -> _Enum:
-    """The member of this kind that the value names, or InvalidInput with all that there are."""
+    """The enumeration member with this value. Raises InvalidInput, which lists the allowed values."""
     try:
         return kind(value)
     except ValueError:
@@ -194,17 +196,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """How logs are kept on disk, for the whole folder."""
+    """How logs are stored on disk, for the whole folder."""
 
     flush: Flush = Flush.ALWAYS
     flush_interval_s: float = 0.1
     segment_bytes: int = 256 * MIB
     index_every_bytes: int = 64 * KIB
-    checkpoint_every_bytes: int = 64 * MIB  # what opening scans after a crash, at most; but
-    checkpoint_interval_s: float = 5.0  # under "os", which leaves syncing to the system, not more often than this
+    checkpoint_every_bytes: int = 64 * MIB  # bytes between checkpoints: the most that opening scans after a crash
+    checkpoint_interval_s: float = 5.0  # with flush "os": the minimum time between checkpoints
     retention_s: float | None = None  # None: keep for ever
     retention_bytes: int | None = None  # per partition
-    reserve_bytes: int = 64 * MIB  # appends stop while less is free, so that commits still have room
+    reserve_bytes: int = 64 * MIB  # appends stop while less space is free, so that commits still fit
     producer_expiry_s: float = 7 * 86400.0  # how long a silent producer's sequence is remembered
 
     def __post_init__(self) -> None:
@@ -225,11 +227,11 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """A lease ends `life_s` after its last renewal, and every holder renews every `renew_s`."""
+    """A lease ends `life_s` after its last renewal. A lease holder renews every `renew_s`."""
 
     life_s: float = 15.0
     renew_s: float = 5.0
-    margin_s: float = 0.5  # a holder stops this much before the end, for clocks that do not run equally fast
+    margin_s: float = 0.5  # a holder stops this long before the end, because clocks differ in speed
 
     def __post_init__(self) -> None:
         _positive(self, "life_s", "renew_s", "margin_s")
@@ -244,15 +246,15 @@ class LeaseSettings:
 class ProducerSettings:
     """How a producer gathers messages into batches and sends them."""
 
-    batch_bytes: int = 256 * KIB  # a batch is closed when it has this much, or
-    batch_count: int = 4000  # this many messages
-    in_flight: int = 5  # batches per partition on their way at once
-    buffer_bytes: int = 32 * MIB  # send() waits while this much is not acknowledged
+    batch_bytes: int = 256 * KIB  # a batch is closed at this size, or
+    batch_count: int = 4000  # at this number of messages
+    in_flight: int = 5  # sent and not acknowledged batches per partition
+    buffer_bytes: int = 32 * MIB  # send() waits while this many bytes are not acknowledged
     buffer_wait_s: float = 60.0
     backoff_min_s: float = 0.01
     backoff_max_s: float = 5.0
     tries_max: int = 5  # best effort only; strict tries for ever
-    answer_timeout_s: float = 30.0  # an append without an answer is sent again after this
+    answer_timeout_s: float = 30.0  # an append without an answer is sent again after this time
     compression: str | None = None  # "zstd" needs inturn[zstd]
 
     def __post_init__(self) -> None:
@@ -286,7 +288,7 @@ class ProducerSettings:
 
 @dataclass(frozen=True, slots=True)
 class FlowControl:
-    """Pulling a partition pauses while more than this waits to be handled, and resumes by itself."""
+    """Limits of pulled and unhandled messages per partition. Above a limit, pulling pauses and resumes by itself."""
 
     buffered_count: int = 20_000
     buffered_bytes: int = 16 * MIB
@@ -305,10 +307,10 @@ def _default_levels_s() -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RetryDelays:
-    """Best effort: how long a failed message waits before its first retry, its second, and so on.
+    """Best effort only: the delays before the first retry of a failed message, the second retry, and so on.
 
-    The first retry waits `levels_s[first_level]`, each later one the next level, up to the last. The number of levels
-    is fixed for a group when it first uses them.
+    The first retry waits `levels_s[first_level]`, every later retry waits the next level, up to the last. The number
+    of levels is fixed for a group at the first use.
     """
 
     levels_s: tuple[float, ...] = field(default_factory=_default_levels_s)
@@ -323,7 +325,7 @@ class RetryDelays:
             )
 
     def level(self, attempt: int) -> int:
-        """Where a message goes that failed for the `attempt`-th time."""
+        """The level of a message that failed for the `attempt`-th time."""
         return min(self.first_level + attempt - 1, len(self.levels_s) - 1)
 
 
@@ -332,29 +334,29 @@ class ConsumerSettings:
     """How a consumer pulls, handles and commits."""
 
     concurrency: int = 8  # handlers that run at once
-    workers: str = "threads"  # or "processes": each handler in a process, for those that need a CPU each
-    batch: int = 1  # above 1: the handler gets a list of up to so many messages
+    workers: str = "threads"  # or "processes": handlers run in worker processes, for CPU-bound handlers
+    batch: int = 1  # above 1: the handler receives a list of up to this many messages
     ack: str = "auto"  # or "manual"
     strategy: Strategy = Strategy.STRICT
-    max_attempts: int | None = None  # None: a message is tried until it succeeds
+    max_attempts: int | None = None  # None: attempts are repeated until the handler succeeds
     on_exhausted: OnExhausted = OnExhausted.BLOCK  # with max_attempts
-    suspend_s: float = 1.0  # how long a lane waits after a rollback, or when manual acknowledgement did not come
-    backoff_min_s: float = 0.01  # how long it waits after the first exception; twice as long after each further one,
-    backoff_max_s: float = 30.0  # up to this
+    suspend_s: float = 1.0  # how long a lane waits after a rollback, or without a manual acknowledgement
+    backoff_min_s: float = 0.01  # how long a lane waits after the first exception; doubled after every further one,
+    backoff_max_s: float = 30.0  # up to this limit
     commit_interval_s: float = 0.1
     pull_bytes: int = 256 * KIB
     pull_wait_s: float = 15.0
     heartbeat_s: float = 5.0
-    idle_s_max: float = 120.0  # a partition not pulled for so long is dropped and taken again
-    handler_timeout_s: float = 900.0  # slower calls are reported as time-outs; they are not interrupted
-    answer_timeout_s: float = 10.0  # a command without an answer is sent again after this
+    idle_s_max: float = 120.0  # a partition that was not pulled for this long is dropped and acquired again
+    handler_timeout_s: float = 900.0  # slower calls are reported as timeouts, and not interrupted
+    answer_timeout_s: float = 10.0  # a command without an answer is sent again after this time
     flow: FlowControl = field(default_factory=FlowControl)
     retry: RetryDelays = field(default_factory=RetryDelays)  # best effort only
     assignment: AssignmentStrategy = AssignmentStrategy.STICKY  # the same for all members of a group
-    trace: str | None = None  # a folder: record there what is done, for an audit
-    # Shared groups: a message that is not acknowledged so long after it was given out is given out again.
+    trace: str | None = None  # a folder for traces of the handled messages, for an audit
+    # Shared groups: a message without an acknowledgement is delivered again this long after its delivery.
     visibility_s: float = 30.0
-    tags: str | None = None  # only messages with one of these: "paid || shipped"; the same for all members of a group
+    tags: str | None = None  # a tag expression: "paid || shipped"; the same for all members of a group
 
     def __post_init__(self) -> None:
         _set_enum(self, "strategy", Strategy)

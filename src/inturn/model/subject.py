@@ -1,6 +1,6 @@
-"""A subject and what was decided when it was created.
+"""Subjects with the settings of their creation, and the rules for names of subjects, groups and producers.
 
-Names of subjects, groups and producers. They are kept in the database, never used as file names.
+Names are stored in the database and never used as file names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALLOWED = re.compile(r"[A-Za-z0-9._%-]+\Z", re.ASCII)
 
 
 def check_name(kind: str, name: object, *, reserved: bool = False) -> str:
-    """Return the name if it may be used, raise `InvalidName` if not. `reserved` allows our own `%` names."""
+    """The name, if it is valid. Raises InvalidName. `reserved` allows inturn's own names with `%`."""
     if not isinstance(name, str):
         raise InvalidName(kind, name, f"is a {type(name).__name__}, not a str")
     if not 1 <= len(name) <= (RESERVED_LENGTH_MAX if reserved else NAME_LENGTH_MAX):
@@ -34,18 +34,18 @@ def check_name(kind: str, name: object, *, reserved: bool = False) -> str:
 
 
 def retry_subject(group: str, subject: str) -> str:
-    """Where messages wait that failed in this group under best effort; one partition per delay."""
+    """The retry subject of a group: failed messages wait here under best effort, in one partition per delay."""
     return f"%retry%{group}%{subject}"
 
 
 def dead_letter_subject(group: str, subject: str) -> str:
-    """Where messages go that this group has given up."""
+    """The dead-letter subject of a group: messages that the group has given up."""
     return f"%dead%{group}%{subject}"
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A stream of messages and its route: which partition each slot belongs to."""
+    """A stream of messages and its route: the partition of every slot."""
 
     name: str
     route: Route

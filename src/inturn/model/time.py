@@ -1,8 +1,6 @@
-"""Time, passed in so that a simulation can stand in for it.
+"""Clocks and timers. Both are passed in, so that a simulation can replace them.
 
-Things to do later, as a plain heap: whoever owns the time calls `run_due`.
-
-A thread that runs timers when they are due.
+`Timers` is a heap of actions; the owner of the clock calls `run_due`. `TimerThread` is an owner with a thread.
 """
 
 from __future__ import annotations
@@ -20,15 +18,15 @@ from inturn.model.logs import get_logger
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Seconds that never go back. Every duration and every deadline is counted on these."""
+        """Seconds that never go back. All durations and deadlines use this clock."""
         ...
 
     def time_ms(self) -> int:
-        """Wall-clock milliseconds, for people to read. They decide nothing."""
+        """Wall-clock milliseconds for people to read. No decision depends on this clock."""
         ...
 
 
-# Goes on while the machine sleeps, where there is such a clock: a lease does not wait for whoever was suspended.
+# CLOCK_BOOTTIME, where available, continues while the machine sleeps: a lease of a suspended holder expires.
 _monotonic = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 
@@ -52,7 +50,10 @@ class Timer:
 
 
 class Timers:
-    """`on_earlier` is called when a new timer is due before all others, so that a sleeping owner can wake up."""
+    """Actions by due time. May be called from any thread.
+
+    `on_earlier` is called when a new timer is due before all other timers, so that a sleeping owner wakes up.
+    """
 
     def __init__(self, on_earlier: Callable[[], None] | None = None) -> None:
         self._heap: list[tuple[float, int, Timer]] = []
@@ -108,7 +109,7 @@ class TimerThread:
 
     def _run(self) -> None:
         while True:
-            # Cleared before looking: what is set from here on ends the wait below.
+            # Cleared before the check: a set from here on ends the wait below.
             self._earlier.clear()
             if self._is_closed:
                 return

@@ -1,4 +1,4 @@
-"""The ways in which order can be broken: what the order checker and the audit look for."""
+"""The kinds of order violations that the order checker and the audit find."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ import enum
 
 class ViolationKind(enum.StrEnum):
     LOST = "lost"
-    """Acknowledged, but never finished by this group, nor parked, nor skipped by name; or acknowledged, but not in
-    the log."""
+    """A message was acknowledged to the producer, but is neither finished, parked nor skipped in this group; or an
+    acknowledged message is not in the log."""
     UNEXPECTED = "unexpected"
-    """A handler got a message that is not the one stored there: an offset used twice, or out of nowhere."""
+    """A handler received a message that differs from the stored message: an offset was used twice, or no message was
+    stored there."""
     OUT_OF_ORDER = "out of order"
-    """A start at or below the last start of its lane and epoch."""
+    """A handler started at or below the last start of the lane in the same epoch."""
     REPEATED = "repeated"
-    """A message was started although a commit had said that it is done."""
+    """A handler started for a message that a commit had already reported as finished."""
     OVERLAP = "overlap"
-    """Two handlers ran in one lane at once, and not because the first was left over from a lost lease or claim."""
+    """Two handlers ran in a lane at the same time, and the first was not left over from a lost lease or claim."""
     STALE_START = "stale start"
-    """A handler started in an epoch when a higher one had been granted, or in one that was never granted; or after its
-    consumer had lost its claim or given it back, or outside of it."""
+    """A handler started in an epoch after the grant of a higher epoch, or in an epoch that was never granted; or a
+    handler started after its consumer had lost or released its claim, or outside of its claim."""
     SKIPPED = "skipped"
-    """A start although an earlier message of the lane was not finished, or its last try in this epoch failed, or an
-    earlier message of the key was in the parking lot."""
+    """A handler started although an earlier message of the lane was not finished, or had failed last in this epoch, or
+    although an earlier message of the key was in the parking lot."""
     ATTEMPT_LOST = "attempt lost"
-    """A message was started with an attempt below one before, or with that of a try that had failed in this epoch."""
+    """A handler started with an attempt number below an earlier attempt of the message, or with the number of an
+    attempt that had failed in this epoch."""
     PREMATURE_COMMIT = "premature commit"
-    """A commit past a message, or a claim that it is finished, that nobody had finished, parked or skipped; or only a
-    handler that the committer cannot know of: one of another epoch, which ended after the committer's lease was
-    granted. Also one that was taken out of the parking lot so."""
+    """A commit reported a message as finished that no handler had finished and that was neither parked nor skipped; or
+    the only finishing handler is unknown to the committer: a handler of a different epoch that ended after the grant of
+    the committer's lease. The same holds for messages that a commit removed from the parking lot."""
     STALE_COMMIT = "stale commit"
-    """A commit was accepted from somebody who did not hold the lease at that time."""
+    """A commit was accepted from a member that did not hold the lease at that time."""
     TWO_OWNERS = "two owners"
-    """A lease was granted while the one before had not ended."""
+    """A lease was granted before the previous lease had ended."""
     EPOCH_NOT_RAISED = "epoch not raised"
-    """A lease was granted with an epoch that is not above all earlier ones."""
+    """A lease was granted with an epoch that is not above all earlier epochs."""

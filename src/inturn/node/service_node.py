@@ -46,7 +46,7 @@ from inturn.protocol.reply import session_of
 from inturn.store.cluster import BrokerGroupRows
 from inturn.store.database import Database
 from inturn.store.groups import Groups, Members
-from inturn.store.statistics import SurveyRows
+from inturn.store.statistics import StatisticsRows
 from inturn.store.subjects import Subjects
 from inturn.version import SOFTWARE
 
@@ -92,7 +92,7 @@ class ServiceNode:
         self._dispatcher = Dispatcher(self.admission, refusal)
         self.held = LongPolls(threading.RLock(), clock, timers, self._dispatcher.answer, self._dispatcher.due_s)
         self.wake = WakeUps(self.held, self.membership)
-        self.statistics = Statistics(self.catalog, broker, self.membership, self.held, SurveyRows(database))
+        self.statistics = Statistics(self.catalog, broker, self.membership, self.held, StatisticsRows(database))
         resolve = _first_offsets if broker is None else broker.resolve
         self.groups = GroupCommands(self.catalog, self.group_rows, self.membership, self.wake, clock, resolve)
         self.broker_groups = BrokerGroupCommands(self.catalog, self.registry, broker, self.wake)

@@ -35,8 +35,8 @@ from inturn.protocol.observer import Observer
 from inturn.store.database import Database
 from inturn.store.keys import Failures, KeyRequests
 from inturn.store.leases import LeaseRows, ProgressRows
-from inturn.store.offsets import GateRows, Offsets
-from inturn.store.parking_lots import Lots
+from inturn.store.offsets import GateRows, OffsetRows
+from inturn.store.parking_lots import ParkingLots
 from inturn.store.producers import Producers
 
 
@@ -53,11 +53,11 @@ def new_broker(
     """`local`: the consumers live in this process, so their leases end when the node is opened again."""
     return Broker(
         engine,
-        Offsets(database),
+        OffsetRows(database),
         ProgressRows(database),
         Producers(database),
         LeaseTable(LeaseRows(database), clock, lease, observer, local=local),
-        Keys(Failures(database), Lots(database), KeyRequests(database), clock),
+        Keys(Failures(database), ParkingLots(database), KeyRequests(database), clock),
         GateRows(database),
         clock,
         observer,

@@ -19,7 +19,7 @@ from inturn.node.catalog import Catalog
 from inturn.node.long_polls import LongPolls
 from inturn.protocol.commands import ReadyPart, RestlessLease
 from inturn.store.groups import GroupRecord
-from inturn.store.statistics import SurveyRows
+from inturn.store.statistics import StatisticsRows
 
 LOG_STATES = ("ok", "stopped", "damaged")
 
@@ -86,7 +86,7 @@ class Statistics:
         broker: Broker | None,
         membership: Membership,
         held: LongPolls,
-        rows: SurveyRows,
+        rows: StatisticsRows,
     ) -> None:
         self._catalog = catalog
         self._broker = broker
@@ -142,7 +142,7 @@ class Statistics:
 
     def unstable_leases(self) -> tuple[RestlessLease, ...]:
         """Call under the node's lock."""
-        return () if self._broker is None else self._broker.leases.changes.restless()
+        return () if self._broker is None else self._broker.leases.changes.unstable()
 
     def _from_memory(self) -> _Memory:
         leases = None if self._broker is None else self._broker.leases

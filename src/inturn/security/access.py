@@ -1,4 +1,4 @@
-"""Access rules and quotas, as an operator writes them down: a TOML file. What no rule allows is refused.
+"""Access rules and quotas of an operator, in a TOML file. A command that no rule allows is refused.
 
     [[allow]]
     principals = "shop-*"
@@ -12,13 +12,14 @@
     groups = "billing"
 
     [[quota]]
-    principals = "shop-*"          # each of them; the first quota that fits counts
+    principals = "shop-*"          # per principal; the first matching quota counts
     connections = 100
     commands_per_s = 1000
     bytes_per_s = 10_000_000
 
-`groups` may be left out only where the actions are not about groups (then all groups count as meant).
-Patterns: `*` is any number of characters, `?` is one; everything else is itself, and the whole name has to fit.
+`groups` may be left out only if none of the actions is about groups (then the rule applies to all groups).
+Patterns: `*` matches any number of characters, `?` matches a single character, all other characters match themselves.
+A pattern must match the whole name.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from typing import Any
 import msgspec
 
 from inturn.model.errors import InvalidInput
-from inturn.security.permissions import OF_GROUPS, Action, Need
+from inturn.security.permissions import OF_GROUPS, Need, Permission
 
 ALL = "*"
 
 
 class Patterns:
-    """Any of some patterns."""
+    """A set of patterns. A name fits if any pattern matches."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._regex = re.compile("|".join(f"(?:{_regex(one)})" for one in patterns), re.ASCII | re.DOTALL)
@@ -49,7 +50,7 @@ class Patterns:
 
 
 class _RuleText(msgspec.Struct, forbid_unknown_fields=True):
-    """A rule as it is written."""
+    """A rule as written in the file."""
 
     principals: str | list[str]
     actions: str | list[str]
@@ -58,7 +59,7 @@ class _RuleText(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one principal may have at once, and per second; None: as much as it likes. Bytes count both ways."""
+    """The limits of a principal at once and per second; None: unlimited. Bytes count in both directions."""
 
     principals: str | list[str]
     connections: int | None = None
@@ -79,10 +80,10 @@ class _FileText(msgspec.Struct, forbid_unknown_fields=True):
 
 class Rule:
     def __init__(self, text: _RuleText) -> None:
-        self.actions = _actions(_listed(text.actions))
-        about_groups = sorted(self.actions & OF_GROUPS)
+        self.permissions = _permissions(_listed(text.actions))
+        about_groups = sorted(self.permissions & OF_GROUPS)
         if text.groups is None and about_groups:
-            raise InvalidInput(f"it allows {about_groups[0]}, which is about groups; say which: groups = '…'")
+            raise InvalidInput(f"it allows {about_groups[0]}, which is about groups; name the groups: groups = '…'")
         self._principals = Patterns(_listed(text.principals))
         self._subjects = Patterns(_listed(text.subjects))
         self._groups = Patterns(_listed(text.groups if text.groups is not None else ALL))
@@ -92,14 +93,14 @@ class Rule:
 
     def allows(self, need: Need) -> bool:
         return (
-            not self.actions.isdisjoint(need.actions)
+            not self.permissions.isdisjoint(need.permissions)
             and (need.subject is None or self._subjects.fit(need.subject))
             and (need.group is None or self._groups.fit(need.group))
         )
 
 
 class Access:
-    """The rules and quotas of one file, as it was read."""
+    """The rules and quotas of a file."""
 
     def __init__(self, rules: Iterable[Rule] = (), quotas: Iterable[Quota] = ()) -> None:
         self._rules = tuple(rules)
@@ -113,7 +114,7 @@ class Access:
 
 
 def read_access(path: str | os.PathLike[str]) -> Access:
-    """InvalidInput, which names the rule, if the file cannot be read or makes no sense."""
+    """Read an access file. Raises InvalidInput, which names the rule, if the file cannot be read or is invalid."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -140,22 +141,25 @@ def parse_access(content: dict[str, Any], name: str) -> Access:
 def _listed(text: str | list[str]) -> list[str]:
     listed = [text] if isinstance(text, str) else text
     if not all(listed):
-        raise InvalidInput("an empty name fits nothing; use '*' for all")
+        raise InvalidInput("an empty name matches nothing; use '*' for all")
     return listed
 
 
-def _actions(names: list[str]) -> frozenset[Action]:
+def _permissions(names: list[str]) -> frozenset[Permission]:
     if names == [ALL]:
-        return frozenset(Action)
+        return frozenset(Permission)
     try:
-        return frozenset(map(Action, names))
+        return frozenset(map(Permission, names))
     except ValueError as error:
-        raise InvalidInput(f"{error}; there are {', '.join(Action)}, or '*' for all") from None
+        raise InvalidInput(f"{error}; there are {', '.join(Permission)}, or '*' for all") from None
 
 
 def _regex(pattern: str) -> str:
-    """Each star but the last takes as little as it can, and keeps it: no other choice fits where this does not, and the
-    time to try them all would rise with every star."""
+    """The pattern as a regular expression without backtracking.
+
+    Every star except the last matches as little as possible, in an atomic group. No other choice can match where this
+    choice fails, and with backtracking the time would rise with every star.
+    """
     first, *others = ("".join("." if one == "?" else re.escape(one) for one in part) for part in pattern.split(ALL))
     if not others:
         return first

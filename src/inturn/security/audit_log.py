@@ -1,8 +1,8 @@
-"""The audit log: refusals and administrative acts, one JSON object per line, appended and never read.
+"""The audit log: refusals and administrative acts, a JSON object per line, appended and never read.
 
-Nothing of a message is in it, and no token. Whoever provokes refusals writes a few lines a second at the most; how many
-were left out is told by the next one. The file may be moved away at any time, as logrotate does: the next line makes a
-new one.
+The audit log has no content of messages and no token. A client that provokes refusals causes a few lines per second at
+most; the next line has the number of lines that were left out. The file may be moved away at any time, as logrotate
+does: the next line makes a new file.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 from inturn.model.errors import InvalidInput
 from inturn.model.logs import get_logger
 from inturn.model.time import Clock
-from inturn.security.rate_limit import Meter
+from inturn.security.rate_limit import RateMeter
 
 _log = get_logger("inturn.security")
-REFUSALS_PER_S = 5.0  # of one principal, or of one address that nobody has authenticated
-REFUSALS_PER_S_MAX = 100.0  # of all
+REFUSALS_PER_S = 5.0  # per principal, or per address without authentication
+REFUSALS_PER_S_MAX = 100.0  # in total
 SOURCES_MAX = 10_000
 BURST_S = 4.0
 
 
 class AuditLog:
-    """Safe to use from several threads. A line that cannot be written is an error in the server's own log; the server
-    goes on."""
+    """Thread-safe. A line that cannot be written is logged as an error in the server's own log, and the server goes
+    on."""
 
     def __init__(self, path: str | os.PathLike[str], clock: Clock) -> None:
         self._path = Path(path)
@@ -37,20 +37,20 @@ class AuditLog:
         self._file: int | None = None
         self._inode: tuple[int, int] | None = None
         self._sources: dict[str, _Source] = {}
-        self._all = Meter(REFUSALS_PER_S_MAX, clock.monotonic, BURST_S)
+        self._all = RateMeter(REFUSALS_PER_S_MAX, clock.monotonic, BURST_S)
         try:
             self._reopen_if_moved()
         except OSError as error:
             raise InvalidInput(f"audit log {str(path)!r} cannot be written: {error.strerror}") from error
 
     def refused(self, source: str, **fields: object) -> None:
-        """`source` is what the rate is counted by."""
+        """Write a refusal. The rate of refusals is limited per `source`."""
         with self._lock:
             known = self._sources.get(source)
             if known is None:
                 if len(self._sources) >= SOURCES_MAX:
                     self._sources.clear()
-                known = self._sources[source] = _Source(Meter(REFUSALS_PER_S, self._clock.monotonic, BURST_S))
+                known = self._sources[source] = _Source(RateMeter(REFUSALS_PER_S, self._clock.monotonic, BURST_S))
             if not (known.meter.try_take() and self._all.try_take()):
                 known.left_out += 1
                 return
@@ -58,7 +58,7 @@ class AuditLog:
             self._write({"event": "refused", **fields, **({"left_out": left_out} if left_out else {})})
 
     def noted(self, event: str, **fields: object) -> None:
-        """An act: always written."""
+        """Write an act, without a limit of the rate."""
         with self._lock:
             self._write({"event": event, **fields})
 
@@ -69,12 +69,12 @@ class AuditLog:
     def _write(self, fields: dict[str, object]) -> None:
         at = datetime.fromtimestamp(self._clock.time_ms() / 1000, UTC).isoformat(timespec="milliseconds")
         present = {name: value for name, value in fields.items() if value is not None}
-        # In ASCII: what somebody has named cannot look like the end of a line, or play with a terminal.
+        # In ASCII: a name cannot look like the end of a line, or send escape sequences to a terminal.
         line = json.dumps({"at": at, **present}, default=repr, separators=(",", ":")).encode() + b"\n"
         try:
             self._reopen_if_moved()
             assert self._file is not None
-            os.write(self._file, line)  # at once: lines of several servers do not mix
+            os.write(self._file, line)  # in a single call: lines of several servers do not mix
         except OSError as error:
             _log.error("security.audit_log_failed", path=str(self._path), error=str(error))
 
@@ -101,6 +101,6 @@ class AuditLog:
 class _Source:
     __slots__ = ("left_out", "meter")
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: RateMeter) -> None:
         self.meter = meter
         self.left_out = 0

@@ -1,4 +1,4 @@
-"""Credentials: what a client shows to a server, and how it knows the server."""
+"""Credentials of a client: the token or certificate for a server, and the CAs that the client trusts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TLS_CA, TLS_CERT, TLS_KEY = "INTURN_TLS_CA", "INTURN_TLS_CERT", "INTURN_TLS_KEY"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Travels to Spark's tasks as it is. Shows no token."""
+    """Spark serializes the credentials for its tasks. The representation shows no token."""
 
     token: str | None = field(default=None, repr=False)
     tls: TlsSettings | None = None
@@ -33,9 +33,10 @@ NONE = Credentials()
 
 
 def token_from_environment(environment: Mapping[str, str] | None = None) -> str | None:
-    """The token in INTURN_TOKEN, or in the file that INTURN_TOKEN_FILE names; None if neither is set.
+    """The token in INTURN_TOKEN, or in the file with the path INTURN_TOKEN_FILE; None without both variables.
 
-    Nothing reads it unasked but the command line: `connect(address, token=inturn.token_from_environment())`.
+    Only the command line reads the variables by itself. A program must pass the token:
+    `connect(address, token=inturn.token_from_environment())`.
     """
     environment = os.environ if environment is None else environment
     token, file = environment.get(TOKEN), environment.get(TOKEN_FILE)
@@ -52,7 +53,7 @@ def token_from_environment(environment: Mapping[str, str] | None = None) -> str 
 
 
 def credentials_from_environment(environment: Mapping[str, str] | None = None) -> Credentials:
-    """As `token_from_environment`, with INTURN_TLS_CA, INTURN_TLS_CERT and INTURN_TLS_KEY: files."""
+    """Like `token_from_environment`, with the files INTURN_TLS_CA, INTURN_TLS_CERT and INTURN_TLS_KEY."""
     environment = os.environ if environment is None else environment
     files = [environment.get(name) or None for name in (TLS_CA, TLS_CERT, TLS_KEY)]
     tls = TlsSettings(*files) if any(files) else None

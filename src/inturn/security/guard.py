@@ -1,15 +1,13 @@
-"""The guard of a server: who comes in, and what each of them may do. One for all streams; each stream gets a pass.
+"""The guard of a server: authenticates clients, authorizes commands, and enforces quotas.
 
-Everything here runs in the server's event loop, but for what becomes of an act, which any thread may tell.
+A server has a single `Guard` for all streams, and a `SessionGuard` per stream. `ActivePrincipal` holds the rules, quota
+and streams of a principal. All code runs in the server's event loop, except the audit of acts: any thread may reply.
 
-Files that are looked at from time to time: which of them have changed?
+`NameOwners` binds names to the principal that uses a name first, until the server stops. Members and producers are
+identified by names and numbers that other clients can see or guess. With an owner, no other principal can pull under a
+member's lease, release the lease, or fence a producer.
 
-Who owns a name: whichever principal uses it first, as long as the server lives.
-
-Members and producers are known to a node by names and numbers that others can see or guess. Here they belong to a
-principal, so that nobody can pull under somebody else's lease, give it back, or fence somebody else's producer.
-
-What is known of one principal, on all of its streams: its rules, its quota, how many streams it has.
+`WatchedFiles` finds changed files.
 """
 
 from __future__ import annotations
@@ -28,96 +26,123 @@ from inturn.protocol.commands import Command, Hello
 from inturn.security.access import Access, Rule, read_access
 from inturn.security.audit_log import AuditLog
 from inturn.security.permissions import Need, needed
-from inturn.security.rate_limit import Metered
-from inturn.security.session_guard import Visitor
+from inturn.security.rate_limit import PrincipalMeter
+from inturn.security.session_guard import SessionGuard
 from inturn.security.settings import SecuritySettings
 from inturn.security.tokens import ANONYMOUS, LOCAL, TokenFile, TokenRecord, Tokens, certificate_principal
 
-
-class WatchedFiles:
-    """By name; a name may have several files."""
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[str, str, tuple[int, ...] | None]] = []
-
-    def add(self, name: str, path: str) -> None:
-        self._seen.append((name, path, _mark(path)))
-
-    def changed(self, *, always: bool = False) -> list[str]:
-        """Since the last look, each name once."""
-        names: dict[str, None] = {}
-        for place, (name, path, mark) in enumerate(self._seen):
-            found = _mark(path)
-            if always or found != mark:
-                self._seen[place] = (name, path, found)
-                names[name] = None
-        return list(names)
+_log = get_logger("inturn.security")
 
 
-def _mark(path: str) -> tuple[int, ...] | None:
-    """Another file, another content or another owner has another one; None if it is not there."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+class Guard:
+    """Made before the server listens. Invalid files raise InvalidInput here; later, at `reload`, they are only
+    logged."""
+
+    def __init__(self, settings: SecuritySettings, clock: Clock) -> None:
+        self._settings = settings
+        self.clock = clock
+        self._watched = WatchedFiles()
+        for name, path in self._paths():
+            self._watched.add(name, path)
+        self._token_file = None if settings.tokens is None else TokenFile(settings.tokens)
+        self.tokens = Tokens() if self._token_file is None else self._token_file.read()
+        self._access = None if settings.access is None else read_access(settings.access)
+        self.tls: ssl.SSLContext | None = None if settings.tls is None else settings.tls.context()
+        self.audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, clock)
+        self.members = NameOwners()
+        self.producers = NameOwners()
+        self._not_reloaded: dict[str, str] = {}  # error by name of the file
+        self._principals: dict[str, ActivePrincipal] = {}  # with a stream, or with a partly used quota
+
+    def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> SessionGuard:
+        """The session guard of a new stream. `certificate` is the client's certificate, if TLS has verified it."""
+        return SessionGuard(self, address, certificate, is_local=is_local)
+
+    def authenticate(self, hello: Hello, certificate: Mapping[str, Any] | None) -> tuple[str, TokenRecord | None]:
+        """The principal, and the token that authenticated the principal. Raises AuthenticationFailed."""
+        if hello.token and self._token_file is not None:
+            record = self.tokens.find(hello.token, self.clock.time_ms())
+            return record.principal, record
+        if certificate:
+            return certificate_principal(certificate), None
+        if self._settings.authenticates:
+            raise AuthenticationFailed("the server asks for a token, and none was sent")
+        return ANONYMOUS, None
+
+    def refused(self, address: str, command: str, why: str) -> None:
+        """Write a refusal of an address into the audit log, if there is an audit log."""
+        if self.audit_log is not None:
+            self.audit_log.refused(address, address=address, command=command, why=why)
+
+    def principal(self, principal: str) -> ActivePrincipal:
+        """The state of a principal, shared by all of the principal's streams."""
+        found = self._principals.get(principal)
+        if found is None:
+            rules = None if principal == LOCAL else self._access
+            found = self._principals[principal] = ActivePrincipal(principal, rules, self.clock)
+        return found
+
+    def forget(self, active: ActivePrincipal) -> None:
+        """Drop a principal without streams. A principal with a partly used quota stays, so that a new connection does
+        not reset the quota."""
+        if active.is_forgettable:
+            self._principals.pop(active.principal, None)
+
+    def reload(self, *, always: bool = False) -> None:
+        """Read changed files again. A file that cannot be read changes nothing, is logged, and is tried again at every
+        call: the cause may be elsewhere, such as the mode of a folder.
+
+        Called every second. Also drops principals without streams whose quota is fully available again.
+        """
+        for active in list(self._principals.values()):
+            self.forget(active)
+        changed = self._watched.changed(always=always)
+        for name in dict.fromkeys((*changed, *self._not_reloaded)):
+            try:
+                self._reload(name)
+            except InvalidInput as error:
+                if name in changed or self._not_reloaded.get(name) != str(error):
+                    _log.error("security.not_reloaded", what=name, error=str(error))
+                self._not_reloaded[name] = str(error)
+            else:
+                self._not_reloaded.pop(name, None)
+                _log.info("security.reloaded", what=name)
+
+    def _reload(self, name: str) -> None:
+        if name == "tokens" and self._token_file is not None:
+            former, self.tokens = self.tokens, self._token_file.read()
+            self._note_tokens(former)
+        elif name == "access" and self._settings.access is not None:
+            self._access = read_access(self._settings.access)
+            for active in self._principals.values():
+                if active.principal != LOCAL:
+                    active.follow(self._access)
+        elif name == "tls" and self._settings.tls is not None:
+            self.tls = self._settings.tls.context()  # present streams keep their context
+
+    def _note_tokens(self, former: Tokens) -> None:
+        if self.audit_log is None:
+            return
+        before, after = former.by_id, self.tokens.by_id
+        for event, ids in (("token.created", after.keys() - before), ("token.revoked", before.keys() - after)):
+            for token_id in sorted(ids):
+                self.audit_log.noted(event, token=token_id, principal=(after | before)[token_id].principal)
+
+    def _paths(self) -> list[tuple[str, str]]:
+        settings = self._settings
+        named = [("tokens", settings.tokens), ("access", settings.access)]
+        if settings.tls is not None:
+            named += [("tls", file) for file in settings.tls.files]
+        return [(name, path) for name, path in named if path is not None]
+
+    def close(self) -> None:
+        if self.audit_log is not None:
+            self.audit_log.close()
 
 
-NAMES_MAX = 10_000  # of one principal; beyond that the first are forgotten, which puts only their owner at risk
-
-
-class Owners:
-    """Not safe to use from several threads."""
-
-    def __init__(self, names_max: int = NAMES_MAX) -> None:
-        self._names_max = names_max
-        self._owners: dict[Hashable, str] = {}
-        self._names: dict[str, dict[Hashable, None]] = {}  # of each principal, oldest first
-
-    def owner(self, name: Hashable) -> str | None:
-        return self._owners.get(name)
-
-    def take(self, principal: str, *names: Hashable) -> Hashable | None:
-        """The names are this principal's from now on. If one of them is another's, that one, and none is taken."""
-        owners = self._owners
-        new = []
-        for name in names:
-            owner = owners.get(name)
-            if owner is None:
-                new.append(name)
-            elif owner != principal:
-                return name
-        for name in new:
-            self._take(name, principal)
-        return None
-
-    def give(self, principal: str, name: Hashable) -> None:
-        """The name is this principal's from now on, whosever it was."""
-        if self._owners.get(name) != principal:
-            self.forget(name)
-            self._take(name, principal)
-
-    def forget(self, name: Hashable) -> None:
-        """It is nobody's."""
-        owner = self._owners.pop(name, None)
-        if owner is not None:
-            names = self._names[owner]
-            del names[name]
-            if not names:
-                del self._names[owner]
-
-    def _take(self, name: Hashable, principal: str) -> None:
-        names = self._names.setdefault(principal, {})
-        if len(names) >= self._names_max:
-            oldest = next(iter(names))
-            del names[oldest], self._owners[oldest]
-        names[name] = None
-        self._owners[name] = principal
-
-
-DECISIONS_MAX = 10_000  # remembered; a client can ask for as many names as it likes
+DECISIONS_MAX = 10_000  # cached; a client can send any number of names
 _of_group: Callable[[Any], Any] = attrgetter("subject", "group")
-# Commands that come again and again: by what their decision is remembered, without finding out what they need.
+# Frequent commands: decisions are cached by these attributes, without computing the needed permission.
 _PLACES: dict[type[Command], Callable[[Any], Any]] = {
     commands.Append: attrgetter("subject"),
     commands.Read: _of_group,
@@ -130,14 +155,14 @@ _PLACES: dict[type[Command], Callable[[Any], Any]] = {
 }
 
 
-class Known:
-    """`access` None: it may do everything."""
+class ActivePrincipal:
+    """A principal with streams, or with a partly used quota. `access` None: the principal may do everything."""
 
     def __init__(self, principal: str, access: Access | None, clock: Clock) -> None:
         self.principal = principal
         self.stream_count = 0
         self.connections_max: int | None = None
-        self.metered: Metered | None = None
+        self.metered: PrincipalMeter | None = None
         self._clock = clock
         self._rules: tuple[Rule, ...] | None = None
         self._decisions: dict[object, bool] = {}
@@ -145,13 +170,13 @@ class Known:
             self.follow(access)
 
     def follow(self, access: Access) -> None:
-        """The rules are these from now on. Quotas count anew."""
+        """Use these rules from now on. Quotas start again."""
         self._rules = access.rules_for(self.principal)
         self._decisions.clear()
         quota = access.quota_for(self.principal)
         self.connections_max = None if quota is None else quota.connections
         rates = (None, None) if quota is None else (quota.commands_per_s, quota.bytes_per_s)
-        self.metered = None if rates == (None, None) else Metered(*rates, self._clock.monotonic)
+        self.metered = None if rates == (None, None) else PrincipalMeter(*rates, self._clock.monotonic)
 
     @property
     def may_everything(self) -> bool:
@@ -159,7 +184,7 @@ class Known:
 
     @property
     def is_forgettable(self) -> bool:
-        """It has no streams, and would begin anew with what it has."""
+        """Whether the principal has no streams, and its quota is fully available."""
         return not self.stream_count and (self.metered is None or self.metered.is_full)
 
     def may_send(self, command: Command) -> bool:
@@ -194,107 +219,82 @@ class Known:
         return decided
 
 
-_log = get_logger("inturn.security")
+NAMES_MAX = 10_000  # per principal; beyond that the oldest names are dropped, at the risk of their owner only
 
 
-class Guard:
-    """Made before the server listens: what is wrong with its files is raised here, and only logged later."""
+class NameOwners:
+    """The owners of names. Not thread-safe."""
 
-    def __init__(self, settings: SecuritySettings, clock: Clock) -> None:
-        self._settings = settings
-        self.clock = clock
-        self._watched = WatchedFiles()
-        for name, path in self._paths():
-            self._watched.add(name, path)
-        self._token_file = None if settings.tokens is None else TokenFile(settings.tokens)
-        self.tokens = Tokens() if self._token_file is None else self._token_file.read()
-        self._access = None if settings.access is None else read_access(settings.access)
-        self.tls: ssl.SSLContext | None = None if settings.tls is None else settings.tls.context()
-        self.audit_log = None if settings.audit_log is None else AuditLog(settings.audit_log, clock)
-        self.members = Owners()
-        self.producers = Owners()
-        self._not_reloaded: dict[str, str] = {}  # names of files, and why
-        self._known: dict[str, Known] = {}  # principals with a stream, or with something used
+    def __init__(self, names_max: int = NAMES_MAX) -> None:
+        self._names_max = names_max
+        self._owners: dict[Hashable, str] = {}
+        self._names: dict[str, dict[Hashable, None]] = {}  # by principal, oldest first
 
-    def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> Visitor:
-        """A new stream; `certificate` is the client's, as far as TLS has checked one."""
-        return Visitor(self, address, certificate, is_local=is_local)
+    def owner(self, name: Hashable) -> str | None:
+        return self._owners.get(name)
 
-    def authenticate(self, hello: Hello, certificate: Mapping[str, Any] | None) -> tuple[str, TokenRecord | None]:
-        """The principal, and the token that says so."""
-        if hello.token and self._token_file is not None:
-            record = self.tokens.find(hello.token, self.clock.time_ms())
-            return record.principal, record
-        if certificate:
-            return certificate_principal(certificate), None
-        if self._settings.authenticates:
-            raise AuthenticationFailed("the server asks for a token, and none was sent")
-        return ANONYMOUS, None
+    def take(self, principal: str, *names: Hashable) -> Hashable | None:
+        """Make the principal the owner of names. If a name has a different owner, returns this name and takes none."""
+        owners = self._owners
+        new = []
+        for name in names:
+            owner = owners.get(name)
+            if owner is None:
+                new.append(name)
+            elif owner != principal:
+                return name
+        for name in new:
+            self._take(name, principal)
+        return None
 
-    def refused(self, address: str, command: str, why: str) -> None:
-        """Written into the audit log, if there is one, as a refusal of that address."""
-        if self.audit_log is not None:
-            self.audit_log.refused(address, address=address, command=command, why=why)
+    def give(self, principal: str, name: Hashable) -> None:
+        """Make the principal the owner of a name, whoever owned the name before."""
+        if self._owners.get(name) != principal:
+            self.forget(name)
+            self._take(name, principal)
 
-    def known(self, principal: str) -> Known:
-        """What is known of it, from all of its streams."""
-        found = self._known.get(principal)
-        if found is None:
-            rules = None if principal == LOCAL else self._access
-            found = self._known[principal] = Known(principal, rules, self.clock)
-        return found
+    def forget(self, name: Hashable) -> None:
+        """Remove the owner of a name."""
+        owner = self._owners.pop(name, None)
+        if owner is not None:
+            names = self._names[owner]
+            del names[name]
+            if not names:
+                del self._names[owner]
 
-    def forget(self, known: Known) -> None:
-        """Its last stream is gone. What it used stays used: to come again is no way round a quota."""
-        if known.is_forgettable:
-            self._known.pop(known.principal, None)
+    def _take(self, name: Hashable, principal: str) -> None:
+        names = self._names.setdefault(principal, {})
+        if len(names) >= self._names_max:
+            oldest = next(iter(names))
+            del names[oldest], self._owners[oldest]
+        names[name] = None
+        self._owners[name] = principal
 
-    def reload(self, *, always: bool = False) -> None:
-        """Read files again that have changed. One that cannot be read changes nothing, is told, and is tried again at
-        every look: what was wrong may have been elsewhere, such as the mode of a folder.
 
-        Called every second: those who are gone are forgotten here, once what they used has come back."""
-        for known in list(self._known.values()):
-            self.forget(known)
-        changed = self._watched.changed(always=always)
-        for name in dict.fromkeys((*changed, *self._not_reloaded)):
-            try:
-                self._reload(name)
-            except InvalidInput as error:
-                if name in changed or self._not_reloaded.get(name) != str(error):
-                    _log.error("security.not_reloaded", what=name, error=str(error))
-                self._not_reloaded[name] = str(error)
-            else:
-                self._not_reloaded.pop(name, None)
-                _log.info("security.reloaded", what=name)
+class WatchedFiles:
+    """Files by name, checked for changes. A name may have several files."""
 
-    def _reload(self, name: str) -> None:
-        if name == "tokens" and self._token_file is not None:
-            former, self.tokens = self.tokens, self._token_file.read()
-            self._note_tokens(former)
-        elif name == "access" and self._settings.access is not None:
-            self._access = read_access(self._settings.access)
-            for known in self._known.values():
-                if known.principal != LOCAL:
-                    known.follow(self._access)
-        elif name == "tls" and self._settings.tls is not None:
-            self.tls = self._settings.tls.context()  # streams that are there keep the one they know
+    def __init__(self) -> None:
+        self._seen: list[tuple[str, str, tuple[int, ...] | None]] = []
 
-    def _note_tokens(self, former: Tokens) -> None:
-        if self.audit_log is None:
-            return
-        before, after = former.by_id, self.tokens.by_id
-        for event, ids in (("token.created", after.keys() - before), ("token.revoked", before.keys() - after)):
-            for token_id in sorted(ids):
-                self.audit_log.noted(event, token=token_id, principal=(after | before)[token_id].principal)
+    def add(self, name: str, path: str) -> None:
+        self._seen.append((name, path, _file_version(path)))
 
-    def _paths(self) -> list[tuple[str, str]]:
-        settings = self._settings
-        named = [("tokens", settings.tokens), ("access", settings.access)]
-        if settings.tls is not None:
-            named += [("tls", file) for file in settings.tls.files]
-        return [(name, path) for name, path in named if path is not None]
+    def changed(self, *, always: bool = False) -> list[str]:
+        """The names with a changed file since the last call, without duplicates. `always`: all names."""
+        names: dict[str, None] = {}
+        for place, (name, path, version) in enumerate(self._seen):
+            found = _file_version(path)
+            if always or found != version:
+                self._seen[place] = (name, path, found)
+                names[name] = None
+        return list(names)
 
-    def close(self) -> None:
-        if self.audit_log is not None:
-            self.audit_log.close()
+
+def _file_version(path: str) -> tuple[int, ...] | None:
+    """Changes with the file, its content or its owner; None for a missing file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,10 +1,11 @@
-"""What a principal has to be allowed for each command: the one table, and a test that no command is missing in it.
+"""The permission that every command needs: a single table. A test checks that the table has all commands.
 
-A command needs one of some actions, on a subject, for a group or for none. Retry and dead-letter subjects belong to the
-subject and the group that they are derived from:
+A command needs any of some permissions, on a subject, for a group or without a group. Retry and dead-letter subjects
+belong to the subject and group of their origin:
 
-    %retry%G%S   consuming it is `consume` of S; whoever stores there directly drives dead letters again: `redrive`
-    %dead%G%S    for group G, whose commits say what was driven again, consuming it is `redrive`; for others `consume`
+    %retry%G%S   consuming is `consume` on S; storing here directly drives dead letters again: `redrive`
+    %dead%G%S    consuming for group G, whose commits report which dead letters were driven again, is `redrive`;
+                 consuming for other groups is `consume`
 """
 
 from __future__ import annotations
@@ -19,35 +20,38 @@ from inturn.protocol import commands
 from inturn.protocol.commands import Command
 
 
-class Action(enum.StrEnum):
-    """What rules allow."""
+class Permission(enum.StrEnum):
+    """The permissions of access rules: the values of `actions` in an access file."""
 
-    PRODUCE = "produce"  # store messages, and see how far the logs are
-    CONSUME = "consume"  # be a member of a group: pull, commit, park, move what failed
-    READ = "read"  # see messages without a group, parked ones and dead letters among them
-    DESCRIBE = "describe"  # see what there is and how far it is, but no message
+    PRODUCE = "produce"  # store messages, and see the offsets of the logs
+    CONSUME = "consume"  # be a member of a group: pull, commit, park, move failed messages
+    READ = "read"  # see messages without a group, including parked messages and dead letters
+    DESCRIBE = "describe"  # see subjects, groups and their progress, but no message
     CREATE = "create"  # make a subject
     GROW = "grow"  # give a subject more partitions
     RESET = "reset"  # move a group to another position
     STEER = "steer"  # park, resume or skip a key
-    REDRIVE = "redrive"  # give dead letters to their group again
+    REDRIVE = "redrive"  # send dead letters to their group again
     OPERATE = "operate"  # make a broker group read-only, unavailable, or available again
     CLUSTER = "cluster"  # be meta or a broker of this cluster
 
 
-OF_GROUPS = frozenset((Action.CONSUME, Action.RESET, Action.STEER, Action.REDRIVE))  # and so do some that describe
+OF_GROUPS = frozenset(
+    (Permission.CONSUME, Permission.RESET, Permission.STEER, Permission.REDRIVE)
+)  # and so do some that describe
 
 
 class Need(msgspec.Struct, frozen=True, gc=False):
-    """One of the actions, there. `group` None: it is not about a group. `subject` None: on any subject will do."""
+    """A command needs any of the permissions. `group` None: the command is not about a group. `subject` None: the
+    permission on any subject is enough."""
 
-    actions: tuple[Action, ...]
+    permissions: tuple[Permission, ...]
     subject: str | None = None
     group: str | None = None
 
 
 class Derived(msgspec.Struct, frozen=True, gc=False):
-    """Where a subject comes from; `kind` and `group` are empty for one that people made."""
+    """The origin of a subject. `kind` and `group` are empty for a subject that a user made."""
 
     origin: str
     kind: str = ""  # "retry" or "dead"
@@ -58,12 +62,13 @@ Needs = Callable[[Any], Need | None]
 
 
 def needed(command: Command) -> Need | None:
-    """What the command needs; None: nothing, whoever was greeted may send it. KeyError if nobody has thought of it."""
+    """The need of a command; None: all authenticated clients may send the command. Raises KeyError for a command
+    without an entry in the table."""
     return TABLE[type(command)](command)
 
 
 def derived(subject: str) -> Derived:
-    """The derivation that is written in a name. Groups that consume a derived subject may have derived ones again."""
+    """The origin by the name of a subject. Groups that consume a derived subject may have derived subjects again."""
     kind = group = ""
     while subject.startswith("%"):
         parts = subject.split("%", 3)
@@ -82,42 +87,44 @@ def _nothing(command: Any) -> None:
 def _append(command: commands.Append) -> Need:
     from_ = derived(command.subject)
     if from_.kind:
-        return Need((Action.REDRIVE,), from_.origin, from_.group)
-    return Need((Action.PRODUCE,), from_.origin)
+        return Need((Permission.REDRIVE,), from_.origin, from_.group)
+    return Need((Permission.PRODUCE,), from_.origin)
 
 
-def _on(*actions: Action) -> Needs:
-    """Commands about a subject, by its attribute `subject` or `name`."""
+def _on(*permissions: Permission) -> Needs:
+    """The need of commands about a subject, by the attribute `subject` or `name`."""
 
     def needs(command: Any) -> Need:
-        return Need(actions, derived(_subject(command)).origin)
+        return Need(permissions, derived(_subject(command)).origin)
 
     return needs
 
 
-def _for_group(*actions: Action) -> Needs:
+def _for_group(*permissions: Permission) -> Needs:
     def needs(command: Any) -> Need:
-        return Need(actions, derived(command.subject).origin, command.group)
+        return Need(permissions, derived(command.subject).origin, command.group)
 
     return needs
 
 
 def _as_member(*, reads: bool = False) -> Needs:
-    """`reads`: whoever may read dead letters has to hold them for a moment, to see which were driven again."""
+    """The need of a member's commands. `reads`: a reader of dead letters must hold the partition for a moment, to see
+    which dead letters were driven again."""
 
     def needs(command: Any) -> Need:
         from_ = derived(command.subject)
         if from_.kind == "dead" and from_.group == command.group:
-            actions = (Action.REDRIVE, Action.READ) if reads else (Action.REDRIVE,)
-            return Need(actions, from_.origin, command.group)
-        return Need((Action.CONSUME,), from_.origin, command.group)
+            permissions = (Permission.REDRIVE, Permission.READ) if reads else (Permission.REDRIVE,)
+            return Need(permissions, from_.origin, command.group)
+        return Need((Permission.CONSUME,), from_.origin, command.group)
 
     return needs
 
 
-def _by_member_or(*actions: Action) -> Needs:
-    """Broadcast consumers and trials read as members of their group, and need what members need; others the actions."""
-    of_others, of_member = _on(*actions), _as_member(reads=True)
+def _by_member_or(*permissions: Permission) -> Needs:
+    """The need of reads: broadcast consumers and trials read as members of their group and need a member's permission;
+    other readers need the given permissions."""
+    of_others, of_member = _on(*permissions), _as_member(reads=True)
 
     def needs(command: Any) -> Need | None:
         return of_member(command) if command.group else of_others(command)
@@ -131,25 +138,25 @@ def _subject(command: Any) -> str:
 
 
 def _open_retry(command: commands.OpenRetry) -> Need:
-    return Need((Action.CONSUME, Action.REDRIVE), derived(command.subject).origin, command.group)
+    return Need((Permission.CONSUME, Permission.REDRIVE), derived(command.subject).origin, command.group)
 
 
 def _of_cluster(command: Any) -> Need:
-    """What only meta and brokers say to each other."""
-    return Need((Action.CLUSTER,))
+    """The need of commands between meta and brokers."""
+    return Need((Permission.CLUSTER,))
 
 
 def _find_trial(command: commands.FindTrial) -> Need:
-    """To give it up is to steer; to look at it is not."""
-    actions = (Action.STEER,) if command.gives_up else (Action.STEER, Action.DESCRIBE)
-    return Need(actions, derived(command.subject).origin, command.group)
+    """Cancelling a trial needs `steer`; reading its state needs `steer` or `describe`."""
+    permissions = (Permission.STEER,) if command.gives_up else (Permission.STEER, Permission.DESCRIBE)
+    return Need(permissions, derived(command.subject).origin, command.group)
 
 
-_ANY = tuple(Action)
+_ANY = tuple(Permission)
 TABLE: dict[type[Command], Needs] = {
     commands.Hello: _nothing,
     commands.Ping: _nothing,
-    commands.OpenProducer: lambda _: Need((Action.PRODUCE,)),
+    commands.OpenProducer: lambda _: Need((Permission.PRODUCE,)),
     commands.Append: _append,
     commands.Heartbeat: _as_member(),
     commands.Leave: _as_member(reads=True),
@@ -160,32 +167,34 @@ TABLE: dict[type[Command], Needs] = {
     commands.Commit: _as_member(),
     commands.Release: _as_member(),
     commands.ReadLot: _as_member(),
-    commands.Move: _as_member(),  # where to is the node's business: nowhere but to the group's own derived subjects
+    commands.Move: _as_member(),  # the node moves messages only to derived subjects of the group
     commands.OpenRetry: _open_retry,
     commands.OpenDeadLetters: _as_member(),
-    commands.Read: _by_member_or(Action.READ),
-    commands.ResolvePosition: _by_member_or(Action.READ, Action.DESCRIBE),
-    commands.CreateSubject: _on(Action.CREATE),
-    commands.GrowSubject: _on(Action.GROW),
-    commands.FindSubject: _on(*_ANY),  # its route: whoever may do anything there needs it
-    commands.DescribeSubject: _on(Action.DESCRIBE, Action.READ, Action.CONSUME, Action.REDRIVE, Action.PRODUCE),
-    commands.ListSubjects: _nothing,  # the answer has only those that the principal may do something with
-    commands.ListGroups: _nothing,  # the same, with those that it may describe
-    commands.DescribeGroup: _for_group(*(OF_GROUPS | {Action.DESCRIBE, Action.READ})),
-    commands.ResetGroup: _for_group(Action.RESET),
-    commands.SteerKey: _for_group(Action.STEER),
-    commands.FindRequest: _for_group(Action.STEER, Action.DESCRIBE),
-    commands.ListKeys: _for_group(Action.DESCRIBE, Action.STEER, Action.CONSUME),
-    commands.DescribeKey: _for_group(Action.READ),  # with what is parked of it
-    commands.DescribeNode: lambda _: Need((Action.DESCRIBE,)),
+    commands.Read: _by_member_or(Permission.READ),
+    commands.ResolvePosition: _by_member_or(Permission.READ, Permission.DESCRIBE),
+    commands.CreateSubject: _on(Permission.CREATE),
+    commands.GrowSubject: _on(Permission.GROW),
+    commands.FindSubject: _on(*_ANY),  # the route: needed with any permission
+    commands.DescribeSubject: _on(
+        Permission.DESCRIBE, Permission.READ, Permission.CONSUME, Permission.REDRIVE, Permission.PRODUCE
+    ),
+    commands.ListSubjects: _nothing,  # the answer has only subjects that the principal has any permission on
+    commands.ListGroups: _nothing,  # the answer has only groups that the principal may describe
+    commands.DescribeGroup: _for_group(*(OF_GROUPS | {Permission.DESCRIBE, Permission.READ})),
+    commands.ResetGroup: _for_group(Permission.RESET),
+    commands.SteerKey: _for_group(Permission.STEER),
+    commands.FindRequest: _for_group(Permission.STEER, Permission.DESCRIBE),
+    commands.ListKeys: _for_group(Permission.DESCRIBE, Permission.STEER, Permission.CONSUME),
+    commands.DescribeKey: _for_group(Permission.READ),  # the answer has parked messages
+    commands.DescribeNode: lambda _: Need((Permission.DESCRIBE,)),
     commands.Fetch: _as_member(),
     commands.Acknowledge: _as_member(),
-    commands.SetOrder: _for_group(Action.STEER),
-    commands.TryMessage: _for_group(Action.STEER),
+    commands.SetOrder: _for_group(Permission.STEER),
+    commands.TryMessage: _for_group(Permission.STEER),
     commands.FindTrial: _find_trial,
     commands.ReportTrial: _as_member(),
-    commands.ListBrokerGroups: _nothing,  # whoever may do anything needs to know where
-    commands.SetBrokerGroup: lambda _: Need((Action.OPERATE,)),
+    commands.ListBrokerGroups: _nothing,  # needed by every client, to find the brokers
+    commands.SetBrokerGroup: lambda _: Need((Permission.OPERATE,)),
     commands.ReportBroker: _of_cluster,
     commands.ReadCatalogue: _of_cluster,
     commands.LearnSubject: _of_cluster,
@@ -197,8 +206,8 @@ TABLE: dict[type[Command], Needs] = {
     commands.ListRequests: _of_cluster,
     commands.FindMessage: _of_cluster,
 }
-# Commands whose `member` is the sender's own: the name is bound to its principal. Those that name somebody else's
-# member, to do something with it, are `OF_OTHERS`.
+# Commands whose `member` is the sender: the name is bound to the sender's principal. Commands about a member other than
+# the sender are in `OF_OTHERS`.
 AS_MEMBER: frozenset[type[Command]] = frozenset(
     (
         commands.Heartbeat,
@@ -217,7 +226,7 @@ AS_MEMBER: frozenset[type[Command]] = frozenset(
     )
 )
 OF_OTHERS: frozenset[type[Command]] = frozenset((commands.TryMessage, commands.ForgetMember))
-# What is written into the audit log when it is done: what changes more than the progress of a group.
+# Commands that are written into the audit log: commands that change more than the progress of a group.
 ACTS: frozenset[type[Command]] = frozenset(
     (
         commands.CreateSubject,

@@ -1,16 +1,17 @@
-"""A meter: how much of something is left, when it comes back at a rate."""
+"""Rate limits: a meter with a budget that refills at a rate, and the meters of a principal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-BURST_S = 1.0  # so much of the rate may be used at once
+BURST_S = 1.0  # the budget is the rate of this time
 
 
-class Meter:
-    """What is taken may exceed what is left: then there is a debt, and something to wait for. Nothing is refused here.
+class RateMeter:
+    """A budget that refills at a rate. `take` may exceed the budget; then `wait_s` returns the time until the debt is
+    paid. The meter refuses nothing.
 
-    Not safe to use from several threads.
+    Not thread-safe.
     """
 
     __slots__ = ("_at_s", "_burst", "_left", "_now_s", "_per_s")
@@ -27,7 +28,7 @@ class Meter:
         self._left -= count
 
     def try_take(self, count: float = 1.0) -> bool:
-        """Take it only if it is there."""
+        """Take the count only if the budget has it."""
         self._fill()
         if self._left < count:
             return False
@@ -35,15 +36,15 @@ class Meter:
         return True
 
     def wait_s(self) -> float:
-        """Until the debt is paid; 0 if there is none."""
-        if self._left >= 0:  # most of the time, and no look at the clock
+        """The time until the debt is paid; 0 without a debt."""
+        if self._left >= 0:  # most of the time, without reading the clock
             return 0.0
         self._fill()
         return max(0.0, -self._left / self._per_s)
 
     @property
     def is_full(self) -> bool:
-        """Nothing is used, or all of it has come back."""
+        """Whether the whole budget is available."""
         self._fill()
         return self._left >= self._burst
 
@@ -53,16 +54,17 @@ class Meter:
         self._at_s = now_s
 
 
-class Metered:
-    """The commands and bytes of one principal, on all of its streams together."""
+class PrincipalMeter:
+    """The commands and bytes of a principal, on all of the principal's streams together. Implements
+    `inturn.transport.server_session.Metered`."""
 
     __slots__ = ("_bytes", "_commands", "_received", "bytes_per_s")
 
     def __init__(self, commands_per_s: float | None, bytes_per_s: float | None, now_s: Callable[[], float]) -> None:
         self.bytes_per_s = bytes_per_s
-        self._commands = None if commands_per_s is None else Meter(commands_per_s, now_s)
-        self._bytes = None if bytes_per_s is None else Meter(bytes_per_s, now_s)
-        self._received = None if bytes_per_s is None else Meter(bytes_per_s, now_s)  # of `_bytes`, what came
+        self._commands = None if commands_per_s is None else RateMeter(commands_per_s, now_s)
+        self._bytes = None if bytes_per_s is None else RateMeter(bytes_per_s, now_s)
+        self._received = None if bytes_per_s is None else RateMeter(bytes_per_s, now_s)  # received only
 
     def take_command(self) -> None:
         if self._commands is not None:
@@ -88,5 +90,5 @@ class Metered:
         return max(_wait_s(self._commands), _wait_s(self._received))
 
 
-def _wait_s(meter: Meter | None) -> float:
+def _wait_s(meter: RateMeter | None) -> float:
     return 0.0 if meter is None else meter.wait_s()

@@ -1,6 +1,6 @@
-"""What protects a server: where the files are, and whether it may be reached without.
+"""Security settings of servers and clients: files, TLS, and whether a server may be reached without authentication.
 
-TLS: what a client checks and shows, and what a server does. TLS 1.2 is the oldest version that is spoken.
+TLS 1.2 is the oldest accepted version.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from inturn.model.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """How a client talks TLS: whom it trusts, and which certificate it shows to a server that asks for one.
+    """TLS of a client: the trusted CAs, and the certificate for servers that require a client certificate.
 
-    The server's certificate has to be signed by a CA of `ca_file` (the system's CAs unless given), and has to name the
-    host of the address, or `server_name`. That cannot be switched off.
+    The server's certificate must be signed by a CA of `ca_file` (default: the system's CAs), and must name the host of
+    the address, or `server_name`. These checks cannot be switched off.
     """
 
     ca_file: str | None = None
@@ -28,14 +28,14 @@ class TlsSettings:
 
     def __post_init__(self) -> None:
         if self.key_file is not None and self.cert_file is None:
-            raise InvalidInput("TlsSettings.key_file is given without cert_file; give the certificate it belongs to")
+            raise InvalidInput("TlsSettings.key_file is given without cert_file; give the certificate of the key")
         for name in ("ca_file", "cert_file", "key_file", "server_name"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise InvalidInput(f"TlsSettings.{name} is {value!r}; give a str")
 
     def context(self) -> ssl.SSLContext:
-        """Reads the files. InvalidInput if they are not what they should be."""
+        """Read the files. Raises InvalidInput for invalid files."""
         try:
             context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca_file)
             if self.cert_file is not None:
@@ -48,16 +48,17 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerTlsSettings:
-    """The certificate of a server, and whose certificates its clients have to show (`client_ca_file`), if any."""
+    """TLS of a server: the certificate, and optionally the CA of client certificates (`client_ca_file`). With a client
+    CA, clients must show a certificate."""
 
     cert_file: str
     key_file: str
     client_ca_file: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Reads the files. InvalidInput if they are not what they should be.
+        """Read the files into a new context. Raises InvalidInput for invalid files.
 
-        Always a new one: loading into one that is in use would leave it without a key if the two do not fit.
+        Loading into a context in use would leave the context without a key if certificate and key do not fit.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -81,7 +82,7 @@ class ServerTlsSettings:
 
 
 def _no_password() -> str:
-    """A server has nobody to ask: else OpenSSL would ask the terminal."""
+    """Refuse encrypted keys: without this function, OpenSSL would ask for a password on the terminal."""
     raise ValueError("the key is encrypted; give one without a password, readable for the server's user only")
 
 
@@ -89,26 +90,28 @@ def _unusable(error: OSError | ValueError, *files: str | None) -> InvalidInput:
     named = [one for one in files if one is not None]
     missing = next((one for one in named if not os.access(one, os.R_OK)), None)
     if missing is not None:
-        return InvalidInput(f"TLS file {missing!r} is not there, or cannot be read")
+        return InvalidInput(f"TLS file {missing!r} is missing, or cannot be read")
     return InvalidInput(f"TLS files {', '.join(map(repr, named))} cannot be used: {error}")
 
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
-    """`tokens` and the client CA in `tls` are the two ways to authenticate; with both, the certificate is always asked
-    for, and a token says who it is. `access` needs one of them. Without it everybody who is known may do everything.
+    """The security of a server. `tokens` and the client CA in `tls` are the two ways to authenticate clients.
+
+    With both, a client certificate is always required, and a token decides about the principal. `access` needs
+    authentication. Without `access`, all authenticated clients may do everything.
     """
 
     tokens: str | None = None  # a token file
     access: str | None = None  # an access file
     tls: ServerTlsSettings | None = None
     audit_log: str | None = None
-    is_insecure: bool = False  # may be reached by others though it asks nobody who they are
+    is_insecure: bool = False  # other machines may connect without authentication
 
     def __post_init__(self) -> None:
         if self.access is not None and not self.authenticates:
             raise InvalidInput(
-                f"access file {self.access!r}: rules are about principals, and nobody is asked who they are; give a "
+                f"access file {self.access!r}: rules are about principals, and clients are not authenticated; give a "
                 "token file (--tokens), or a CA of client certificates (--tls-client-ca)"
             )
 
@@ -117,18 +120,20 @@ class SecuritySettings:
         return self.tokens is not None or (self.tls is not None and self.tls.client_ca_file is not None)
 
     def check_host(self, host: str) -> None:
-        """InvalidInput if others than this machine would be let in without being asked who they are."""
+        """Raise InvalidInput if other machines could connect without authentication."""
         if self.authenticates or self.is_insecure or is_loopback(host):
             return
         raise InvalidInput(
-            f"{host!r} can be reached from other machines, and nobody would be asked who they are; make tokens "
+            f"{host!r} can be reached from other machines, and clients would not be authenticated; make tokens "
             "(`inturn token create`, --tokens), use client certificates (--tls-client-ca), or listen on 127.0.0.1. "
-            "--insecure serves all the same: whoever reaches the port can then read, write and delete everything"
+            "--insecure serves without authentication: all clients that reach the port can then read, write and delete "
+            "everything"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine reaches it. A name is taken for one that others reach, unless it is localhost."""
+    """Whether only this machine can reach the host. All names except localhost count as reachable by other
+    machines."""
     if host == "localhost":
         return True
     try:

@@ -1,13 +1,13 @@
-"""Tokens: what a client shows to a server to be known as a principal.
+"""Tokens and principals. A client sends a token, and the server finds the principal of the token.
 
-A file has their hashes, so whoever reads it can be nobody; the tokens themselves are shown once, when they are made.
-They are random, 256 bits, so a plain hash of them cannot be guessed: slow hashes are for what people choose.
+A token file has only hashes, so a reader of the file cannot act as a principal. A token is shown once, when it is made.
+Tokens are random with 256 bits, so a plain hash cannot be guessed: slow hashes are for passwords that people choose.
 
     inturn_<id>_<secret>
 
-The id finds the record, and may be shown; the rest is compared in constant time, by its hash.
+The id finds the record, and may be shown. The hash of the whole token is compared in constant time.
 
-Principals: who a client is, as far as rules, quotas and the audit log are concerned.
+A principal is the identity of a client for rules, quotas and the audit log.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ import msgspec
 from inturn.model.errors import AuthenticationFailed, InvalidInput, NotFound
 
 PRINCIPAL_LENGTH_MAX = 200
-ANONYMOUS = "%anonymous"  # on a server that asks nobody
-LOCAL = "%local"  # through the socket in the folder: whoever may open it owns the files
+ANONYMOUS = "%anonymous"  # on a server without authentication
+LOCAL = "%local"  # through the socket in the folder: only the owner of the files can open the socket
 _ALLOWED = re.compile(r"[A-Za-z0-9._@:/-]+\Z", re.ASCII)
 
 
 def check_principal(name: object) -> str:
-    """The name if it may be one, else InvalidInput. Our own begin with %, which is not allowed."""
+    """The name, if valid. Raises InvalidInput. inturn's own principals begin with %, which is not allowed here."""
     if not isinstance(name, str) or not 1 <= len(name) <= PRINCIPAL_LENGTH_MAX or not _ALLOWED.match(name):
         raise InvalidInput(
             f"principal {name!r}: use 1 to {PRINCIPAL_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ @ : / -"
@@ -45,10 +45,10 @@ def check_principal(name: object) -> str:
 
 
 def certificate_principal(certificate: Mapping[str, Any]) -> str:
-    """Whom a client certificate names, as `ssl` tells it: the common name, or else the first DNS name."""
+    """The principal of a client certificate, as decoded by `ssl`: the common name, or else the first DNS name."""
     names = _common_names(certificate.get("subject", ())) or _dns_names(certificate.get("subjectAltName", ()))
     if not names:
-        raise AuthenticationFailed("the client certificate names nobody (neither common name nor DNS name)")
+        raise AuthenticationFailed("the client certificate has no name (neither common name nor DNS name)")
     try:
         return check_principal(names[0])
     except InvalidInput as error:
@@ -69,12 +69,12 @@ _PREFIX = "inturn_"
 _SECRET_BYTES = 32
 _ID_BYTES = 6
 _FORMAT = 1
-_NO_HASH = "0" * 64  # of a token that is not there: comparing takes as long
+_NO_HASH = "0" * 64  # for an unknown token, so that the comparison takes the same time
 _UNKNOWN = "the token is unknown here, or was revoked"
 
 
 class TokenRecord(msgspec.Struct, frozen=True):
-    """What is kept of a token."""
+    """The stored part of a token."""
 
     id: str
     principal: str
@@ -93,13 +93,13 @@ class _Content(msgspec.Struct):
 
 
 class Tokens:
-    """Those of a file as it was read."""
+    """The tokens of a file."""
 
     def __init__(self, records: Iterable[TokenRecord] = ()) -> None:
         self.by_id = {one.id: one for one in records}
 
     def find(self, token: str, now_ms: int) -> TokenRecord:
-        """The record of a token that holds now. AuthenticationFailed says no more than its sender may know."""
+        """The record of a valid token. Raises AuthenticationFailed, with a text that reveals nothing to the sender."""
         record = self.by_id.get(token.removeprefix(_PREFIX).partition("_")[0])
         is_right = hmac.compare_digest(_hash(token), _NO_HASH if record is None else record.hash)
         if record is None or not is_right:
@@ -109,25 +109,25 @@ class Tokens:
         return record
 
     def holds(self, record: TokenRecord, now_ms: int) -> bool:
-        """Whether what was found once may still be used."""
+        """Whether a record that was found before is still valid."""
         return self.by_id.get(record.id) == record and not record.is_expired(now_ms)
 
 
 class TokenFile:
-    """Several processes may change it; those that read see it as it was or as it is."""
+    """A token file. Several processes may change the file; readers see the old or the new content."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
     def read(self) -> Tokens:
-        """InvalidInput if it cannot be read."""
+        """Read the file. Raises InvalidInput if the file cannot be read."""
         return Tokens(self._content().tokens)
 
     def create(self, principal: str, now_ms: int, expires_at_ms: int | None = None, note: str = "") -> str:
-        """A new token; the file is made if it is not there. Others of the same principal stay as they are."""
+        """Make and return a new token. Makes a missing file. Other tokens of the principal stay valid."""
         check_principal(principal)
         if expires_at_ms is not None and expires_at_ms <= now_ms:
-            raise InvalidInput("a token that has expired already is of no use; give a later time")
+            raise InvalidInput("the expiry time of the token has already passed; give a later time")
         with self._changing() as content:
             known = {one.id for one in content.tokens}
             token_id = next(one for one in iter(lambda: secrets.token_hex(_ID_BYTES), "") if one not in known)
@@ -136,7 +136,7 @@ class TokenFile:
         return token
 
     def revoke(self, token_id: str) -> TokenRecord:
-        """Servers that use the file hang up on whoever came with it. NotFound if there is no such token."""
+        """Delete a token. Servers that use the file close the connections of the token. Raises NotFound."""
         if not self.path.exists():
             raise self._not_found(token_id)
         with self._changing() as content:
@@ -147,7 +147,7 @@ class TokenFile:
             raise self._not_found(token_id)
 
     def _not_found(self, token_id: str) -> NotFound:
-        return NotFound("token", token_id, f"see those in {str(self.path)!r}: `inturn token list`")
+        return NotFound("token", token_id, f"list the tokens in {str(self.path)!r}: `inturn token list`")
 
     def _content(self) -> _Content:
         try:
@@ -164,7 +164,7 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[_Content]:
-        """What the body leaves of the content is stored, unless it raises."""
+        """Lock the file, and store the content that the `with` block has changed, unless the block raises."""
         lock = _opened_lock(f"{self.path}.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -176,11 +176,11 @@ class TokenFile:
 
 
 def check_token(token: object) -> str:
-    """What may be sent as a token; the message of the error does not show it."""
+    """The token, if it may be sent. Raises InvalidInput, with a text that does not show the token."""
     if not isinstance(token, str):
         raise InvalidInput(f"the token is a {type(token).__name__}; give the text that `inturn token create` printed")
     if not token or len(token) > TOKEN_LENGTH_MAX or not token.isascii() or not token.isprintable() or " " in token:
-        raise InvalidInput("the token is empty, too long, or has characters that no token has; copy it again")
+        raise InvalidInput("the token is empty, too long, or has characters that no token has; copy the token again")
     return token
 
 
@@ -189,7 +189,8 @@ def _hash(token: str) -> str:
 
 
 def _opened_lock(path: str) -> int:
-    """Never through a link: whoever owns the folder could have root give away a file that is elsewhere."""
+    """Open or make the lock file, never through a link: else the owner of the folder could make root change the owner
+    of a file elsewhere."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         number = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
@@ -200,27 +201,30 @@ def _opened_lock(path: str) -> int:
 
 
 def _give_to_owner_of(folder: Path, number: int) -> None:
-    """A new file: root makes tokens, and the server that reads them is the user whose folder it is."""
+    """Give a new file to the owner of the folder: root may make tokens, and the server that reads them runs as the
+    owner of the folder."""
     owner = folder.stat()
-    with contextlib.suppress(PermissionError):  # in a folder of somebody else it is ours
+    with contextlib.suppress(PermissionError):  # in a folder of a different user, the file stays with this user
         os.fchown(number, owner.st_uid, owner.st_gid)
 
 
 def _give_as(former: Path, number: int) -> None:
-    """The owner and the mode of the file whose place it takes: else its server could not read what was revoked."""
+    """Copy owner and mode of the replaced file: else the server could not read the new file, and would miss
+    revocations."""
     found = former.stat()
     try:
         os.fchown(number, found.st_uid, found.st_gid)
     except PermissionError:
         raise InvalidInput(
             f"token file {str(former)!r} belongs to user {found.st_uid} and group {found.st_gid}, who could not read "
-            "it any more if you changed it; run this as that user, or as root"
+            "the file any more if you changed it; run this as that user, or as root"
         ) from None
     os.fchmod(number, stat.S_IMODE(found.st_mode))
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Whole or not at all. It stays readable for those who could read it; a new one is for its owner only."""
+    """Replace the file, wholly or not at all. Owner and mode of an existing file stay; only the owner can read a new
+    file."""
     number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # with mode 0600
     try:
         with os.fdopen(number, "wb") as file:

@@ -41,7 +41,7 @@ from inturn.store.cluster import own_broker_group
 from inturn.store.database import Database
 from inturn.store.groups import GroupRecord, Groups
 from inturn.store.leases import LeaseRow, LeaseRows
-from inturn.store.offsets import Offsets
+from inturn.store.offsets import OffsetRows
 from inturn.store.subjects import Subjects
 
 LOW_FACTOR = 4  # warn below so many times the reserve
@@ -104,7 +104,7 @@ class _State:
 
     subjects: list[Subject]
     groups: list[GroupRecord]
-    offsets: Offsets | None = None
+    offsets: OffsetRows | None = None
     leases: LeaseRows | None = None
     broker_group: str = ""  # whose logs are here
 
@@ -246,7 +246,7 @@ def _check_schema(connection: sqlite3.Connection) -> Finding:
 
 def _load(database: Database) -> _State:
     own = own_broker_group(database)
-    return _State(Subjects(database).all(), Groups(database).all(), Offsets(database), LeaseRows(database), own)
+    return _State(Subjects(database).all(), Groups(database).all(), OffsetRows(database), LeaseRows(database), own)
 
 
 # The logs

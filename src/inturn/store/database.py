@@ -1,8 +1,7 @@
-"""The database behind group state and meta data: one connection, one transaction at a time.
+"""The database of a node: a single connection, and a single transaction at a time.
 
-What may go into a row. Values come from clients; a database would take some that it cannot give back.
-
-Look-ups whose answer never changes once it is committed.
+`Cache` holds query results that never change after a commit. The `check_…` functions validate values of clients before
+the values go into a row, because a database may accept values that it cannot return.
 """
 
 from __future__ import annotations
@@ -23,85 +22,27 @@ from inturn.model.errors import Closed, InvalidInput, StorageError
 from inturn.store import schema
 
 NUMBER_MAX = 2**63 - 1
-KEY_BYTES_MAX = 1 << 20  # of any subject; its own limit is checked where a key enters
-
-
-def check_number(what: str, value: object) -> None:
-    """Raise InvalidInput unless it is a whole number, 0 or above, that a column can hold."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= NUMBER_MAX:
-        raise InvalidInput(f"{what} {value!r}: it must be a whole number from 0 to {NUMBER_MAX}")
-
-
-def check_bytes(what: str, value: object, bytes_max: int) -> None:
-    """Raise InvalidInput unless it is bytes, and not more than this."""
-    if not isinstance(value, bytes):
-        raise InvalidInput(f"{what} is a {type(value).__name__}: it must be bytes")
-    if len(value) > bytes_max:
-        raise InvalidInput(f"{what} has {len(value)} bytes: the limit is {bytes_max}")
-
-
-def check_text(what: str, value: object, length_max: int) -> None:
-    """Raise InvalidInput unless it is a text, and not longer than this."""
-    if not isinstance(value, str):
-        raise InvalidInput(f"{what} is a {type(value).__name__}: it must be a text")
-    if len(value) > length_max:
-        raise InvalidInput(f"{what} has {len(value)} characters: the limit is {length_max}")
-
-
-def storable(text: str, length_max: int) -> str:
-    """The text, cut, with what no database takes (half characters, zeros) as escapes."""
-    return text[:length_max].encode(errors="backslashreplace").decode().replace("\0", "\\0")
-
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-class Cache(Generic[Key, Value]):
-    """Forgets everything when a transaction is rolled back: what it learnt may have been part of that."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._rollback_count = database.rollback_count
-        self._values: dict[Key, Value] = {}
-
-    def get(self, key: Key) -> Value | None:
-        """Waits for the transaction of another thread, so that only committed answers are seen."""
-        with self._database.lock:
-            self._forget_rolled_back()
-            return self._values.get(key)
-
-    def put(self, key: Key, value: Value) -> None:
-        """Call it in the transaction that read or wrote the value."""
-        self._forget_rolled_back()
-        self._values[key] = value
-
-    def _forget_rolled_back(self) -> None:
-        if self._rollback_count != self._database.rollback_count:
-            self._rollback_count = self._database.rollback_count
-            self._values.clear()
-
-
+KEY_BYTES_MAX = 1 << 20  # for all subjects; the subject's own limit is checked when a message is sent
 BUSY_TIMEOUT_S = 5.0
 
 _STOPPING = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _NEXT_STEP = {
-    sqlite3.SQLITE_FULL: "the disk is full and nothing was changed; free some room, then try again",
-    sqlite3.SQLITE_BUSY: "another process keeps it locked; close the folder there, then try again",
-    sqlite3.SQLITE_CANTOPEN: "check that the folder exists and may be written, then try again",
+    sqlite3.SQLITE_FULL: "the disk is full and nothing was changed; free some space, then try again",
+    sqlite3.SQLITE_BUSY: "another process has locked the database; close the folder there, then try again",
+    sqlite3.SQLITE_CANTOPEN: "check that the folder exists and is writable, then try again",
     sqlite3.SQLITE_READONLY: "nothing was changed; make the file and its folder writable, then try again",
     sqlite3.SQLITE_IOERR: "check the disk, then close and open the folder again",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; run `inturn doctor`, then restore it",
-    sqlite3.SQLITE_NOTADB: "the file is not a database of inturn; move it away, or use another folder",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; run `inturn doctor`, then restore the file",
+    sqlite3.SQLITE_NOTADB: "the file is not a database of inturn; move the file away, or use another folder",
 }
 
 
 class Database:
-    """All state that must outlive a node. Any thread may use it; transactions run one after the other.
+    """The durable state of a node. All methods may be called from any thread; transactions run one after the other.
 
-    What a committed transaction wrote survives kill -9 and power loss (unless in memory). Failures of the storage
-    are raised as StorageError. After an I/O error nobody knows what is on the disk, so nothing more is accepted
-    until the database is opened again.
+    Committed changes survive kill -9 and power loss (unless in memory). Failures of the storage raise StorageError.
+    After an I/O error the content of the disk is unknown, so the database refuses all transactions until it is opened
+    again.
     """
 
     def __init__(self, engine: Engine, connection: Connection) -> None:
@@ -117,9 +58,9 @@ class Database:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None) -> Database:
-        """Open the file, made if needed; None: in memory, gone when closed, empty at every open.
+        """Open or make the file. None: a database in memory, empty at every open, gone when closed.
 
-        Raises SchemaMismatch for a file of another version, StorageError for one that cannot be opened.
+        Raises SchemaMismatch for a file of a different version, StorageError for a file that cannot be opened.
         """
         engine = _memory_engine() if path is None else _file_engine(os.path.abspath(path))
         try:
@@ -141,10 +82,11 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Everything in the block happens, or nothing; it is durable when the block is left.
+        """All changes of the block are stored, or none. The changes are durable when the block is left.
 
-        A block inside a block of the same thread joins it. If an exception leaves an inner block, the whole
-        transaction is rolled back, and the outermost block raises it again if somebody swallowed it.
+        A block inside a block of the same thread joins the outer transaction. If an exception leaves an inner block,
+        the whole transaction is rolled back. If the outer block suppresses the exception, the outermost block raises
+        the exception again.
         """
         with self.lock:
             self._check_usable()
@@ -157,11 +99,11 @@ class Database:
                         yield self._connection
             except DatabaseError as error:
                 if not isinstance(error, OperationalError) and type(error) is not DatabaseError:
-                    raise  # a mistake of ours, such as a violated constraint
+                    raise  # a bug in inturn, such as a violated constraint
                 raise self._failed(error) from error
 
     def close(self) -> None:
-        """Free the file. May be called twice. An in-memory database is gone."""
+        """Close the file. May be called twice. An in-memory database is gone."""
         with self.lock:
             if not self._closed:
                 self._closed = True
@@ -187,7 +129,7 @@ class Database:
 
     def _roll_back(self, transaction: RootTransaction) -> None:
         transaction.rollback()
-        self._connection.connection.rollback()  # SQLAlchemy sends none after a commit that failed
+        self._connection.connection.rollback()  # SQLAlchemy sends no rollback after a failed commit
 
     @contextlib.contextmanager
     def _joined(self) -> Iterator[None]:
@@ -210,7 +152,7 @@ class Database:
     def _failed(self, error: DatabaseError) -> StorageError:
         explanation = _explain(error)
         if _primary_code(error) in _STOPPING:
-            self._stopped = f"stopped since: {explanation}"
+            self._stopped = f"the database has stopped: {explanation}"
         return StorageError("state", explanation)
 
 
@@ -223,16 +165,19 @@ def _primary_code(error: DatabaseError | sqlite3.DatabaseError) -> int | None:
 def _explain(error: DatabaseError | sqlite3.DatabaseError) -> str:
     cause = error.orig if isinstance(error, DatabaseError) else error
     code = _primary_code(error)
-    next_step = "look at the cause, then try again"
+    next_step = "fix the cause, then try again"
     if code is not None:
         next_step = _NEXT_STEP.get(code, next_step)
-    return f"the database said {str(cause)!r}: {next_step}"
+    return f"the database reported {str(cause)!r}: {next_step}"
 
 
 @functools.cache
 def _memory_engine() -> Engine:
-    """Every connection of it is a database of its own. They share the compiled statements, which simulations need:
-    compiling them anew for each database would take longer than the rest of a history."""
+    """The engine of all in-memory databases; every connection is a separate database.
+
+    All databases share the compiled statements: for a simulation, compiling statements for every database would take
+    longer than the rest of the history.
+    """
     engine = create_engine("sqlite://", poolclass=NullPool, connect_args={"check_same_thread": False})
     _take_over_transactions(engine)
     return engine
@@ -250,7 +195,7 @@ def _file_engine(path: str) -> Engine:
 
 
 def _take_over_transactions(engine: Engine) -> None:
-    """The driver starts transactions late and without the write lock; ours have it from the beginning."""
+    """Begin transactions with the write lock. The driver would begin transactions late and without the write lock."""
 
     def connected(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
         connection.isolation_level = None
@@ -266,4 +211,60 @@ def _take_over_transactions(engine: Engine) -> None:
 def _make_durable(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone does not reach the disk there
+    connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone does not reach the disk
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Cache(Generic[Key, Value]):
+    """Cached query results. A rollback clears the cache, because cached values may belong to the transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._rollback_count = database.rollback_count
+        self._values: dict[Key, Value] = {}
+
+    def get(self, key: Key) -> Value | None:
+        """Waits for transactions of other threads, so that only committed values are returned."""
+        with self._database.lock:
+            self._forget_rolled_back()
+            return self._values.get(key)
+
+    def put(self, key: Key, value: Value) -> None:
+        """Call inside the transaction that read or wrote the value."""
+        self._forget_rolled_back()
+        self._values[key] = value
+
+    def _forget_rolled_back(self) -> None:
+        if self._rollback_count != self._database.rollback_count:
+            self._rollback_count = self._database.rollback_count
+            self._values.clear()
+
+
+def check_number(what: str, value: object) -> None:
+    """Raise InvalidInput unless the value is a whole number from 0 to the largest number of a column."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= NUMBER_MAX:
+        raise InvalidInput(f"{what} {value!r}: it must be a whole number from 0 to {NUMBER_MAX}")
+
+
+def check_bytes(what: str, value: object, bytes_max: int) -> None:
+    """Raise InvalidInput unless the value is bytes, at most `bytes_max` long."""
+    if not isinstance(value, bytes):
+        raise InvalidInput(f"{what} is a {type(value).__name__}: it must be bytes")
+    if len(value) > bytes_max:
+        raise InvalidInput(f"{what} has {len(value)} bytes: the limit is {bytes_max}")
+
+
+def check_text(what: str, value: object, length_max: int) -> None:
+    """Raise InvalidInput unless the value is a text, at most `length_max` long."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"{what} is a {type(value).__name__}: it must be a text")
+    if len(value) > length_max:
+        raise InvalidInput(f"{what} has {len(value)} characters: the limit is {length_max}")
+
+
+def storable(text: str, length_max: int) -> str:
+    """The text, cut to the limit, with escapes for characters that no database accepts (lone surrogates, zeros)."""
+    return text[:length_max].encode(errors="backslashreplace").decode().replace("\0", "\\0")

@@ -1,6 +1,6 @@
-"""Groups of a subject.
+"""Groups of subjects, and the online state of their members.
 
-Which members of a group are online. Deadlines live in memory; this is written when the state changes.
+A member's row changes only when the member comes online or goes offline; deadlines of members are kept in memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Groups:
         self._known: Cache[tuple[str, str], int] = Cache(database)
 
     def find(self, subject: str, group: str) -> int | None:
-        """The id of the group, or None if the subject or the group is not there."""
+        """The id of the group, or None if the subject or the group does not exist."""
         known = self._known.get((subject, group))
         if known is not None:
             return known
@@ -74,17 +74,25 @@ class Groups:
         now_ms: int,
         mode: GroupMode = GroupMode.EXCLUSIVE,
     ) -> int:
-        """Create the group with the offset where it starts in each partition, in one transaction, and return its id.
+        """Create the group with its start offset in every partition, in a transaction, and return the group's id.
 
-        A group that is there is returned as it is: its offsets do not move, its mode stays. Raises InvalidName or
-        InvalidInput unless there is one offset per partition, NotFound if there is no such subject.
+        An existing group is returned without any change of its offsets or mode. Raises InvalidName; InvalidInput unless
+        there is an offset for every partition; NotFound for an unknown subject.
         """
         check_name("group", group)
         with self._database.transaction() as connection:
             existing = self.find(subject, group)
             if existing is not None:
                 return existing
-            return self._insert(connection, subject, group, start, start_offsets, now_ms, mode)
+            return self._insert(
+                connection=connection,
+                subject=subject,
+                group=group,
+                start=start,
+                start_offsets=start_offsets,
+                now_ms=now_ms,
+                mode=mode,
+            )
 
     def all(self) -> list[GroupRecord]:
         """All groups of all subjects, in the order of their creation."""
@@ -93,12 +101,12 @@ class Groups:
         return [GroupRecord(row.subject, row.name, row.id, row.start, GroupMode(row.mode)) for row in rows]
 
     def orders(self) -> dict[int, Order]:
-        """What was decided about the order of groups, by their ids."""
+        """The orders that operators have set, by group id."""
         with self._database.transaction() as connection:
             return {row.id: Order(row.set_order) for row in connection.execute(_SELECT_ORDERS)}
 
     def set_order(self, group_id: int, order: Order | None) -> None:
-        """Decide, durably, which order the members keep to; None: the one they ask for."""
+        """Set the order of a group durably. None: the members' settings decide."""
         with self._database.transaction() as connection:
             values = {"of_group": group_id, "to_order": None if order is None else order.value}
             connection.execute(_SET_ORDER, values)
@@ -119,7 +127,7 @@ class Groups:
         if len(start_offsets) != len(partition_ids):
             raise InvalidInput(
                 f"group {group!r}: {len(start_offsets)} start offsets for {len(partition_ids)} partitions; "
-                "give one for each"
+                "give one offset for each partition"
             )
         for offset in start_offsets:
             check_offset(offset)
@@ -170,7 +178,7 @@ class Members:
         self._database = database
 
     def set_online(self, group_id: int, member: str, online: bool, now_ms: int) -> bool:
-        """Remember that the member came or went; true if that is a change. Otherwise nothing is written."""
+        """Store whether the member is online. Returns whether the state changed; without a change, writes nothing."""
         row = {"of_group": group_id, "who": member}
         with self._database.transaction() as connection:
             known = connection.execute(_SELECT_MEMBER, row).scalar()
@@ -181,11 +189,11 @@ class Members:
             return True
 
     def online(self) -> list[OnlineMember]:
-        """All members that are online, by group and name."""
+        """All online members, sorted by group and name."""
         with self._database.transaction() as connection:
             return [OnlineMember(*row) for row in connection.execute(_SELECT_ONLINE)]
 
     def all_offline(self, now_ms: int) -> int:
-        """For reopening: nobody is connected yet. Returns how many were online."""
+        """Set all members offline, at opening: no member is connected yet. Returns how many members were online."""
         with self._database.transaction() as connection:
             return connection.execute(_ALL_OFFLINE, {"now_ms": now_ms}).rowcount

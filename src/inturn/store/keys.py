@@ -1,6 +1,8 @@
-"""Messages that failed and wait to be repeated: what the next holder of the lease, and people, have to know of them.
+"""Failed messages and key requests.
 
-What people asked of keys, and whether it was acted upon. Rows stay: they say who asked what, and why.
+`Failures` holds messages that failed and wait for a repeat: for the next lease holder, and for operators.
+`KeyRequests` holds the requests of operators to park, resume or skip a key. Carried-out requests stay as a record of
+who requested what, and why.
 """
 
 from __future__ import annotations
@@ -83,26 +85,26 @@ class Failures:
         self._partition_ids = PartitionIds(database)
 
     def of_partition(self, group_id: int, partition: int) -> tuple[Failure, ...]:
-        """By offset."""
+        """The failures of a partition, sorted by offset."""
         with self._database.transaction() as connection:
             row = {"of_group": group_id, "of_partition": self._partition_ids.one(connection, group_id, partition)}
             return tuple(Failure(*found) for found in connection.execute(_SELECT_PARTITION, row))
 
     def of_key(self, group_id: int, partition: int, key: bytes) -> tuple[Failure, ...]:
-        """By offset."""
+        """The failures of a key, sorted by offset."""
         with self._database.transaction() as connection:
             partition_id = self._partition_ids.one(connection, group_id, partition)
             row = {"of_group": group_id, "of_partition": partition_id, "of_key": key}
             return tuple(Failure(*found) for found in connection.execute(_SELECT_FAILURE_OF_KEY, row))
 
     def of_group(self, group_id: int) -> list[FailureRow]:
-        """By partition and offset."""
+        """The failures of a group, sorted by partition and offset."""
         with self._database.transaction() as connection:
             rows = connection.execute(_SELECT_GROUP, {"of_group": group_id})
             return [FailureRow(partition, first_at_ms, Failure(*rest)) for partition, first_at_ms, *rest in rows]
 
     def most_waiting(self, group_id: int, count_max: int) -> list[FailureRow]:
-        """Those behind which most waits, by partition and offset."""
+        """The failures with the most waiting messages behind them, sorted by partition and offset."""
         with self._database.transaction() as connection:
             rows = connection.execute(_SELECT_MOST_WAITING, {"of_group": group_id, "at_most": count_max})
             found = [FailureRow(partition, first_at_ms, Failure(*rest)) for partition, first_at_ms, *rest in rows]
@@ -113,7 +115,7 @@ class Failures:
     def put(
         self, connection: Connection, group_id: int, partition_id: int, failed: Iterable[Failure], now_ms: int
     ) -> None:
-        """Store each as it is now; when it failed for the first time stays known."""
+        """Store failures in their present state; the time of the first failure stays."""
         for one in failed:
             values = {
                 "of_group": group_id,
@@ -130,7 +132,7 @@ class Failures:
                 connection.execute(_INSERT_FAILURE, values)
 
     def settle(self, connection: Connection, group_id: int, partition_id: int, offsets: Iterable[int]) -> None:
-        """Forget them: they are over. One that is not known is no error."""
+        """Delete the failures at these offsets. An unknown offset is no error."""
         rows = [{"of_group": group_id, "of_partition": partition_id, "at_offset": offset} for offset in offsets]
         connection.execute(_DELETE, rows)
 
@@ -139,14 +141,14 @@ class Failures:
 
 
 def check_failure(failure: Failure) -> None:
-    """Raise InvalidInput for one that no row can hold. Its error is cut when it is stored: it may be of any length."""
+    """Raise InvalidInput for a failure that no row can hold. The error text may have any length: storing cuts it."""
     check_number("offset", failure.offset)
     check_number("attempts", failure.attempts)
     check_number("waiting", failure.waiting)
     if failure.key is not None:
         check_bytes("key", failure.key, KEY_BYTES_MAX)
     if not isinstance(failure.error, str) or not isinstance(failure.is_exhausted, bool):
-        raise InvalidInput(f"failure at offset {failure.offset}: its error must be a text, is_exhausted true or false")
+        raise InvalidInput(f"failure at offset {failure.offset}: error must be a text, is_exhausted true or false")
 
 
 BY_LENGTH_MAX = 1_000
@@ -177,7 +179,7 @@ _SELECT_REQUEST_OF_KEY = (
     .order_by(key_requests.c.id.desc())
     .limit(bindparam("at_most"))
 )
-_SELECT_MARKS = select(key_requests.c.group_id, func.max(key_requests.c.id).label("mark")).group_by(
+_SELECT_LAST_IDS = select(key_requests.c.group_id, func.max(key_requests.c.id).label("last_id")).group_by(
     key_requests.c.group_id
 )
 _INSERT_REQUEST = insert(key_requests).returning(key_requests.c.id)
@@ -200,7 +202,7 @@ class KeyRequests:
         self._partition_ids = PartitionIds(database)
 
     def add(self, group_id: int, request: KeyRequest, now_ms: int) -> KeyRequest:
-        """Store it durably, and return it with the id that it got."""
+        """Store a request durably, and return the request with its new id."""
         by, why = storable(request.by, BY_LENGTH_MAX), storable(request.why, WHY_LENGTH_MAX)
         with self._database.transaction() as connection:
             row = {
@@ -224,36 +226,45 @@ class KeyRequests:
         return None if row is None else _state(row)
 
     def history(self, group_id: int, partition: int, key: bytes, count_max: int) -> tuple[RequestState, ...]:
-        """The newest first, done or not."""
+        """The requests about a key, newest first, whether carried out or not."""
         with self._database.transaction() as connection:
             partition_id = self._partition_ids.one(connection, group_id, partition)
             wanted = {"of_group": group_id, "of_partition": partition_id, "of_key": key, "at_most": count_max}
             return tuple(_state(row) for row in connection.execute(_SELECT_REQUEST_OF_KEY, wanted))
 
     def waiting(self) -> list[tuple[int, RequestState]]:
-        """All that were not acted upon, each with the id of its group, in the order they were asked."""
+        """All requests that were not carried out yet, with the id of their group, oldest first."""
         with self._database.transaction() as connection:
             return [(row.group_id, _state(row)) for row in connection.execute(_SELECT_OPEN)]
 
-    def marks(self) -> dict[int, int]:
-        """The highest id of each group that has any."""
+    def last_ids(self) -> dict[int, int]:
+        """The highest request id of every group that has requests."""
         with self._database.transaction() as connection:
-            return {row.group_id: row.mark for row in connection.execute(_SELECT_MARKS)}
+            return {row.group_id: row.last_id for row in connection.execute(_SELECT_LAST_IDS)}
 
     # Within the transaction of a commit or a reset
 
     def mark_done(
         self, connection: Connection, group_id: int, partition_id: int, ids: Iterable[int], now_ms: int
     ) -> None:
-        """Those of other partitions, or done before, are left as they are."""
+        """Record requests as carried out. Requests of other partitions, or already carried out, do not change."""
         row = {"of_group": group_id, "of_partition": partition_id, "now_ms": now_ms}
         connection.execute(_MARK_DONE, [{**row, "which": request_id} for request_id in ids])
 
     def clear(self, connection: Connection, group_id: int) -> None:
-        """Take back what was not acted upon."""
+        """Delete requests that were not carried out."""
         connection.execute(_DELETE_OPEN, {"of_group": group_id})
 
 
 def _state(row: Any) -> RequestState:
-    request = KeyRequest(row.id, row.position, row.key, row.kind, row.offset, row.by, row.why, row.origin)
+    request = KeyRequest(
+        id=row.id,
+        partition=row.position,
+        key=row.key,
+        kind=row.kind,
+        offset=row.offset,
+        by=row.by,
+        why=row.why,
+        origin=row.origin,
+    )
     return RequestState(request, row.asked_at_ms, row.done_at_ms)

@@ -1,6 +1,7 @@
-"""Leases as they are kept: who may consume a partition for a group, and with which epoch.
+"""Stored leases and stored progress.
 
-Progress as it is kept: offset, finished set, failures, parking lots and requests change together, or not at all.
+A lease row has the member that may consume a partition for a group, and the epoch. Progress is the offset, finished
+set, failures, parking lots and key requests of a partition; a commit stores all of them, or none.
 """
 
 from __future__ import annotations
@@ -14,77 +15,10 @@ from inturn.model.errors import StaleEpoch
 from inturn.protocol.commands import Failure, Lot, Progress
 from inturn.store.database import Database, check_number
 from inturn.store.keys import Failures, KeyRequests, check_failure
-from inturn.store.offsets import CommittedPlace, Offsets
-from inturn.store.parking_lots import Lots, check_change
+from inturn.store.offsets import CommittedPlace, OffsetRows
+from inturn.store.parking_lots import ParkingLots, check_change
 from inturn.store.partition_ids import PartitionIds
 from inturn.store.schema import leases, partitions
-
-
-@dataclass(frozen=True, slots=True)
-class StoredProgress:
-    """What the next holder of a partition's lease goes on from."""
-
-    place: CommittedPlace
-    failures: tuple[Failure, ...]
-    lots: tuple[Lot, ...]
-
-
-class ProgressRows:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._partition_ids = PartitionIds(database)
-        self._offsets = Offsets(database)
-        self._failures = Failures(database)
-        self._lots = Lots(database)
-        self._requests = KeyRequests(database)
-
-    def of_partition(self, group_id: int, partition: int) -> StoredProgress:
-        with self._database.transaction():
-            return StoredProgress(
-                self._offsets.place(group_id, partition),
-                self._failures.of_partition(group_id, partition),
-                self._lots.of_partition(group_id, partition),
-            )
-
-    def store(self, group_id: int, progress: Sequence[Progress], now_ms: int) -> list[Progress]:
-        """Store all of it durably, in one transaction, and return it without the late copies, which changed nothing.
-
-        If one raises, nothing of any is stored. Raises what `Offsets.commit` does, and InvalidInput for what no row
-        can hold or for a key that is to be free while something is parked.
-        """
-        for one in progress:
-            _check(one)
-        with self._database.transaction() as connection:
-            return [one for one in progress if self._store(connection, group_id, one, now_ms)]
-
-    def _store(self, connection: Connection, group_id: int, progress: Progress, now_ms: int) -> bool:
-        if not self._offsets.commit(group_id, progress, now_ms):
-            return False
-        if not (progress.failed or progress.settled or progress.lots or progress.requests):
-            return True
-        partition_id = self._partition_ids.one(connection, group_id, progress.partition)
-        if progress.failed:
-            self._failures.put(connection, group_id, partition_id, progress.failed, now_ms)
-        if progress.settled:
-            # After `failed`: what failed and is over since the last commit is over.
-            self._failures.settle(connection, group_id, partition_id, progress.settled)
-        if progress.lots:
-            self._lots.change(connection, group_id, partition_id, progress.lots, now_ms)
-        if progress.requests:
-            self._requests.mark_done(connection, group_id, partition_id, progress.requests, now_ms)
-        return True
-
-
-def _check(progress: Progress) -> None:
-    for failure in progress.failed:
-        check_failure(failure)
-    for offset in progress.settled:
-        check_number("offset", offset)
-    for change in progress.lots:
-        check_change(change)
-    for request_id in progress.requests:
-        check_number("request id", request_id)
-
 
 _ROW = (leases.c.group_id == bindparam("of_group"), leases.c.partition_id == bindparam("of_partition"))
 _SELECT_ALL = (
@@ -151,19 +85,20 @@ FIRST_EPOCH = 1
 
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
-    """`owner` is None after a release; the epoch stays. `local`: the owner lives in the process of the node."""
+    """A stored lease. After a release `owner` is None and the epoch stays. `local`: the owner runs in the node's
+    process."""
 
     group_id: int
     partition: int
     epoch: int
     owner: str | None
     local: bool
-    ask: int = 0  # which of the owner's asks was granted
+    ask: int = 0  # the owner's acquire number that was granted
     life_ms: int = 0
 
 
 class LeaseRows:
-    """What is durable of leases. Whether one is live is a matter of time, which the rows know nothing about."""
+    """The durable part of leases. The rows do not record expiry: the broker tracks the time of leases in memory."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -171,17 +106,18 @@ class LeaseRows:
         self._progress = ProgressRows(database)
 
     def all(self) -> list[LeaseRow]:
-        """Every lease ever granted, in its last state, by group and partition."""
+        """All leases that were ever granted, in their last state, sorted by group and partition."""
         with self._database.transaction() as connection:
             return [LeaseRow(*row) for row in connection.execute(_SELECT_ALL)]
 
     def grant(
         self, group_id: int, partition: int, owner: str, local: bool, now_ms: int, ask: int = 0, life_ms: int = 0
     ) -> int:
-        """Give the lease to this owner and return its epoch, higher than any before, durable when this returns.
+        """Grant the lease to an owner and return the new epoch, higher than all earlier epochs. Durable when this
+        returns.
 
-        Whoever holds it loses it: that it may be taken is for the caller to know. Raises NotFound for an unknown
-        group or partition.
+        A present holder loses the lease: the caller checks that the lease may be granted. Raises NotFound for an
+        unknown group or partition.
         """
         with self._database.transaction() as connection:
             values = {
@@ -200,7 +136,7 @@ class LeaseRows:
             return epoch
 
     def raise_epoch(self, group_id: int, partition: int, now_ms: int) -> int:
-        """A new epoch without an owner: for shared groups, whose receipts of before are over with it."""
+        """Raise the epoch without an owner, for shared groups: receipts of earlier epochs become invalid."""
         with self._database.transaction() as connection:
             row = {"of_group": group_id, "of_partition": self._partition_ids.one(connection, group_id, partition)}
             epoch = connection.execute(_RAISE_EPOCH, {**row, "now_ms": now_ms}).scalar()
@@ -211,7 +147,7 @@ class LeaseRows:
             return epoch
 
     def release(self, group_id: int, partition: int, epoch: int, now_ms: int) -> bool:
-        """Clear the owner. False, and nothing is changed, if the lease is not held with this epoch any more."""
+        """Clear the owner. Returns False, without a change, if the lease is no longer held with this epoch."""
         with self._database.transaction() as connection:
             values = {
                 "of_group": group_id,
@@ -222,7 +158,8 @@ class LeaseRows:
             return connection.execute(_RELEASE, values).rowcount > 0
 
     def outlive_owner(self, group_id: int, partition: int, epoch: int, now_ms: int) -> None:
-        """The lease of this epoch is not over when the process of the node is: others work under it elsewhere."""
+        """Keep the lease of this epoch when the process of the node ends: claimants in other processes work under the
+        lease."""
         with self._database.transaction() as connection:
             values = {
                 "of_group": group_id,
@@ -233,9 +170,9 @@ class LeaseRows:
             connection.execute(_OUTLIVE_OWNER, values)
 
     def release_with(self, group_id: int, progress: Progress, now_ms: int) -> bool:
-        """Store the progress and clear the owner, both or neither; false if the progress was a late copy.
+        """Store the progress and clear the owner, both or neither. Returns False if the progress was a late copy.
 
-        Raises StaleEpoch if the lease is not held with this epoch any more, and what `ProgressRows.store` does.
+        Raises StaleEpoch if the lease is no longer held with this epoch, and the errors of `ProgressRows.store`.
         """
         with self._database.transaction():
             stored = self._progress.store(group_id, [progress], now_ms)
@@ -244,12 +181,79 @@ class LeaseRows:
             return bool(stored)
 
     def release_local(self, now_ms: int) -> list[LeaseRow]:
-        """Release all leases whose owners lived in the process of the node, and return them as they were held.
+        """Release all leases of owners in the process of the node, and return the leases in their former state.
 
-        For reopening: that process is dead, so nobody runs under them any more.
+        Called at opening: the former process has ended, so no handler runs under these leases.
         """
         with self._database.transaction() as connection:
             held = [LeaseRow(*row) for row in connection.execute(_SELECT_LOCAL)]
             if held:
                 connection.execute(_RELEASE_LOCAL, {"now_ms": now_ms})
             return held
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProgress:
+    """The progress of a partition, where the next lease holder continues."""
+
+    place: CommittedPlace
+    failures: tuple[Failure, ...]
+    lots: tuple[Lot, ...]
+
+
+class ProgressRows:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._partition_ids = PartitionIds(database)
+        self._offsets = OffsetRows(database)
+        self._failures = Failures(database)
+        self._lots = ParkingLots(database)
+        self._requests = KeyRequests(database)
+
+    def of_partition(self, group_id: int, partition: int) -> StoredProgress:
+        with self._database.transaction():
+            return StoredProgress(
+                self._offsets.place(group_id, partition),
+                self._failures.of_partition(group_id, partition),
+                self._lots.of_partition(group_id, partition),
+            )
+
+    def store(self, group_id: int, progress: Sequence[Progress], now_ms: int) -> list[Progress]:
+        """Store progress durably in a transaction, and return the stored progress: late copies are left out and change
+        nothing.
+
+        After an error, none of the progress is stored. Raises the errors of `OffsetRows.commit`; InvalidInput for
+        values that no row can hold, or for a key that would become free while messages are parked.
+        """
+        for one in progress:
+            _check(one)
+        with self._database.transaction() as connection:
+            return [one for one in progress if self._store(connection, group_id, one, now_ms)]
+
+    def _store(self, connection: Connection, group_id: int, progress: Progress, now_ms: int) -> bool:
+        if not self._offsets.commit(group_id, progress, now_ms):
+            return False
+        if not (progress.failed or progress.settled or progress.lots or progress.requests):
+            return True
+        partition_id = self._partition_ids.one(connection, group_id, progress.partition)
+        if progress.failed:
+            self._failures.put(connection, group_id, partition_id, progress.failed, now_ms)
+        if progress.settled:
+            # After `failed`: a message may have failed and been finished since the last commit.
+            self._failures.settle(connection, group_id, partition_id, progress.settled)
+        if progress.lots:
+            self._lots.change(connection, group_id, partition_id, progress.lots, now_ms)
+        if progress.requests:
+            self._requests.mark_done(connection, group_id, partition_id, progress.requests, now_ms)
+        return True
+
+
+def _check(progress: Progress) -> None:
+    for failure in progress.failed:
+        check_failure(failure)
+    for offset in progress.settled:
+        check_number("offset", offset)
+    for change in progress.lots:
+        check_change(change)
+    for request_id in progress.requests:
+        check_number("request id", request_id)

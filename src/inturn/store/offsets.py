@@ -1,6 +1,8 @@
-"""Committed offsets of groups: everything below is done, and of what is above, the finished set.
+"""Committed offsets of groups, and growth gates.
 
-Which children are open to a group, and what moves to them when they are.
+A group has finished all messages below its committed offset, and the messages of the finished set above the offset.
+`GateRows` holds the child partitions that are open to a group, and moves parking lots and key requests to a child that
+opens.
 """
 
 from __future__ import annotations
@@ -17,61 +19,9 @@ from inturn.model.offsets import FOREIGN_MIN, CommitTracker
 from inturn.protocol.commands import Progress
 from inturn.store.database import Database, check_bytes, check_number
 from inturn.store.keys import Failures, KeyRequests
-from inturn.store.parking_lots import Lots
+from inturn.store.parking_lots import ParkingLots
 from inturn.store.partition_ids import PartitionIds
 from inturn.store.schema import failures, gates, groups, key_requests, leases, lots, offsets, parked, partitions
-
-_SELECT_ALL = select(gates.c.group_id, partitions.c.position).join(partitions, partitions.c.id == gates.c.partition_id)
-_INSERT_GATE = insert(gates).values(
-    group_id=bindparam("of_group"), partition_id=bindparam("of_partition"), opened_at_ms=bindparam("now_ms")
-)
-_DELETE_GROUP = delete(gates).where(gates.c.group_id == bindparam("of_group"))
-_MOVE = [
-    update(table)
-    .where(
-        table.c.group_id == bindparam("of_group"),
-        table.c.partition_id == bindparam("from_partition"),
-        table.c.key == bindparam("of_key"),
-    )
-    .values(partition_id=bindparam("to_partition"))
-    for table in (lots, parked, key_requests)
-]
-# Of messages in a lot. Resuming counts their attempts anew, and their offsets are none of the child's.
-_DELETE_FAILURES = delete(failures).where(
-    failures.c.group_id == bindparam("of_group"),
-    failures.c.partition_id == bindparam("from_partition"),
-    failures.c.key == bindparam("of_key"),
-)
-
-
-class GateRows:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._partition_ids = PartitionIds(database)
-
-    def all(self) -> set[tuple[int, int]]:
-        """Group id and partition index of every child that is open."""
-        with self._database.transaction() as connection:
-            return {(row.group_id, row.position) for row in connection.execute(_SELECT_ALL)}
-
-    def open(self, group_id: int, child: int, keys: Mapping[int, Iterable[bytes]], now_ms: int) -> None:
-        """Open a child for good. Lots and requests of these keys, by parent, are the child's from here on."""
-        with self._database.transaction() as connection:
-            child_id = self._partition_ids.one(connection, group_id, child)
-            connection.execute(_INSERT_GATE, {"of_group": group_id, "of_partition": child_id, "now_ms": now_ms})
-            for parent, some in keys.items():
-                parent_id = self._partition_ids.one(connection, group_id, parent)
-                for key in some:
-                    row = {"of_group": group_id, "from_partition": parent_id, "of_key": key}
-                    for move in _MOVE:
-                        connection.execute(move, {**row, "to_partition": child_id})
-                    connection.execute(_DELETE_FAILURES, row)
-
-
-def clear_gates(connection: Connection, group_id: int) -> None:
-    """Within the transaction of a reset."""
-    connection.execute(_DELETE_GROUP, {"of_group": group_id})
-
 
 FINISHED_BYTES_MAX = 1 << 20
 
@@ -166,7 +116,7 @@ _SELECT_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class CommittedPlace:
-    """Where a group is in a partition: all below `offset` is done, and of the rest, what `finished` has."""
+    """The progress of a group in a partition: offsets below `offset` and offsets in `finished` are finished."""
 
     offset: int = 0
     finished: bytes = b""
@@ -174,12 +124,12 @@ class CommittedPlace:
     number: int = field(default=0, compare=False)  # of the last commit, in that epoch
 
 
-class Offsets:
+class OffsetRows:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._partition_ids = PartitionIds(database)
         self._failures = Failures(database)
-        self._lots = Lots(database)
+        self._lots = ParkingLots(database)
         self._requests = KeyRequests(database)
 
     def committed(self, group_id: int) -> dict[int, int]:
@@ -189,25 +139,25 @@ class Offsets:
             return {row.position: row.next_offset for row in rows}
 
     def finished_counts(self, group_id: int) -> dict[int, int]:
-        """How many above the committed offset are finished all the same, by partition index, where any are."""
+        """The number of finished offsets above the committed offset, by partition index, without zeros."""
         with self._database.transaction() as connection:
             rows = connection.execute(_SELECT_GROUP_FINISHED, {"of_group": group_id, "nothing": b""}).all()
         sets = {row.position: _finished_set(group_id, row.partition_id, row.finished) for row in rows}
         return {position: len(found) for position, found in sets.items() if found}
 
     def place(self, group_id: int, partition: int) -> CommittedPlace:
-        """Raises NotFound for an unknown group or partition."""
+        """The committed place of a partition. Raises NotFound for an unknown group or partition."""
         with self._database.transaction() as connection:
             row = {"of_group": group_id, "of_partition": self._partition_ids.one(connection, group_id, partition)}
             found = connection.execute(_SELECT_ONE, row).first()
             return CommittedPlace() if found is None else CommittedPlace(*found)
 
     def commit(self, group_id: int, progress: Progress, now_ms: int) -> bool:
-        """Store offset and finished set durably; false for a late copy, which changes nothing.
+        """Store offset and finished set durably. Returns False for a late copy, without a change.
 
-        The offset never goes back. Late is what does not come with a higher number, of this epoch, than what is
-        stored. Raises StaleEpoch if the lease was granted, or the group reset, with a higher epoch since. That is the
-        last line: whether the lease is still held is for the caller to know. Raises NotFound for an unknown partition.
+        The offset never goes back. A commit is a late copy unless its number is higher than the stored number of the
+        same epoch. Raises StaleEpoch if the lease was granted, or the group reset, with a higher epoch since. This is
+        the last check: the caller checks before that the lease is still held. Raises NotFound for an unknown partition.
         """
         check_offset(progress.offset)
         check_number("epoch", progress.epoch)
@@ -218,23 +168,23 @@ class Offsets:
             return _advance(connection, group_id, partition_id, progress, now_ms)
 
     def reset(self, group_id: int, new_offsets: Mapping[int, int], now_ms: int) -> None:
-        """Put every partition of the group to a new offset, forwards or backwards, in one transaction.
+        """Move all partitions of the group to new offsets, forwards or backwards, in a transaction.
 
-        What is finished, failed or parked is forgotten, and so are requests that nobody acted upon. Leases are ended
-        and their epochs raised, so nobody who had one can commit over it. The caller makes sure that none is live.
-        Raises InvalidInput unless there is one offset for each partition.
+        Deletes finished sets, failures, parking lots and requests that were not carried out. Ends all leases and raises
+        their epochs, so that a former holder cannot commit over the reset. The caller checks that no lease is live.
+        Raises InvalidInput unless there is an offset for every partition.
         """
         with self._database.transaction() as connection:
             partition_ids = self._partition_ids.of_group(connection, group_id)
             if set(new_offsets) != set(range(len(partition_ids))):
                 raise InvalidInput(
-                    f"a reset of partitions {sorted(new_offsets)}: it must have one offset for each of 0 to "
+                    f"a reset of partitions {sorted(new_offsets)}: give one offset for each partition, 0 to "
                     f"{len(partition_ids) - 1}"
                 )
             connection.execute(_RAISE_EPOCHS, {"of_group": group_id, "now_ms": now_ms})
             for index, partition_id in enumerate(partition_ids):
                 check_offset(new_offsets[index])
-                # Before anything is forgotten: it was given out all the same.
+                # Before rows are deleted: their offsets were delivered and must not be used again.
                 floor = _highest(connection, partition_id)
                 connection.execute(_RAISE_FLOOR, {"of_partition": partition_id, "floor": floor})
                 _put(connection, group_id, partition_id, new_offsets[index], now_ms)
@@ -244,10 +194,10 @@ class Offsets:
             clear_gates(connection, group_id)
 
     def highest(self, partition_name: str, broker_group: str = "local") -> int:
-        """One past the highest offset that any group ever had to do with in this partition, or where it goes on if
-        that is higher; 0 if none. A log continues there or above.
+        """One past the highest offset that any group ever committed, finished, parked or failed in this partition; 0
+        without any. The log continues at or above this offset.
 
-        Resets do not lower it: what was consumed once was given out, so its offset must not be used again.
+        Resets do not lower the value: a consumed offset was delivered, and must not be used again.
         """
         with self._database.transaction() as connection:
             partition_id = connection.execute(
@@ -257,7 +207,7 @@ class Offsets:
 
 
 def start_row(group_id: int, partition_id: int, offset: int, now_ms: int) -> dict[str, object]:
-    """Where a group begins in a partition."""
+    """The row of a group that starts at `offset` in a partition."""
     return {
         "group_id": group_id,
         "partition_id": partition_id,
@@ -270,7 +220,7 @@ def start_row(group_id: int, partition_id: int, offset: int, now_ms: int) -> dic
 
 
 def finished_count(finished: bytes) -> int:
-    """How many offsets are in a finished set; none if it cannot be read."""
+    """The number of offsets in a finished set; 0 for a set that cannot be decoded."""
     if not finished:
         return 0
     try:
@@ -280,7 +230,7 @@ def finished_count(finished: bytes) -> int:
 
 
 def highest_finished(finished: bytes) -> int:
-    """The highest offset of a finished set; -1 if there is none. Raises InvalidInput if it cannot be read."""
+    """The highest offset of a finished set, or -1. Raises InvalidInput for a set that cannot be decoded."""
     found = _read_finished(finished)
     return found.max() if found else -1
 
@@ -293,14 +243,15 @@ def _read_finished(finished: bytes) -> BitMap64:
 
 
 def with_finished(place: CommittedPlace, finished: bytes) -> tuple[int, bytes]:
-    """Offset and finished set of a place where these are finished, too. Raises InvalidInput if they cannot be read."""
+    """Offset and finished set of a place after adding a finished set. Raises InvalidInput for a set that cannot be
+    decoded."""
     tracker = CommitTracker(place.offset, place.finished)
     tracker.add(_read_finished(finished))
     return tracker.snapshot()
 
 
 def check_offset(offset: object) -> None:
-    """Raise InvalidInput unless it is a whole number that a log can reach."""
+    """Raise InvalidInput unless the offset is a whole number that a log can reach."""
     check_number("offset", offset)
 
 
@@ -335,7 +286,7 @@ def _put(connection: Connection, group_id: int, partition_id: int, offset: int, 
 
 
 def _highest(connection: Connection, partition_id: int) -> int:
-    """See `Offsets.highest`. Failed ones count, too: another message there would inherit their attempts."""
+    """See `OffsetRows.highest`. Failed offsets count, because a new message there would inherit their attempts."""
     row = {"of_partition": partition_id}
     floor: int = connection.execute(_SELECT_FLOOR, row).scalar_one()
     next_offset: int | None = connection.execute(_SELECT_HIGHEST, row).scalar()
@@ -359,6 +310,61 @@ def _finished_set(group_id: int, partition_id: int, finished: bytes) -> BitMap64
     try:
         return BitMap64.deserialize(finished)
     except ValueError as error:
-        # The group cannot go on there and needs a reset, for which the folder must open.
+        # The group cannot continue in this partition and needs a reset. For a reset, the folder must open.
         _log.error("state.finished_set_unreadable", group_id=group_id, partition_id=partition_id, error=str(error))
         return None
+
+
+_SELECT_GATES = select(gates.c.group_id, partitions.c.position).join(
+    partitions, partitions.c.id == gates.c.partition_id
+)
+_INSERT_GATE = insert(gates).values(
+    group_id=bindparam("of_group"), partition_id=bindparam("of_partition"), opened_at_ms=bindparam("now_ms")
+)
+_DELETE_GATES = delete(gates).where(gates.c.group_id == bindparam("of_group"))
+_MOVE = [
+    update(table)
+    .where(
+        table.c.group_id == bindparam("of_group"),
+        table.c.partition_id == bindparam("from_partition"),
+        table.c.key == bindparam("of_key"),
+    )
+    .values(partition_id=bindparam("to_partition"))
+    for table in (lots, parked, key_requests)
+]
+# Failures of messages in a parking lot. Resuming counts attempts from 0, and the offsets are not offsets of the child.
+_DELETE_FAILURES = delete(failures).where(
+    failures.c.group_id == bindparam("of_group"),
+    failures.c.partition_id == bindparam("from_partition"),
+    failures.c.key == bindparam("of_key"),
+)
+
+
+class GateRows:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._partition_ids = PartitionIds(database)
+
+    def all(self) -> set[tuple[int, int]]:
+        """Group id and partition index of all open children."""
+        with self._database.transaction() as connection:
+            return {(row.group_id, row.position) for row in connection.execute(_SELECT_GATES)}
+
+    def open(self, group_id: int, child: int, keys: Mapping[int, Iterable[bytes]], now_ms: int) -> None:
+        """Open a child for good, and move the parking lots and requests of these keys from their parents to the
+        child. `keys` is by parent."""
+        with self._database.transaction() as connection:
+            child_id = self._partition_ids.one(connection, group_id, child)
+            connection.execute(_INSERT_GATE, {"of_group": group_id, "of_partition": child_id, "now_ms": now_ms})
+            for parent, some in keys.items():
+                parent_id = self._partition_ids.one(connection, group_id, parent)
+                for key in some:
+                    row = {"of_group": group_id, "from_partition": parent_id, "of_key": key}
+                    for move in _MOVE:
+                        connection.execute(move, {**row, "to_partition": child_id})
+                    connection.execute(_DELETE_FAILURES, row)
+
+
+def clear_gates(connection: Connection, group_id: int) -> None:
+    """Close all gates of a group. Called within the transaction of a reset."""
+    connection.execute(_DELETE_GATES, {"of_group": group_id})

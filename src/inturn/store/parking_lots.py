@@ -1,4 +1,4 @@
-"""Parking lots: keys that are parked, and their messages in order."""
+"""Parking lots: the parked keys of a group, and the parked messages of every key in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from inturn.store.partition_ids import PartitionIds
 from inturn.store.schema import lots, parked, partitions
 
 REASON_LENGTH_MAX = 2_000
-CONTENT_BYTES_MAX = 900_000_000  # SQLite takes a thousand million for the whole row
+CONTENT_BYTES_MAX = 900_000_000  # SQLite's limit for a whole row is a thousand million bytes
 READ_COUNT_MAX = 1_000
 
 _OF_GROUP = lots.c.group_id == bindparam("of_group")
@@ -71,7 +71,7 @@ _MESSAGE = (
     parked.c.origin_id == bindparam("of_origin"),
     parked.c.offset == bindparam("at_offset"),
 )
-# Said without ON CONFLICT, which every database says differently.
+# Without ON CONFLICT, because its syntax differs between databases.
 _PARK = insert(parked).from_select(
     ["group_id", "partition_id", "key", "origin_id", "offset", "content"],
     select(
@@ -135,8 +135,8 @@ _SELECT_GROUP = (
 
 
 @dataclass(frozen=True, slots=True)
-class LotRow:
-    """`head_offset` is None if nothing of the key is in the lot (yet)."""
+class ParkingLotRow:
+    """A parking lot. `head_offset` is None while the parking lot has no messages."""
 
     partition: int
     key: bytes
@@ -147,21 +147,21 @@ class LotRow:
     parked_count: int
 
 
-class Lots:
+class ParkingLots:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._partition_ids = PartitionIds(database)
 
     def of_partition(self, group_id: int, partition: int) -> tuple[Lot, ...]:
-        """Those that the holder of the partition's lease runs, the oldest first."""
+        """The parking lots of a partition, oldest first. The holder of the partition's lease runs them."""
         with self._database.transaction() as connection:
             row = {"of_group": group_id, "of_partition": self._partition_ids.one(connection, group_id, partition)}
             return tuple(Lot(*found) for found in connection.execute(_SELECT_PARTITION, row))
 
-    def of_group(self, group_id: int) -> list[LotRow]:
-        """The oldest first."""
+    def of_group(self, group_id: int) -> list[ParkingLotRow]:
+        """The parking lots of a group, oldest first."""
         with self._database.transaction() as connection:
-            return [LotRow(*found) for found in connection.execute(_SELECT_GROUP, {"of_group": group_id})]
+            return [ParkingLotRow(*found) for found in connection.execute(_SELECT_GROUP, {"of_group": group_id})]
 
     def is_there(self, group_id: int, partition: int, key: bytes) -> bool:
         with self._database.transaction() as connection:
@@ -169,19 +169,19 @@ class Lots:
             return connection.execute(_SELECT_STATE, row).scalar() is not None
 
     def head(self, group_id: int, partition: int, key: bytes) -> tuple[int, int] | None:
-        """The partition that the first message in the lot was read from, and its offset; None if there is none."""
+        """The source partition and offset of the first message in the parking lot, or None."""
         with self._database.transaction() as connection:
             row = self._row(connection, group_id, partition, key)
             found = connection.execute(_SELECT_HEAD, row).first()
             return None if found is None else (found.partition, found.offset)
 
     def read(self, group_id: int, partition: int, key: bytes, after: int, max_bytes: int) -> LotContent:
-        """The messages behind a position, in order, up to so many bytes, but at least one if there is one."""
+        """The messages behind a position, in order, up to `max_bytes`, but at least 1 message unless at the end."""
         check_number("after", after)
         check_bytes("key", key, KEY_BYTES_MAX)
         with self._database.transaction() as connection:
             row = {**self._row(connection, group_id, partition, key), "after": after}
-            # Sizes first: a driver may fetch all that a query has before it gives the first row.
+            # Sizes first: a driver may fetch all rows of a query before it returns the first row.
             sizes = connection.execute(_SELECT_SIZES, {**row, "at_most": READ_COUNT_MAX + 1}).all()
             fitting = _fitting([size for _, size in sizes[:READ_COUNT_MAX]], max_bytes)
             if not fitting:
@@ -195,7 +195,8 @@ class Lots:
     def change(
         self, connection: Connection, group_id: int, partition_id: int, changes: Iterable[LotChange], now_ms: int
     ) -> None:
-        """Raises InvalidInput if a key is to be free whose lot is not empty: what is left would be overtaken."""
+        """Apply changes. Raises InvalidInput if a key would become free while messages are in its parking lot, because
+        later messages would overtake the parked messages."""
         for one in changes:
             row = {"of_group": group_id, "of_partition": partition_id, "of_key": one.key}
             if one.added:
@@ -231,13 +232,13 @@ def _free(connection: Connection, row: dict[str, Any]) -> None:
     if left is not None:
         raise InvalidInput(
             f"key {row['of_key']!r} cannot be free: offset {left.offset} and maybe more are still in its parking lot; "
-            "remove them in the same commit"
+            "remove the parked messages in the same commit"
         )
     connection.execute(_DELETE, row)
 
 
 def _fitting(sizes: list[int], max_bytes: int) -> int:
-    """How many of them to take: as many as fit, but not none."""
+    """How many items fit into `max_bytes`; at least 1."""
     total = 0
     for count, size in enumerate(sizes):
         total += size
@@ -247,7 +248,7 @@ def _fitting(sizes: list[int], max_bytes: int) -> int:
 
 
 def check_change(change: LotChange) -> None:
-    """Raise InvalidInput for one that no row can hold. Its reason is cut when it is stored."""
+    """Raise InvalidInput for a change that no row can hold. The reason may have any length: storing cuts it."""
     one_of(LotState, "state", change.state)
     check_bytes("key", change.key, KEY_BYTES_MAX)
     if not isinstance(change.reason, str):

@@ -1,4 +1,4 @@
-"""From a partition's index, which the other layers use, to its id, which the rows use."""
+"""Partition ids: rows refer to a partition by id, all other layers by the index within the subject."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OF_SUBJECT = (
 
 
 class PartitionIds:
-    """Call these inside a transaction. Partitions may be added to a subject, but never go or change places."""
+    """Call all methods inside a transaction. A subject may get new partitions; partitions never go or change index."""
 
     def __init__(self, database: Database) -> None:
         self._by_group: Cache[int, tuple[int, ...]] = Cache(database)
 
     def of_subject(self, connection: Connection, name: str) -> tuple[int, ...]:
-        """The ids of all partitions by index; none if there is no such subject."""
+        """The ids of all partitions by index; empty for an unknown subject."""
         return tuple(connection.execute(_OF_SUBJECT, {"name": name}).scalars())
 
     def of_group(self, connection: Connection, group_id: int) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ class PartitionIds:
         return ids
 
     def one(self, connection: Connection, group_id: int, index: int) -> int:
-        """The id of one partition. Raises NotFound for an unknown group or index."""
+        """The id of a partition. Raises NotFound for an unknown group or index."""
         ids = self._by_group.get(group_id)
         if ids is None or index >= len(ids):
             ids = self.of_group(connection, group_id)

@@ -1,4 +1,4 @@
-"""Producer ids, and the epochs that let a named producer fence its predecessor."""
+"""Producer ids and epochs. With a higher epoch, a named producer fences its predecessor."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ class Producers:
         self._database = database
 
     def open(self, name: str | None, nonce: str | None = None) -> OpenedProducer:
-        """Without a name: an id never given before, with epoch 0. With one: always the same id, and the epoch goes
-        up by one each time, but not for a nonce that opened it last. Durable when this returns. Raises InvalidName.
+        """Open a producer; durable when this returns. Raises InvalidName.
+
+        Without a name: a new id, never used before, with epoch 0. With a name: always the same id, and every call
+        raises the epoch by 1, except a repeated call with the nonce of the last call.
         """
         if name is not None:
             check_name("producer", name)
@@ -61,13 +63,13 @@ class Producers:
                     return OpenedProducer(taken.id, taken.epoch)
             producer_id = connection.execute(_INSERT, values).scalar_one()
             if name is None:
-                # Nobody asks for an unnamed one again, and ids are not reused: only the newest row is kept.
+                # An unnamed producer is never opened again, and ids are not reused: only the newest row is needed.
                 connection.execute(_FORGET_UNNAMED, {"newest_id": producer_id})
             return OpenedProducer(producer_id, FIRST_EPOCH)
 
     def learn(self, producer: NamedProducer) -> bool:
-        """One that was opened elsewhere; durable when this returns. False if it was known with this epoch or a higher
-        one."""
+        """Store a producer that was opened on a different server; durable when this returns. False if the producer was
+        known with this epoch or a higher epoch."""
         with self._database.transaction() as connection:
             values = {"of_name": producer.name, "of_id": producer.producer_id, "to_epoch": producer.epoch}
             known = connection.execute(_SELECT_EPOCH, values).scalar()
@@ -78,7 +80,7 @@ class Producers:
             return known is None or known < producer.epoch
 
     def named(self) -> list[NamedProducer]:
-        """All that have a name."""
+        """All named producers."""
         with self._database.transaction() as connection:
             return [NamedProducer(row.name, row.id, row.epoch) for row in connection.execute(_SELECT_NAMED)]
 
@@ -88,7 +90,7 @@ class Producers:
             return {row.id: row.epoch for row in connection.execute(_SELECT_NAMED)}
 
     def newest_id(self) -> int:
-        """The highest that was given out, 0 if none was: ids count up, and the row of the newest is kept."""
+        """The highest id so far, or 0: ids rise, and the row of the newest producer is never deleted."""
         with self._database.transaction() as connection:
             newest: int = connection.execute(_SELECT_NEWEST).scalar_one()
             return newest

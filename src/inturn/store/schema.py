@@ -1,8 +1,8 @@
-"""The tables, and how a database comes to have them.
+"""The tables of the database, their creation, and migrations from older versions.
 
-Partitions are kept by id here; their index within the subject (`position`) is what the other layers speak of.
-Ids of partitions, groups and producers name things outside this database (folders, batches in a log), so they are
-never given twice, not even after a deletion: hence AUTOINCREMENT on SQLite; a sequence does the same on PostgreSQL.
+Rows refer to partitions by id; other layers use the index within the subject (`position`). Folders and batches outside
+of the database refer to ids of partitions, groups and producers. So an id is never used twice, not even after a
+deletion: AUTOINCREMENT on SQLite, a sequence on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _let_there_be_broker_groups(connection: Connection) -> None:
         connection.exec_driver_sql(str(CreateTable(table).compile(dialect=connection.dialect)))
 
 
-# The first leads from version 1 to 2, and so on: always SCHEMA_VERSION - 1 of them.
+# The first migration leads from version 1 to 2, and so on: always SCHEMA_VERSION - 1 migrations.
 MIGRATIONS: Sequence[Migration] = (
     _remember_lives_and_nonces,
     _let_subjects_grow,
@@ -73,7 +73,7 @@ MIGRATIONS: Sequence[Migration] = (
 
 metadata = MetaData()
 
-# Counted by the database, for things that come and go. Only its INTEGER counts by itself in SQLite; it has 64 bits.
+# Ids that the database counts. In SQLite only INTEGER is counted automatically; INTEGER has 64 bits there.
 _COUNTED = BigInteger().with_variant(Integer(), "sqlite")
 
 schema_version = Table(
@@ -105,7 +105,7 @@ partitions = Table(
     Column("position", Integer, nullable=False),
     Column("broker_group", String, nullable=False),
     Column("name", String, nullable=False),
-    # Committed offsets that a reset took back. They were given out all the same, so the log must not reuse them.
+    # The highest offset committed before a reset. Offsets below were delivered, so the log must not use them again.
     Column("offset_floor", BigInteger, nullable=False),
     UniqueConstraint("subject_id", "position"),
     UniqueConstraint("broker_group", "name"),
@@ -138,8 +138,8 @@ groups = Table(
     Column("name", String, nullable=False),
     Column("start", String, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
-    Column("mode", String, nullable=False),  # one of GroupMode, for good
-    Column("set_order", String),  # null: what its members ask for
+    Column("mode", String, nullable=False),  # a GroupMode; never changes
+    Column("set_order", String),  # null: the members' settings decide
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,
 )
@@ -150,9 +150,9 @@ offsets = Table(
     Column("group_id", ForeignKey("groups.id"), primary_key=True),
     Column("partition_id", ForeignKey("partitions.id"), primary_key=True),
     Column("next_offset", BigInteger, nullable=False),
-    Column("finished", LargeBinary, nullable=False, default=b""),  # a roaring bitmap of what is done above, or nothing
+    Column("finished", LargeBinary, nullable=False, default=b""),  # a roaring bitmap of offsets, or empty
     Column("epoch", BigInteger, nullable=False),
-    Column("commit_number", BigInteger, nullable=False, default=0),  # the highest taken with that epoch
+    Column("commit_number", BigInteger, nullable=False, default=0),  # the highest number of that epoch
     Column("updated_at_ms", BigInteger, nullable=False),
     Index("offsets_by_partition", "partition_id", "next_offset"),
 )
@@ -164,17 +164,17 @@ leases = Table(
     Column("partition_id", ForeignKey("partitions.id"), primary_key=True),
     Column("epoch", BigInteger, nullable=False),
     Column("owner", String),  # null: released
-    Column("ask", BigInteger, nullable=False),  # which of the owner's asks was granted
+    Column("ask", BigInteger, nullable=False),  # the owner's acquire number that was granted
     Column("local", Boolean, nullable=False),
-    Column("changed_at_ms", BigInteger, nullable=False),  # granted, or released if there is no owner
-    Column("life_ms", BigInteger, nullable=False),  # what its holder counts with, whatever the settings are by now
+    Column("changed_at_ms", BigInteger, nullable=False),  # the time of the grant, or of the release without an owner
+    Column("life_ms", BigInteger, nullable=False),  # the life at the grant; settings may have changed since
 )
 
 gates = Table(
     "gates",
     metadata,
     Column("group_id", ForeignKey("groups.id"), primary_key=True),
-    Column("partition_id", ForeignKey("partitions.id"), primary_key=True),  # a child that is open to the group
+    Column("partition_id", ForeignKey("partitions.id"), primary_key=True),  # an open child partition
     Column("opened_at_ms", BigInteger, nullable=False),
 )
 
@@ -197,7 +197,7 @@ lots = Table(
     "lots",
     metadata,
     Column("group_id", ForeignKey("groups.id"), primary_key=True),
-    Column("partition_id", ForeignKey("partitions.id"), primary_key=True),  # the holder of its lease runs the lot
+    Column("partition_id", ForeignKey("partitions.id"), primary_key=True),  # the lease holder runs the parking lot
     Column("key", LargeBinary, primary_key=True),
     Column("state", String, nullable=False),
     Column("reason", Text, nullable=False),
@@ -209,14 +209,14 @@ parked = Table(
     metadata,
     Column("position", _COUNTED, primary_key=True),
     Column("group_id", ForeignKey("groups.id"), nullable=False),
-    Column("partition_id", ForeignKey("partitions.id"), nullable=False),  # of the lot
+    Column("partition_id", ForeignKey("partitions.id"), nullable=False),  # of the parking lot
     Column("key", LargeBinary, nullable=False),
-    Column("origin_id", ForeignKey("partitions.id"), nullable=False),  # the partition that the message was read from
+    Column("origin_id", ForeignKey("partitions.id"), nullable=False),  # the source of the message
     Column("offset", BigInteger, nullable=False),
     Column("content", LargeBinary, nullable=False),
     UniqueConstraint("group_id", "origin_id", "offset"),
     Index("parked_by_lot", "group_id", "partition_id", "key", "position"),
-    # Positions are marks that readers keep ("behind this one"), so they are never given twice either.
+    # Readers continue behind a position, so a position is never used twice either.
     sqlite_autoincrement=True,
 )
 
@@ -231,9 +231,9 @@ key_requests = Table(
     Column("offset", BigInteger),
     Column("by", Text, nullable=False),
     Column("why", Text, nullable=False),
-    Column("origin", Integer),  # by index: the partition that the message was read from, if it is another one
+    Column("origin", Integer),  # index of the message's source partition, if different
     Column("asked_at_ms", BigInteger, nullable=False),
-    Column("done_at_ms", BigInteger),  # null: waits. The row stays when it is done: who asked what, and why
+    Column("done_at_ms", BigInteger),  # null: not carried out yet. Rows stay as a record of who requested what
     Index("key_requests_by_key", "group_id", "key", "id"),
     sqlite_autoincrement=True,
 )
@@ -253,11 +253,11 @@ producers = Table(
     Column("id", Integer, primary_key=True),
     Column("name", String, unique=True),
     Column("epoch", BigInteger, nullable=False),
-    Column("nonce", String),  # of the one who opened it last
+    Column("nonce", String),  # of the last opening
     sqlite_autoincrement=True,
 )
 
-# One row at the most; none: a node that is meta and broker in one.
+# At most 1 row. Without a row: a node that is meta and broker at once.
 node_role = Table(
     "node_role",
     metadata,
@@ -278,7 +278,7 @@ broker_groups = Table(
     sqlite_autoincrement=True,
 )
 
-# A growth that has begun: the partitions of the subject take no appends by a route before this version.
+# A growth that has begun: the partitions of the subject refuse appends by a route before this version.
 seals = Table(
     "seals",
     metadata,
@@ -293,7 +293,7 @@ _SELECT_VERSION = select(schema_version.c.version)
 
 
 def create(connection: Connection, version: int = SCHEMA_VERSION) -> None:
-    """Make all tables in an empty database. Call it in a transaction."""
+    """Make all tables in an empty database. Call inside a transaction."""
     for statement in _definitions(connection.dialect):
         connection.exec_driver_sql(statement)
     connection.execute(_INSERT_VERSION, {"new": version})
@@ -302,9 +302,9 @@ def create(connection: Connection, version: int = SCHEMA_VERSION) -> None:
 def prepare(
     connection: Connection, version: int = SCHEMA_VERSION, migrations: Sequence[Migration] = MIGRATIONS
 ) -> None:
-    """Bring a database that may be empty or older to this version. Call it in a transaction.
+    """Make the tables in an empty database, or migrate an older database. Call inside a transaction.
 
-    Raises SchemaMismatch if it is newer, or holds something else than a database of ours (reported as version 0).
+    Raises SchemaMismatch for a newer database, or for a database of other software (reported as version 0).
     """
     names = set(inspect(connection).get_table_names())
     if not names:
@@ -326,7 +326,8 @@ def _found_version(connection: Connection) -> int:
 
 @functools.cache
 def _definitions(dialect: Dialect) -> tuple[str, ...]:
-    """The statements that make the tables. Compiling them takes longer than running them; simulations make many."""
+    """The statements that make the tables. Cached: compiling takes longer than running, and simulations make many
+    databases."""
     elements: list[CreateTable | CreateIndex] = []
     for table in metadata.sorted_tables:
         elements.append(CreateTable(table))

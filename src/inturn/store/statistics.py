@@ -1,4 +1,4 @@
-"""What there is to count of all groups, read a page at a time: nobody waits for the database longer than for a page."""
+"""Rows for the statistics of all groups, read in pages: other transactions wait for a page at most."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inturn.store.offsets import finished_count
 from inturn.store.schema import failures, groups, lots, offsets, partitions
 
 PAGE_COUNT = 200
-FAILURES_COUNT_MAX = 10_000  # of one group; what is above is not looked at
+FAILURES_COUNT_MAX = 10_000  # counted per group; further failures are ignored
 
 _PAGE = (
     select(offsets.c.group_id, offsets.c.partition_id, partitions.c.position, offsets.c.next_offset, offsets.c.finished)
@@ -42,7 +42,7 @@ _IS_PARKED = exists().where(
         lots.c.key == _FAILED.c.key,
     )
 )
-# What has no key is a lane of its own.
+# A message without a key is a lane of its own.
 _LANES = (
     select(func.max(case((_FAILED.c.is_exhausted, 1), else_=0)).label("is_blocked"))
     .where(~_IS_PARKED)
@@ -55,21 +55,21 @@ _PARKED = select(lots.c.state, func.count()).where(lots.c.group_id == bindparam(
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """How many messages of a partition a group is done with, counted from offset 0."""
+    """How many offsets of a partition a group has finished, counted from offset 0."""
 
     group_id: int
     partition: int
     done: int
 
 
-class SurveyRows:
-    """Every method may be called without the node's lock, and by any thread."""
+class StatisticsRows:
+    """All methods may be called from any thread, without the node's lock."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def places(self) -> Iterator[GroupPlace]:
-        """Of all groups; each page is as of its own moment."""
+        """The places of all groups. Every page is a separate snapshot."""
         after = {"after_group": 0, "after_partition": 0}
         while True:
             with self._database.transaction() as connection:
@@ -81,13 +81,13 @@ class SurveyRows:
             after = {"after_group": rows[-1].group_id, "after_partition": rows[-1].partition_id}
 
     def troubled(self) -> list[int]:
-        """The groups that have keys which do not go on by themselves."""
+        """The ids of groups that have failed messages or parking lots."""
         with self._database.transaction() as connection:
             return list(connection.execute(_TROUBLED).scalars())
 
     def key_states(self, group_id: int) -> dict[str, int]:
-        """How many keys of the group are "failing", "blocked", "parked" or "resuming", where there are any. Messages
-        without a key count one by one."""
+        """The number of keys of the group that are "failing", "blocked", "parked" or "resuming", without zeros.
+        Every message without a key counts as a key."""
         row = {"of_group": group_id}
         with self._database.transaction() as connection:
             failing = connection.execute(_FAILING, {**row, "at_most": FAILURES_COUNT_MAX}).all()

@@ -1,4 +1,4 @@
-"""Subjects, their partitions and routes."""
+"""Stored subjects with their partitions and routes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _INSERT_OFFSET = insert(offsets)
 
 
 class Subjects:
-    """Subjects are remembered after the first look: only through this object may they be changed."""
+    """Subjects are cached after the first read: change subjects only through this object."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -76,12 +76,13 @@ class Subjects:
         reserved: bool = False,
         is_chosen: bool = False,
     ) -> Subject:
-        """Create the subject with its partitions and its first route, in one transaction. `reserved`: one of ours.
+        """Create the subject with its partitions and its first route, in a transaction.
 
-        The partitions are in these broker groups, in turns. `is_chosen`: somebody asked for them, and for no others.
+        `reserved` allows inturn's own names. The partitions are placed in the broker groups in turn. `is_chosen`: the
+        caller requires exactly these broker groups.
 
-        The same again returns what is there. Raises AlreadyExists if any of the settings differs, InvalidName or
-        InvalidInput for a value that cannot be. Names that differ in case are different subjects.
+        With equal settings, an existing subject is returned. Raises AlreadyExists if a setting differs, InvalidName or
+        InvalidInput for an invalid value. Names that differ in case are different subjects.
         """
         check_name("subject", name, reserved=reserved)
         for broker_group in broker_groups:
@@ -112,9 +113,10 @@ class Subjects:
         return existing
 
     def grow(self, grown: Route, now_ms: int) -> Subject:
-        """Add the partitions that a grown route has, with its descents, in one transaction.
+        """Add the new partitions and descents of a grown route, in a transaction.
 
-        Groups that are there begin at 0 in the new partitions, whatever they started from: what is in them comes later.
+        Existing groups begin at offset 0 in the new partitions, whatever their start position was, because all messages
+        in the new partitions are later.
         """
         with self._database.transaction() as connection:
             subject = self.get(grown.subject)
@@ -130,8 +132,8 @@ class Subjects:
             return self._load(connection, grown.subject)
 
     def learn(self, subject: Subject, now_ms: int) -> Subject:
-        """Store a subject as somebody else has made it, or its newer route, in one transaction. Returns what is there
-        then: an older one changes nothing."""
+        """Store a subject, or its newer route, that a different server has made, in a transaction. Returns the stored
+        subject: an older route changes nothing."""
         with self._database.transaction() as connection:
             existing = self.find(subject.name)
             if existing is None:
@@ -172,7 +174,7 @@ class Subjects:
         return ids
 
     def _insert_descents(self, connection: Connection, route: Route, first: int) -> Sequence[int]:
-        """Those from the first on. Returns the ids of all partitions."""
+        """Insert the descents from index `first` on. Returns the ids of all partitions."""
         ids = self._partition_ids.of_subject(connection, route.subject)
         rows = [_descent_row(one, ids, route.version) for one in route.descents[first:]]
         if rows:
@@ -191,12 +193,12 @@ def _not_found(name: str) -> NotFound:
 
 
 def _check_size(limits: Limits) -> None:
-    """Of a new subject: one that is there may have been made before there was this limit."""
+    """Check the limits of a new subject. An existing subject may be older than this limit."""
     total_bytes = limits.body_bytes + limits.key_bytes + limits.properties_bytes
     if total_bytes > BATCH_BYTES_MAX:
         raise InvalidInput(
-            f"{limits!r}: a message of {total_bytes} bytes, but {BATCH_BYTES_MAX} is the largest; keep what is larger "
-            "elsewhere and send where it is"
+            f"{limits!r}: a message of {total_bytes} bytes, but {BATCH_BYTES_MAX} is the largest; store larger content "
+            "elsewhere and send a reference"
         )
 
 
@@ -210,12 +212,12 @@ def _checked_limits(limits: object) -> Limits:
 
 
 def _difference(existing: Subject, wanted: Subject, *, is_chosen: bool) -> str:
-    """What is there and was asked for differently, for people; empty if nothing."""
-    # Where it is was decided when it was made: only whoever asks for something else is told.
+    """The differences between an existing subject and a request, as text; empty without differences."""
+    # The broker groups were chosen at creation. Only a caller that requires broker groups is refused.
     homes = _homes(existing, wanted.partition_count) if is_chosen else ""
     grown = max(existing.partition_count, wanted.partition_count)
     pairs = [
-        # One that has grown since is what was asked for.
+        # A subject that has grown since its creation matches the original request.
         ("partitions", existing.partition_count, grown if existing.route.descents else wanted.partition_count),
         ("routing", existing.routing, wanted.routing),
         ("strategy", existing.strategy, wanted.strategy),
@@ -227,7 +229,7 @@ def _difference(existing: Subject, wanted: Subject, *, is_chosen: bool) -> str:
 
 
 def _homes(subject: Subject, partition_count: int) -> str:
-    """The broker groups of its first partitions, as people write them."""
+    """The broker groups of the first partitions, as text."""
     return ", ".join(one.broker_group for one in subject.route.partitions[:partition_count])
 
 
@@ -257,13 +259,13 @@ def _insert_partitions(connection: Connection, subject_id: int, added: Sequence[
                 "subject_id": subject_id,
                 "position": position,
                 "broker_group": partition.broker_group,
-                "name": partition.name or f"new-{subject_id}-{position}",  # until its id is known
+                "name": partition.name or f"new-{subject_id}-{position}",  # until the id is known
                 "offset_floor": 0,
             }
             for position, partition in enumerate(added, first)
         ],
     )
-    if not all(partition.name for partition in added):  # else whoever made the subject has named them
+    if not all(partition.name for partition in added):  # else the server that made the subject has named them
         connection.execute(_NAME_PARTITIONS, {"of_subject": subject_id, "from_position": first})
 
 

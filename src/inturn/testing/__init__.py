@@ -1,4 +1,4 @@
-"""For tests of ordered systems: the order checker, the history it reads, a recorder and a fake clock.
+"""Tools for tests of ordered systems: the order checker, histories, a recorder and a fake clock.
 
 The simulator, its seeded bugs and the process fault harness are in the package `simulator` of a checkout.
 """

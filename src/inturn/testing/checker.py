@@ -1,19 +1,20 @@
-"""The order checker: judges a history against the contract.
+"""The order checker: checks a history against the contract.
 
     verdict = check(history, order="key")
     verdict.raise_if_bad()
 
-Per subject and group, a *lane* is what must run one after the other: a partition, or one key of a partition.
-The contract: within a lane, messages are started in log order, never overlap, and none is skipped. See `ViolationKind`
-for what exactly is checked, and `history.py` for how the named weakenings are written down.
+Per subject and group, a *lane* is a sequence of messages that must run one after the other: a partition, or a key of a
+partition. The contract: within a lane, messages are started in log order, never overlap, and no message is skipped.
+`ViolationKind` lists the checks, and `history.py` describes how a history records the named weakenings.
 
-A parked message holds back the later ones of its key, and nothing else. Under order by partition it leaves its lane
-when a commit has put it into the lot, and runs in the order of its key instead; still not beside another of its lane.
+A parked message blocks only later messages of its key. Under order by partition, a parked message leaves its lane when
+a commit has put the message into the parking lot, and then runs in the order of its key, but never at the same time as
+a message of its former lane.
 
-How: one pass to learn what the log holds, one pass over the events with a few dictionary look-ups each. Per lane it
-remembers the run that is open, the last run of each epoch, and how far all is finished; per partition how far all is
-finished and committed (`track.py`). These marks only move on (but for a reset), and of the finished set of a commit
-only what is new is looked at, so the whole is linear in the length of the history. The rules are in `judges`.
+The checker makes two passes: the first collects the content of the logs, the second applies the rules in `judges` with
+a few dictionary look-ups per event. Per lane the checker tracks the open run, the last run of every epoch, and the
+finished position; per partition the finished and committed positions (`track.py`). Positions only rise (except at a
+reset), and of a commit's finished set only new offsets are checked. So the time is linear in the length of the history.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from inturn.testing.judges.handlers import HandlerJudge
 from inturn.testing.judges.lanes import LaneJudge
 from inturn.testing.judges.leases import LeaseJudge
 from inturn.testing.judges.losses import LossJudge
-from inturn.testing.judges.steering import Steering
+from inturn.testing.judges.steering import OperatorActions
 from inturn.testing.verdict import Evidence, OrderViolated, Verdict, Violation, ViolationKind
 
 __all__ = ["Evidence", "OrderViolated", "StoredMessages", "Verdict", "Violation", "ViolationKind", "check"]
@@ -61,15 +62,15 @@ def check(
     complete: bool = True,
     stored: StoredMessages | None = None,
 ) -> Verdict:
-    """Judge a history; `subject` and `group` restrict it to these.
+    """Check a history, optionally only a subject and a group.
 
-    order     what runs one after the other: a partition, or a key of a partition (messages without a key: nothing).
-              With "none" there are no lanes: neither order, overlaps, skips nor attempts are judged.
-    complete  all work was done when the history ended; only then can a message be lost.
-    stored    the final content of the log, (subject, partition, offset) → message id. Without it, a message that
-              was handled but never acknowledged is taken as stored: the acknowledgement may have got lost on its way.
+    order     the lanes: partitions, or keys of a partition (a message without a key has no lane).
+              With "none" there are no lanes: order, overlaps, skips and attempts are not checked.
+    complete  all messages were handled when the history ended; only then can a message be lost.
+    stored    the final content of the log, (subject, partition, offset) → message id. Without `stored`, a message that
+              was handled but never acknowledged counts as stored, because the acknowledgement may have been lost.
 
-    Where an id is None it is not compared. Groups are those that appear in the history, or the one given.
+    Ids that are None are not compared. The checked groups are the groups in the history, or the given group.
     """
     if order not in ("partition", "key", "none"):
         raise InvalidInput(f"check(order={order!r}): use 'partition', 'key' or 'none'")
@@ -77,7 +78,7 @@ def check(
 
 
 class _Court:
-    """All judges of one case."""
+    """All judges of a case."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -85,7 +86,7 @@ class _Court:
         self._handlers = HandlerJudge(case, self._lanes)
         self._leases = LeaseJudge(case)
         self._commits = CommitJudge(case)
-        self._steering = Steering(case)
+        self._operator = OperatorActions(case)
 
     def verdict(self) -> Verdict:
         case = self._case
@@ -115,10 +116,10 @@ class _Court:
             LeaseEnded: self._leases.end,
             ClaimGranted: self._leases.claim_grant,
             ClaimEnded: self._leases.claim_end,
-            OffsetsReset: self._steering.reset,
+            OffsetsReset: self._operator.reset,
             GroupFiltered: None,
-            KeySkipped: self._steering.skip,
-            KeyResumed: self._steering.resume,
+            KeySkipped: self._operator.skip,
+            KeyResumed: self._operator.resume,
             ConsumerCrashed: self._handlers.crash,
             SendAcknowledged: None,
             ProcessRestarted: None,

@@ -1,9 +1,9 @@
-"""What happened, in order: the events that the order checker judges.
+"""Histories: the events that the order checker checks, in order.
 
-An event's place in the list is its place in time; `at_s` is for people to read. Whoever records must therefore append
-an end before the next start that it allows, and a grant before it is answered (`Recorder` does, under one lock).
+The order of the list is the order in time; `at_s` is for people to read. So the recording code must append an end
+before the next start that the end allows, and a grant before its answer (`Recorder` does both, under a lock).
 
-A history can be kept as JSON lines, one event each, and be checked again later.
+A history can be saved as JSON lines, an event per line, and be checked again later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag=True, tag_
 
 
 class SendAcknowledged(_Event, frozen=True, gc=False):
-    """A producer was told that its message is stored here."""
+    """A producer received the acknowledgement that its message is stored at this place."""
 
     subject: str
     partition: int
@@ -36,10 +36,10 @@ class SendAcknowledged(_Event, frozen=True, gc=False):
 
 
 class HandlerStart(_Event, frozen=True, gc=False):
-    """A handler begins with a message. A handler of batches is recorded as one run per message, one after the other.
+    """A handler starts a message. A handler of batches is recorded as a run per message, one after the other.
 
-    `attempt` is the number that the handler was told: None if that is not to be judged. `under` is the partition whose
-    lease it runs under, and that `epoch` is of; None: its own.
+    `attempt` is the attempt number passed to the handler; None: not checked. `under` is the partition of the lease that
+    the handler runs under, and of `epoch`; None: the message's own partition.
     """
 
     subject: str
@@ -55,10 +55,11 @@ class HandlerStart(_Event, frozen=True, gc=False):
 
 
 class HandlerEnd(_Event, frozen=True, gc=False):
-    """A handler is done with a message.
+    """A handler has ended with a message.
 
-    "success" and "moved" finish it; "moved" is the named weakening: it went to a retry or dead-letter subject.
-    "failed" and "exception": it will be repeated in place. "rollback": all since the last commit will be.
+    "success" and "moved" finish the message; "moved" is a named weakening: the message moved to a retry or dead-letter
+    subject. "failed" and "exception": the message will be repeated in place. "rollback": all messages since the last
+    commit will be repeated.
     """
 
     subject: str
@@ -73,10 +74,10 @@ class HandlerEnd(_Event, frozen=True, gc=False):
 
 
 class Committed(_Event, frozen=True, gc=False):
-    """A commit that was accepted: everything below `offset` is done, and `finished` above, but for parked messages.
+    """An accepted commit: messages below `offset` and in `finished` are finished, except parked messages.
 
-    `parked` went into the parking lot with this commit, `unparked` came out of it, finished or skipped: each as
-    (partition, offset), because a lot follows its key to another partition.
+    The commit put the messages `parked` into the parking lot, and removed the messages `unparked` as finished or
+    skipped. Both are (partition, offset) pairs, because a parking lot moves with its key to a different partition.
     """
 
     subject: str
@@ -108,8 +109,9 @@ class LeaseEnded(_Event, frozen=True, gc=False):
 
 
 class ClaimGranted(_Event, frozen=True, gc=False):
-    """The claimant may work on these slots of the partition, under the lease of this epoch that somebody else holds.
-    Whoever had any of them has lost its claim by now, because it was silent for too long.
+    """The claimant may work on these slots of the partition, under the lease of this epoch of a different member.
+
+    An earlier claim to any of these slots has expired and is lost.
     """
 
     subject: str
@@ -121,7 +123,7 @@ class ClaimGranted(_Event, frozen=True, gc=False):
 
 
 class ClaimEnded(_Event, frozen=True, gc=False):
-    """The claimant has given back what it had."""
+    """The claimant has released its claim."""
 
     subject: str
     group: str
@@ -131,16 +133,16 @@ class ClaimEnded(_Event, frozen=True, gc=False):
 
 
 class Grown(_Event, frozen=True, gc=False):
-    """The subject has more partitions. A descent: a child, a parent, the slots that moved (a SlotSet), the barrier."""
+    """The subject has more partitions. A descent is child, parent, moved slots (a SlotSet) and barrier."""
 
     subject: str
-    descents: tuple[tuple[int, int, bytes, int], ...]  # all of them, those of former growths first
+    descents: tuple[tuple[int, int, bytes, int], ...]  # all descents, those of earlier growths first
 
 
 class OffsetsReset(_Event, frozen=True, gc=False):
-    """The group goes on at these offsets, by partition; what is below is given up, what is not is due again.
+    """The group continues at these offsets, by partition. Lower offsets are given up, higher offsets are due again.
 
-    Also the way to say that a group did not start at the first message, or that retention removed some.
+    Also used for a group that did not start at the first message, and for messages that retention deleted.
     """
 
     subject: str
@@ -149,9 +151,11 @@ class OffsetsReset(_Event, frozen=True, gc=False):
 
 
 class GroupFiltered(_Event, frozen=True, gc=False):
-    """The group wants only messages whose tags match this expression, for the whole history: the others are finished
-    when a commit passes them by, and must not be handled. Which others is known from how they were sent; `unwanted` has
-    more of them, by partition."""
+    """For the whole history, the group wants only messages that match this tag expression.
+
+    Other messages are filtered out: they are finished when a commit passes their offset, and must not be handled. The
+    checker takes tags from SendAcknowledged; `unwanted` has further offsets that are filtered out, by partition.
+    """
 
     subject: str
     group: str
@@ -160,7 +164,8 @@ class GroupFiltered(_Event, frozen=True, gc=False):
 
 
 class KeySkipped(_Event, frozen=True, gc=False):
-    """Somebody gave this message up for the group: a named weakening, from here on it counts as finished."""
+    """An operator has skipped this message for the group: a named weakening. From now on the message counts as
+    finished."""
 
     subject: str
     group: str
@@ -170,7 +175,8 @@ class KeySkipped(_Event, frozen=True, gc=False):
 
 
 class KeyResumed(_Event, frozen=True, gc=False):
-    """The attempts of this key's messages are counted anew. To be recorded before the first start that it allows."""
+    """Attempts of this key's messages are counted from 0 again. Record this event before the first start that it
+    allows."""
 
     subject: str
     group: str
@@ -179,13 +185,13 @@ class KeyResumed(_Event, frozen=True, gc=False):
 
 
 class ConsumerCrashed(_Event, frozen=True, gc=False):
-    """The handlers that this consumer was running ended here, without success. Later ends of theirs do not count."""
+    """The running handlers of this consumer ended without success. Later ends of these handlers do not count."""
 
     consumer: str
 
 
 class ProcessRestarted(_Event, frozen=True, gc=False):
-    """A node came back. A mark for the reader: what a restart must not change is just what is checked."""
+    """A node was restarted. For human readers only: the rules of the checker hold across restarts."""
 
 
 Event: TypeAlias = (
@@ -211,7 +217,7 @@ _decoder = msgspec.json.Decoder(Event)
 
 
 class History:
-    """A list of events. Not locked: `Recorder` is for threads."""
+    """A list of events. Not thread-safe: use `Recorder` with threads."""
 
     __slots__ = ("events",)
 
@@ -222,7 +228,7 @@ class History:
         self.events.append(event)
 
     def save(self, path: str | Path) -> None:
-        """Write one JSON object per line, replacing the file."""
+        """Write a JSON object per line. Replaces the file."""
         with Path(path).open("wb") as file:
             for event in self.events:
                 file.write(_encoder.encode(event))
@@ -230,7 +236,7 @@ class History:
 
     @classmethod
     def load(cls, path: str | Path) -> History:
-        """Read what `save` wrote. Raises `msgspec.DecodeError` for a line that is no event."""
+        """Read a saved history. Raises `msgspec.DecodeError` for a line that is no event."""
         with Path(path).open("rb") as file:
             return cls(_decoder.decode(line) for line in file if not line.isspace())
 

@@ -1,4 +1,4 @@
-"""Writes a history while the system runs."""
+"""A recorder that builds a history while the system runs."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from inturn.testing.history import (
 
 
 class Recorder:
-    """Implements `inturn.protocol.observer.Observer`; handlers and producers of a test report the rest.
+    """Implements `inturn.protocol.observer.Observer`; handlers and producers of a test report the other events.
 
-    May be called from any thread; events are kept in the order of the calls. To judge handlers rightly, call
-    `started` as the first and `ended` as the last thing in the handler, so that it is recorded before the consumer
-    knows: an end that is recorded late looks like an overlap.
+    May be called from any thread; events keep the order of the calls. Call `started` first and `ended` last in the
+    handler, so that the end is recorded before the consumer continues: an end that is recorded late looks like an
+    overlap.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -51,7 +51,7 @@ class Recorder:
         self.history = History()  # grows while threads record: check a `snapshot`
 
     def snapshot(self) -> History:
-        """A copy of what was recorded so far."""
+        """A copy of the history so far."""
         with self._lock:
             return History(self.history)
 
@@ -71,8 +71,8 @@ class Recorder:
     def group_filtered(
         self, subject: str, group: str, tags: str, unwanted: Mapping[int, tuple[int, ...]] | None = None
     ) -> None:
-        """The group consumes with these tags, an expression; `unwanted` are offsets beside those that were `sent` with
-        other tags."""
+        """The group consumes with this tag expression. `unwanted` has further offsets that are filtered out, in
+        addition to messages that were `sent` with other tags."""
         with self._lock:
             at_s = self._clock.monotonic()
             self._add(GroupFiltered(subject, group, tags, dict(unwanted or {}), at_s=at_s))
@@ -91,10 +91,11 @@ class Recorder:
         attempt: int | None = None,
         under: int | None = None,
     ) -> None:
-        """`under`: the partition whose lease it runs under, if that is not its own (a parking lot that moved)."""
+        """`under`: the partition of the lease, if different from `partition` (a parking lot that moved)."""
         with self._lock:
             at_s = self._clock.monotonic()
             what = (subject, group, partition, offset, key)
+            # By position: called for every message.
             self._add(HandlerStart(*what, consumer, epoch, message_id, attempt, under, at_s=at_s))
 
     def ended(
@@ -110,12 +111,13 @@ class Recorder:
         *,
         result: str,
     ) -> None:
-        """`result` is one of `HandlerResult`; anything else raises `InvalidInput`."""
+        """Raises InvalidInput unless `result` is a `HandlerResult`."""
         if result not in HANDLER_RESULTS:
             raise InvalidInput(f"handler result {result!r}: use one of {', '.join(sorted(HANDLER_RESULTS))}")
         known = cast(HandlerResult, str(result))
         with self._lock:
             at_s = self._clock.monotonic()
+            # By position: called for every message.
             self._add(HandlerEnd(subject, group, partition, offset, key, consumer, epoch, message_id, known, at_s=at_s))
 
     def crashed(self, consumer: str) -> None:
@@ -152,7 +154,7 @@ class Recorder:
         with self._lock:
             self._add(KeyResumed(subject, group, partition, key, at_s=self._clock.monotonic()))
 
-    # What a node tells its observer.
+    # Events that a node reports to its observer.
 
     def lease_granted(self, subject: str, group: str, partition: int, owner: str, epoch: int) -> None:
         with self._lock:
@@ -169,10 +171,20 @@ class Recorder:
         finished = tuple(BitMap64.deserialize(progress.finished)) if progress.finished else ()
         parked = tuple((one.partition, one.offset) for lot in progress.lots for one in lot.added)
         unparked = tuple(place for lot in progress.lots for place in lot.removed)
-        who = (subject, group, progress.partition, owner, progress.epoch)
         with self._lock:
-            at_s = self._clock.monotonic()
-            self._add(Committed(*who, progress.offset, finished, parked, unparked, at_s=at_s))
+            event = Committed(
+                subject=subject,
+                group=group,
+                partition=progress.partition,
+                owner=owner,
+                epoch=progress.epoch,
+                offset=progress.offset,
+                finished=finished,
+                parked=parked,
+                unparked=unparked,
+                at_s=self._clock.monotonic(),
+            )
+            self._add(event)
 
     def _add(self, event: Event) -> None:
         self.history.record(event)

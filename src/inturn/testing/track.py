@@ -1,4 +1,5 @@
-"""What the order checker remembers while it reads a history: of a partition's log, and of one group on it."""
+"""The state of the order checker while it reads a history: tracks of a partition's log, and of a group on the
+partition."""
 
 from __future__ import annotations
 
@@ -31,21 +32,21 @@ def name_message(event: Identity) -> str:
     return f"message {event.message_id!r} of key {event.key!r}"
 
 
-class Log:
-    """What one partition holds, as far as it is known: acknowledged, in `stored`, or seen by a handler."""
+class LogTrack:
+    """The known messages of a partition: acknowledged, in `stored`, or seen by a handler."""
 
     __slots__ = ("acknowledged", "by_key", "messages", "offsets", "seen", "stored")
 
     def __init__(self) -> None:
-        self.acknowledged: dict[int, int] = {}  # offset → index of the first such event
-        self.seen: dict[int, int] = {}  # the same of handler starts
+        self.acknowledged: dict[int, int] = {}  # offset → index of the first acknowledgement
+        self.seen: dict[int, int] = {}  # offset → index of the first handler start
         self.stored: set[int] = set()
         self.messages: dict[int, Identity] = {}
         self.offsets: list[int] = []
         self.by_key: dict[bytes, list[int]] = {}
 
     def settle(self, events: list[Event], by_key: bool, has_stored: bool) -> None:
-        """All was learnt: put it in order."""
+        """Sort the messages after the first pass."""
         for offset, index in self.seen.items():
             event = events[index]
             if offset not in self.messages and (not has_stored or offset in self.stored):
@@ -62,7 +63,7 @@ class Log:
         return offset in self.messages or offset in self.stored
 
     def unwanted(self, expression: str) -> frozenset[int]:
-        """Offsets of messages that were acknowledged with other tags."""
+        """Offsets of messages that were acknowledged with tags that the expression filters out."""
         tags = tag_filter(expression)
         if tags is None:
             return frozenset()
@@ -70,48 +71,48 @@ class Log:
         return frozenset(offset for offset, one in sent if not tags.wants(one.tags))
 
     def where(self, offsets: Sequence[int]) -> tuple[int, ...]:
-        """Indexes of the events from which these messages are known, of the first few of them."""
+        """Indexes of the events that introduced these messages, for the first few offsets."""
         found = (self.acknowledged.get(offset, self.seen.get(offset)) for offset in offsets[:STR_OFFSETS_MAX])
         return tuple(index for index in found if index is not None)
 
 
-class Lane:
-    """`position` is how far, in `offsets`, all messages are finished or parked."""
+class LaneTrack:
+    """A lane. All messages before index `position` of `offsets` are finished or parked."""
 
     __slots__ = ("leftovers", "offsets", "open", "position")
 
     def __init__(self, offsets: list[int], position: int) -> None:
         self.offsets = offsets
         self.position = position
-        self.open: Run | None = None  # the latest one; those before it have been judged
+        self.open: RunTrack | None = None  # the latest open run; earlier open runs were already checked
         self.leftovers = 0  # runs of lost leases that are still open
 
 
-class Claim(msgspec.Struct):
+class ClaimTrack(msgspec.Struct):
     index: int
     claimant: str
     epoch: int
     slots: SlotSet
-    lost_index: int | None = None  # when somebody else got it
+    lost_index: int | None = None  # of the grant to a different claimant
     ended_index: int | None = None
 
 
-class Run(msgspec.Struct):
+class RunTrack(msgspec.Struct):
     index: int
     offset: int
     key: bytes | None
     epoch: int
     consumer: str
     attempt: int | None
-    lane: Lane
-    claim: Claim | None = None  # that its consumer worked under
-    under: int | None = None  # the partition whose lease it ran under, and that its epoch is of, if not its own
+    lane: LaneTrack
+    claim: ClaimTrack | None = None  # the consumer's claim
+    under: int | None = None  # the partition of the lease and epoch, if different
     result: str = ""
     leftover: bool = False
 
     @property
     def term(self) -> Term:
-        """What one holder does is in order; the next one begins anew."""
+        """The term of the run: order is checked within a term, and starts again with the next holder."""
         if self.under is not None:
             return -1 - self.under, self.epoch
         return self.epoch if self.claim is None else (self.epoch, self.claim.index)
@@ -127,7 +128,7 @@ class Run(msgspec.Struct):
             self.lane.leftovers -= 1
 
 
-class Lease(msgspec.Struct):
+class LeaseTrack(msgspec.Struct):
     index: int
     owner: str
     epoch: int
@@ -135,7 +136,7 @@ class Lease(msgspec.Struct):
 
 
 class Track:
-    """One group on one partition."""
+    """The track of a group on a partition."""
 
     __slots__ = (
         *("subject", "group", "partition", "log", "lanes", "open", "last", "finished", "finished_by", "ever_finished"),
@@ -143,54 +144,55 @@ class Track:
         *("parked", "ever_parked", "lots", "skipped", "ever_skipped", "attempts", "claims", "elders", "unwanted"),
     )
 
-    def __init__(self, subject: str, group: str, partition: int, log: Log) -> None:
+    def __init__(self, subject: str, group: str, partition: int, log: LogTrack) -> None:
         self.subject, self.group, self.partition, self.log = subject, group, partition, log
-        self.lanes: dict[LaneKey, Lane] = {}
-        self.elders: dict[bytes, Lane] = {}  # of keys that moved on to another partition: how far they are finished
-        self.open: dict[str, dict[tuple[int, int], Run]] = {}  # by consumer; by offset and epoch
-        self.last: dict[Term, dict[LaneKey, Run]] = {}  # by epoch or claim, the last run of each lane
-        self.finished: dict[int, int] = {}  # offset → index of its first finish since the last reset; also skips
-        self.finished_by: dict[int, Run] = {}  # offset → the finishing run of the highest epoch since then
+        self.lanes: dict[LaneKey, LaneTrack] = {}
+        self.elders: dict[bytes, LaneTrack] = {}  # of keys that moved to a different partition
+        self.open: dict[str, dict[tuple[int, int], RunTrack]] = {}  # by consumer; by offset and epoch
+        self.last: dict[Term, dict[LaneKey, RunTrack]] = {}  # by epoch or claim, the last run of every lane
+        self.finished: dict[int, int] = {}  # offset → index of the first finish or skip since the last reset
+        self.finished_by: dict[int, RunTrack] = {}  # offset → the finishing run of the highest epoch since then
         self.ever_finished: set[int] = set()
-        self.floor = 0  # the last reset went here
+        self.floor = 0  # the offset of the last reset
         self.committed = 0
         self.commit_index: int | None = None
-        self.claimed: dict[int, int] = {}  # offset → index of the commit that first said it is done, out of turn
-        self.position = 0  # in log.offsets: how far commits have been judged
-        self.lease: Lease | None = None
+        self.claimed: dict[int, int] = {}  # offset → index of the first commit with the offset in its finished set
+        self.position = 0  # index in log.offsets: commits were checked up to here
+        self.lease: LeaseTrack | None = None
         self.grants: dict[int, int] = {}  # epoch → index
         self.epoch_max = -1
-        self.claims: dict[str, Claim] = {}  # by claimant, the last one
+        self.claims: dict[str, ClaimTrack] = {}  # by claimant, the last claim
         self.parked: set[int] = set()  # in a parking lot, finished there or not
         self.ever_parked: set[int] = set()  # since the last reset
-        self.lots: dict[bytes, list[int]] = {}  # by key, a heap of parked offsets; some may be over already
-        self.skipped: set[int] = set()  # given up since the last reset
+        self.lots: dict[bytes, list[int]] = {}  # by key, a heap of parked offsets; some may be finished already
+        self.skipped: set[int] = set()  # skipped since the last reset
         self.ever_skipped: set[int] = set()
-        self.unwanted: frozenset[int] = frozenset()  # offsets that the tags of the group leave out
-        self.attempts: dict[bytes | None, dict[int, Run]] = {}  # by key and offset, the last run of its highest attempt
+        self.unwanted: frozenset[int] = frozenset()  # offsets that the tags of the group filter out
+        # By key and offset: the last run of the highest attempt.
+        self.attempts: dict[bytes | None, dict[int, RunTrack]] = {}
 
     def __str__(self) -> str:
         return f"subject {self.subject!r}, group {self.group!r}, partition {self.partition}"
 
-    def lane(self, key: LaneKey, by_key: bool) -> Lane:
+    def lane(self, key: LaneKey, by_key: bool) -> LaneTrack:
         lane = self.lanes.get(key)
         if lane is None:
             offsets = self.log.offsets
             if by_key:
                 offsets = self.log.by_key.get(key, []) if isinstance(key, bytes) else []
             offsets = self._wanted(offsets)
-            lane = self.lanes[key] = Lane(offsets, bisect_left(offsets, self.floor))
+            lane = self.lanes[key] = LaneTrack(offsets, bisect_left(offsets, self.floor))
         return lane
 
     def _wanted(self, offsets: list[int]) -> list[int]:
         return [offset for offset in offsets if offset not in self.unwanted] if self.unwanted else offsets
 
     def unfinished(self, key: bytes) -> list[int]:
-        """The offsets of a key that are neither finished nor parked. Told once."""
+        """The offsets of a key that are neither finished nor parked. Every offset is returned once."""
         lane = self.elders.get(key)
         if lane is None:
             offsets = self._wanted(self.log.by_key.get(key, []))
-            lane = self.elders[key] = Lane(offsets, bisect_left(offsets, self.floor))
+            lane = self.elders[key] = LaneTrack(offsets, bisect_left(offsets, self.floor))
         found = []
         position, offsets = lane.position, lane.offsets
         while position < len(offsets) and (offsets[position] in self.finished or offsets[position] in self.parked):
@@ -201,26 +203,26 @@ class Track:
             lane.position = len(offsets)
         return found
 
-    def claim(self, claim: Claim) -> None:
-        """Whoever had any of the slots has lost them."""
+    def claim(self, claim: ClaimTrack) -> None:
+        """Add a claim. Overlapping claims of the same epoch are lost."""
         for other in self.claims.values():
             if other.epoch == claim.epoch and other.ended_index is None and other.slots.overlaps(claim.slots):
                 other.lost_index = other.ended_index = claim.index
         self.claims[claim.claimant] = claim
 
-    def claim_of(self, claimant: str, epoch: int) -> Claim | None:
+    def claim_of(self, claimant: str, epoch: int) -> ClaimTrack | None:
         claim = self.claims.get(claimant)
         return claim if claim is not None and claim.epoch == epoch else None
 
     def finishes(self, offsets: Sequence[int]) -> tuple[int, ...]:
-        """Indexes of the first ends that finished these messages, of the first few of them."""
+        """Indexes of the first ends that finished these messages, for the first few offsets."""
         return tuple(self.finished[offset] for offset in offsets[:STR_OFFSETS_MAX] if offset in self.finished)
 
     def is_done(self, offset: int) -> bool:
-        """Whether a commit said so."""
+        """Whether a commit reported the message as finished."""
         return (offset < self.committed or offset in self.claimed) and offset not in self.parked
 
-    def finish(self, run: Run, index: int) -> None:
+    def finish(self, run: RunTrack, index: int) -> None:
         offset = run.offset
         self.ever_finished.add(offset)
         self.finished.setdefault(offset, index)
@@ -234,8 +236,10 @@ class Track:
         self.ever_skipped.add(offset)
 
     def park(self, offset: int, epoch: int) -> None:
-        """A message that is done does not come back this way. That an older epoch finished it does not count any more:
-        whoever parked it did not know, and will run it again.
+        """Park a message. A message that a commit reported as finished is not parked again.
+
+        A finish in an older epoch no longer counts: the parking member did not know of this finish, and will run the
+        message again.
         """
         if offset in self.parked or self.is_done(offset):
             return
@@ -253,7 +257,7 @@ class Track:
         self.claimed.setdefault(offset, index)
 
     def overtaken(self, key: bytes, offset: int) -> list[int]:
-        """Parked messages of a key below `offset` that are not finished; each of them is told once."""
+        """Parked and unfinished messages of a key below `offset`. Every message is returned once."""
         lot = self.lots.get(key)
         overtaken = []
         while lot and lot[0] < offset:

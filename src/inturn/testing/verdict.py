@@ -1,4 +1,4 @@
-"""What the order checker found: kinds of violations, their evidence, and the verdict."""
+"""The results of the order checker: violations, their evidence, and the verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STR_VIOLATIONS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """An event and its place in the history."""
+    """An event and its index in the history."""
 
     index: int
     event: Event
@@ -26,7 +26,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """`group` is None where the log itself is at fault. `evidence` is in the order of the history."""
+    """A violation of order. `group` is None for a fault of the log. `evidence` is in the order of the history."""
 
     kind: ViolationKind
     message: str
@@ -51,13 +51,12 @@ class OrderViolated(InturnError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the checker found. The counts are those of the chosen subject and group; look at them too: an empty
+    """The result of `check`. The counts are those of the chosen subject and group. Check the counts, too: an empty
     history breaks no order.
 
-    `finished` counts handler runs that ended in "success" or "moved", `duplicates` those among them that finished a
-    message which this group had finished before. `overlaps_after_lease_loss` counts pairs of runs, also where a claim
-    was lost. `parked` counts
-    messages that were in a parking lot at the end and wait there, `skipped` those that were given up by name.
+    `finished` counts handler runs that ended in "success" or "moved"; `duplicates` counts finished runs of messages
+    that the group had finished before. `overlaps_after_lease_loss` counts pairs of runs, also after the loss of a
+    claim. `parked` counts messages that wait in a parking lot at the end, `skipped` messages that were skipped by name.
     """
 
     violations: list[Violation]
@@ -100,7 +99,7 @@ class Verdict:
 
 
 def name_offsets(every: Sequence[int]) -> str:
-    """The first few of them, for a message."""
+    """The first few offsets, as text."""
     shown = ", ".join(map(str, every[:STR_OFFSETS_MAX]))
     more = f" and {len(every) - STR_OFFSETS_MAX} more" if len(every) > STR_OFFSETS_MAX else ""
     return f"offset{'s' if len(every) != 1 else ''} {shown}{more}"

@@ -1,1 +1,1 @@
-"""The judges of the order checker: each looks at some kinds of events. What they know together is the case."""
+"""The judges of the order checker. Every judge handles some kinds of events; all judges share a `Case`."""

@@ -1,4 +1,4 @@
-"""What the judges of a history know together: what was asked, what the logs hold, the tracks, and what was found."""
+"""The shared state of the judges: the arguments of `check`, the content of the logs, tracks and violations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from inturn.model.routing import SlotSet, slot_of
 from inturn.testing.history import Event, GroupFiltered, Grown, HandlerStart, LeaseGranted, SendAcknowledged
-from inturn.testing.track import Log, Track, differ, name_message
+from inturn.testing.track import LogTrack, Track, differ, name_message
 from inturn.testing.verdict import Evidence, Violation, ViolationKind
 
 StoredMessages: TypeAlias = Mapping[tuple[str, int, int], str | None]
@@ -27,14 +27,14 @@ class Case:
         self.subject, self.group = subject, group
         self.by_key, self.has_lanes = order == "key", order != "none"
         self.complete, self.stored = complete, stored
-        self.logs: dict[tuple[str, int], Log] = {}
-        self.tracks: dict[tuple[str, str, int], Track | None] = {}  # None: not asked for
+        self.logs: dict[tuple[str, int], LogTrack] = {}
+        self.tracks: dict[tuple[str, str, int], Track | None] = {}  # None: excluded
         self.descents: dict[str, list[tuple[int, int, SlotSet]]] = {}  # by subject: child, parent, slots
         self.violations: list[Violation] = []
         self._elders: dict[tuple[str, int, bytes], tuple[int, ...]] = {}
         self._filters: dict[tuple[str, str], GroupFiltered] = {}  # by subject and group
 
-    # What the log holds. Log order counts, not the time of the acknowledgement, so this is learnt beforehand.
+    # The content of the logs. The order of the log counts, not the time of acknowledgements, so this is the first pass.
 
     def learn_logs(self) -> None:
         logs = self.logs
@@ -62,10 +62,10 @@ class Case:
         for (subject, _), log in self.logs.items():
             log.settle(self.events, self.by_key or subject in self.descents, self.stored is not None)
 
-    def _log(self, subject: str, partition: int) -> Log:
-        return self.logs.setdefault((subject, partition), Log())
+    def _log(self, subject: str, partition: int) -> LogTrack:
+        return self.logs.setdefault((subject, partition), LogTrack())
 
-    def _acknowledged_again(self, log: Log, index: int, event: SendAcknowledged) -> None:
+    def _acknowledged_again(self, log: LogTrack, index: int, event: SendAcknowledged) -> None:
         before = log.messages[event.offset]
         if self.subject not in (None, event.subject) or not differ(before, event):
             return
@@ -81,11 +81,11 @@ class Case:
     # Tracks.
 
     def track(self, subject: str, group: str, partition: int) -> Track | None:
-        """None if it is not asked for."""
+        """The track of a group on a partition; None if `check` excludes the subject or group."""
         place = (subject, group, partition)
         if place not in self.tracks:
             wanted = self.subject in (None, subject) and self.group in (None, group)
-            log = self.logs.get((subject, partition)) or Log()
+            log = self.logs.get((subject, partition)) or LogTrack()
             self.tracks[place] = track = Track(subject, group, partition, log) if wanted else None
             known = self._filters.get((subject, group))
             if track is not None and known is not None:
@@ -96,7 +96,7 @@ class Case:
         return (track for track in self.tracks.values() if track is not None)
 
     def elders_of(self, subject: str, partition: int, key: bytes) -> tuple[int, ...]:
-        """The partitions that had the key before, oldest first."""
+        """The former partitions of the key, oldest first."""
         found = self._elders.get((subject, partition, key))
         if found is None:
             slot, lineage = slot_of(key), [partition]
@@ -106,7 +106,7 @@ class Case:
             found = self._elders[subject, partition, key] = tuple(lineage[:-1])
         return found
 
-    # Words and evidence.
+    # Violations.
 
     def owner(self, index: int) -> str:
         event = self.events[index]
@@ -128,4 +128,13 @@ class Case:
     ) -> None:
         evidence = tuple(Evidence(index, self.events[index]) for index in sorted(set(indexes)))
         subject, group, partition = place
-        self.violations.append(Violation(kind, message, subject, group, partition, offsets, evidence))
+        violation = Violation(
+            kind=kind,
+            message=message,
+            subject=subject,
+            group=group,
+            partition=partition,
+            offsets=offsets,
+            evidence=evidence,
+        )
+        self.violations.append(violation)

@@ -1,10 +1,11 @@
-"""The judge of commits: whose they are, and whether what they say is done, parked or out of its lot is so."""
+"""The judge of commits: whether the committer holds the lease, and whether the committed messages are finished, parked
+or removed from a parking lot as reported."""
 
 from __future__ import annotations
 
 from inturn.testing.history import Committed
 from inturn.testing.judges.case import Case
-from inturn.testing.track import Run, Track
+from inturn.testing.track import RunTrack, Track
 from inturn.testing.verdict import ViolationKind, name_offsets
 
 
@@ -72,7 +73,7 @@ class CommitJudge:
             self._judge_claims(track, index, event, granted)
 
     def _judge_claims(self, track: Track, index: int, event: Committed, granted: int) -> None:
-        """Commits tell all that is finished, again and again: each message is judged once."""
+        """Check the finished set. Commits repeat finished offsets; every offset is checked once."""
         judged_below = max(event.offset, track.committed)
         missing: list[int] = []
         for offset in sorted(set(event.finished).difference(track.claimed)):
@@ -94,7 +95,7 @@ class CommitJudge:
             track,
             ViolationKind.PREMATURE_COMMIT,
             f"{track}: {event.owner!r} (epoch {event.epoch}) {how} although {name_offsets(missing)} "
-            "had not been finished" + (" as far as it could know" if missing[0] in track.finished else ""),
+            "had not been finished" + (" as far as the committer could know" if missing[0] in track.finished else ""),
             tuple(missing),
             (*track.log.where(missing), *track.finishes(missing), index),
         )
@@ -111,7 +112,7 @@ class CommitJudge:
             track = self._case.track(event.subject, event.group, partition)
             if track is None or track.is_done(offset):
                 continue
-            # Epochs of another partition tell nothing about what the committer could know.
+            # Epochs of a different partition do not show what the committer could know.
             granted = track.grants.get(event.epoch, index) if partition == event.partition else index
             if not _is_over(track, offset, event, granted):
                 how = f"took offset {offset} out of the parking lot"
@@ -120,12 +121,13 @@ class CommitJudge:
 
 
 def _is_over(track: Track, offset: int, commit: Committed, granted: int) -> bool:
-    """Had the message been finished or given up, as far as the committer, whose lease is of `granted`, could know?"""
+    """Whether the message was finished or skipped, as far as the committer could know. `granted` is the index of the
+    committer's grant."""
     finished = track.finished.get(offset)
     if finished is None:
         return False
     return finished <= granted or offset in track.skipped or _known_to(commit, track.finished_by[offset])
 
 
-def _known_to(commit: Committed, finisher: Run) -> bool:
+def _known_to(commit: Committed, finisher: RunTrack) -> bool:
     return finisher.epoch == commit.epoch or finisher.consumer == commit.owner

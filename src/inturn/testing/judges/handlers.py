@@ -1,4 +1,4 @@
-"""The judge of handlers: what may be started, by whom; and when it is over."""
+"""The judge of handlers: which messages a consumer may start, and the ends of handlers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inturn.model.routing import slot_of
 from inturn.testing.history import ConsumerCrashed, HandlerEnd, HandlerStart, SendAcknowledged
 from inturn.testing.judges.case import Case
 from inturn.testing.judges.lanes import LaneJudge
-from inturn.testing.track import Identity, LaneKey, Run, Track, differ, ids_differ, name_message
+from inturn.testing.track import Identity, LaneKey, RunTrack, Track, differ, ids_differ, name_message
 from inturn.testing.verdict import ViolationKind
 
 _FINISHED = frozenset({"success", "moved"})
@@ -39,7 +39,8 @@ class HandlerJudge:
         if self._case.by_key:
             lane_key = offset if key is None else key
         lane = track.lanes.get(lane_key) or track.lane(lane_key, self._case.by_key)
-        run = Run(index, offset, key, epoch, event.consumer, event.attempt, lane)
+        # By position: made for every message.
+        run = RunTrack(index, offset, key, epoch, event.consumer, event.attempt, lane)
         holder = track  # of the lease
         if event.under is not None and event.under != event.partition:
             run.under = event.under
@@ -88,7 +89,7 @@ class HandlerJudge:
             (*track.log.where((event.offset,)), index),
         )
 
-    def _stale_start(self, track: Track, run: Run) -> None:
+    def _stale_start(self, track: Track, run: RunTrack) -> None:
         newest = track.grants[track.epoch_max]
         if run.epoch < track.epoch_max:
             reason = f"after epoch {track.epoch_max} had been granted to {self._case.owner(newest)!r}"
@@ -102,7 +103,7 @@ class HandlerJudge:
             (newest, run.index),
         )
 
-    def _judge_claim(self, track: Track, run: Run) -> None:
+    def _judge_claim(self, track: Track, run: RunTrack) -> None:
         claim = run.claim
         evidence: tuple[int, ...]
         if claim is None:
@@ -127,7 +128,7 @@ class HandlerJudge:
             (*evidence, run.index),
         )
 
-    def _repeated(self, track: Track, run: Run) -> None:
+    def _repeated(self, track: Track, run: RunTrack) -> None:
         commit = track.claimed.get(run.offset, track.commit_index)
         said = (
             "it was committed as done" if run.offset in track.claimed else f"all below {track.committed} was committed"
@@ -148,13 +149,13 @@ class HandlerJudge:
         offset = event.offset
         running = track.open.get(event.consumer)
         run = None if running is None else running.pop((offset, event.epoch), None)
-        if run is None:  # its consumer crashed, or it never started
+        if run is None:  # the consumer crashed, or the run never started
             return
         run.close(event.result)
         if event.result not in _FINISHED:
             if event.result == "rollback" and track.lots and not self._case.by_key:
                 last_runs = track.last.get(run.term, {})
-                if last_runs.get(None) is run:  # what the lane goes back over may be parked then, and run again
+                if last_runs.get(None) is run:  # rolled back messages may be parked and run again
                     track.last[run.term] = {None: run}
             return
         self.finished += 1

@@ -1,6 +1,6 @@
-"""The judge of lanes: within one, messages are started in log order, never overlap, and none is skipped.
+"""The judge of lanes: within a lane, messages are started in log order, never overlap, and no message is skipped.
 
-Where a subject has grown, a key has elders, too: the partitions that had it before.
+After growth, a key also has elders: the former partitions of the key.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from bisect import bisect_left
 
 from inturn.testing.judges.case import Case
-from inturn.testing.track import LaneKey, Run, Track
+from inturn.testing.track import LaneKey, RunTrack, Track
 from inturn.testing.verdict import ViolationKind, name_offsets
 
 _REPEATED = frozenset({"failed", "exception", "rollback"})
@@ -20,8 +20,9 @@ class LaneJudge:
         self._case = case
         self.leftover_overlaps = 0
 
-    def judge(self, track: Track, holder: Track, lane_key: LaneKey, run: Run) -> None:
-        """`holder` is the partition whose lease it runs under: its own, but for what was parked before it moved on."""
+    def judge(self, track: Track, holder: Track, lane_key: LaneKey, run: RunTrack) -> None:
+        """`holder` is the partition of the run's lease: the own partition, except for messages that were parked before
+        their key moved."""
         lane, key = run.lane, run.key
         if lane.open is not None:
             self._judge_overlap(track, holder, lane.open, run)
@@ -34,7 +35,7 @@ class LaneJudge:
         if self._case.by_key or key not in track.lots:
             last = last_runs.get(lane_key)
             self._judge_order(track, last, last, run)
-        else:  # under order by partition, a lot is a lane within the lane
+        else:  # under order by partition, a parking lot is a lane within the lane
             last_of_key = last_runs.get(key)
             if run.offset in track.parked:
                 lane_key = key
@@ -46,8 +47,8 @@ class LaneJudge:
         if run.attempt is not None and (run.under is not None or run.epoch >= track.epoch_max):
             self._judge_attempt(track, run, run.attempt)
 
-    def _judge_overlap(self, track: Track, holder: Track, earlier: Run, run: Run) -> None:
-        """`earlier` is still open. It is judged once; after that only its being left over is remembered."""
+    def _judge_overlap(self, track: Track, holder: Track, earlier: RunTrack, run: RunTrack) -> None:
+        """`earlier` is still open. `earlier` is checked once; afterwards only its being left over is tracked."""
         if earlier.under == run.under:
             granted = holder.grants.get(run.epoch)
             is_of_lost_lease = earlier.epoch < run.epoch and granted is not None and earlier.index < granted
@@ -66,8 +67,8 @@ class LaneJudge:
             (earlier.index, run.index),
         )
 
-    def _judge_order(self, track: Track, last: Run | None, tried: Run | None, run: Run) -> None:
-        """`last` is the last run of the lane; `tried` the one that must not be passed if it failed."""
+    def _judge_order(self, track: Track, last: RunTrack | None, tried: RunTrack | None, run: RunTrack) -> None:
+        """`last` is the last run of the lane; `tried` is the run that must not be overtaken after a failure."""
         offset = run.offset
         if last is not None and offset <= last.offset and not _may_repeat(last, offset):
             self._out_of_order(track, last, run)
@@ -88,7 +89,7 @@ class LaneJudge:
         ):
             self._moved_on_after_failure(track, tried, run)
 
-    def _out_of_order(self, track: Track, last: Run, run: Run) -> None:
+    def _out_of_order(self, track: Track, last: RunTrack, run: RunTrack) -> None:
         how = f"which ended in {last.result!r}" if last.result else "which had not ended"
         self._case.violation_on(
             track,
@@ -98,7 +99,7 @@ class LaneJudge:
             (last.index, run.index),
         )
 
-    def _skipped(self, track: Track, run: Run) -> None:
+    def _skipped(self, track: Track, run: RunTrack) -> None:
         lane = run.lane
         here = bisect_left(lane.offsets, run.offset, lane.position)
         missing = tuple(
@@ -106,7 +107,7 @@ class LaneJudge:
             for offset in lane.offsets[lane.position : here]
             if offset not in track.finished and offset not in track.parked
         )
-        lane.position = here  # each gap is reported once
+        lane.position = here  # every gap is reported once
         self._case.violation_on(
             track,
             ViolationKind.SKIPPED,
@@ -116,7 +117,7 @@ class LaneJudge:
             (*track.log.where(missing), run.index),
         )
 
-    def _moved_on_after_failure(self, track: Track, last: Run, run: Run) -> None:
+    def _moved_on_after_failure(self, track: Track, last: RunTrack, run: RunTrack) -> None:
         self._case.violation_on(
             track,
             ViolationKind.SKIPPED,
@@ -126,7 +127,7 @@ class LaneJudge:
             (last.index, run.index),
         )
 
-    def _overtook_parked(self, track: Track, run: Run, overtaken: tuple[int, ...]) -> None:
+    def _overtook_parked(self, track: Track, run: RunTrack, overtaken: tuple[int, ...]) -> None:
         self._case.violation_on(
             track,
             ViolationKind.SKIPPED,
@@ -136,7 +137,7 @@ class LaneJudge:
             (*track.log.where(overtaken), run.index),
         )
 
-    def _judge_attempt(self, track: Track, run: Run, attempt: int) -> None:
+    def _judge_attempt(self, track: Track, run: RunTrack, attempt: int) -> None:
         tried = track.attempts.setdefault(run.key, {})
         highest = tried.get(run.offset)
         if highest is None or highest.attempt is None:
@@ -156,8 +157,8 @@ class LaneJudge:
         if attempt >= highest.attempt:
             tried[run.offset] = run
 
-    def judge_elders(self, track: Track, holder: Track, key: bytes, run: Run) -> None:
-        """What is older of the key may be in other partitions: all of it must be over, or wait in the lot."""
+    def judge_elders(self, track: Track, holder: Track, key: bytes, run: RunTrack) -> None:
+        """Check the older messages of the key in other partitions: all must be finished, or wait in the parking lot."""
         for partition in self._case.elders_of(track.subject, track.partition, key):
             elder = self._case.track(track.subject, track.group, partition)
             assert elder is not None
@@ -171,15 +172,15 @@ class LaneJudge:
             if earlier is not None and earlier.key == key and not self._is_left_over(elder, holder, earlier, run):
                 self._judge_overlap(track, holder, earlier, run)
 
-    def _is_left_over(self, elder: Track, holder: Track, earlier: Run, run: Run) -> bool:
-        """Was it started under a lease that has been lost since?"""
+    def _is_left_over(self, elder: Track, holder: Track, earlier: RunTrack, run: RunTrack) -> bool:
+        """Whether `earlier` was started under a lease that has been lost since."""
         if earlier.under == holder.partition:
             granted = holder.grants.get(run.epoch)
             return earlier.epoch < run.epoch and granted is not None and earlier.index < granted
         lease = elder.lease if earlier.under is None else None
         return lease is None or lease.epoch > earlier.epoch or lease.ended_index is not None
 
-    def _overtook_elders(self, elder: Track, track: Track, run: Run, offsets: tuple[int, ...], how: str) -> None:
+    def _overtook_elders(self, elder: Track, track: Track, run: RunTrack, offsets: tuple[int, ...], how: str) -> None:
         self._case.violation_on(
             track,
             ViolationKind.SKIPPED,
@@ -190,21 +191,21 @@ class LaneJudge:
         )
 
 
-def _may_repeat(last: Run, offset: int) -> bool:
-    """May `offset`, which is not above it, follow `last` in the same lane and epoch? How far back a rollback may go is
-    judged by the commits: what they said is done must not be repeated.
+def _may_repeat(last: RunTrack, offset: int) -> bool:
+    """Whether `offset`, at or below `last`, may follow `last` in the same lane and epoch. The commits limit a rollback:
+    messages that a commit reported as finished must not be repeated.
     """
     return last.result == "rollback" or (offset == last.offset and last.result in _REPEATED)
 
 
-def _is_of_lost_claim(earlier: Run, run: Run) -> bool:
-    """Was `earlier` started before its claim was lost to another, under whom, or somebody after it, this one runs?"""
+def _is_of_lost_claim(earlier: RunTrack, run: RunTrack) -> bool:
+    """Whether `earlier` was started before its claim was lost to the claim of `run`, or to a claim before that."""
     claim = earlier.claim
     if claim is None or run.claim is None or earlier.epoch != run.epoch or earlier.consumer == run.consumer:
         return False
     return claim.lost_index is not None and earlier.index < claim.lost_index <= run.claim.index
 
 
-def _let_on(track: Track, last: Run, run: Run) -> bool:
-    """May `run` come after `last`, which failed, because that was given up, or parked without holding back this key?"""
+def _let_on(track: Track, last: RunTrack, run: RunTrack) -> bool:
+    """Whether `run` may follow the failed run `last`: `last` was skipped, or parked with a different key."""
     return last.offset in track.skipped or (last.offset in track.ever_parked and last.key != run.key)

@@ -1,11 +1,11 @@
-"""The judge of leases: one owner at a time, and every grant with a higher epoch. Claims are only noted here."""
+"""The judge of leases: a single owner at a time, and a higher epoch with every grant. Claims are only recorded here."""
 
 from __future__ import annotations
 
 from inturn.model.routing import SlotSet
 from inturn.testing.history import ClaimEnded, ClaimGranted, LeaseEnded, LeaseGranted
 from inturn.testing.judges.case import Case
-from inturn.testing.track import Claim, Lease
+from inturn.testing.track import ClaimTrack, LeaseTrack
 from inturn.testing.verdict import ViolationKind
 
 
@@ -38,7 +38,7 @@ class LeaseJudge:
                 (),
                 (track.grants[track.epoch_max], index),
             )
-        track.lease = Lease(index, event.owner, event.epoch)
+        track.lease = LeaseTrack(index, event.owner, event.epoch)
         track.grants[event.epoch] = index
         track.epoch_max = max(track.epoch_max, event.epoch)
 
@@ -51,7 +51,7 @@ class LeaseJudge:
     def claim_grant(self, index: int, event: ClaimGranted) -> None:
         track = self._case.track(event.subject, event.group, event.partition)
         if track is not None:
-            track.claim(Claim(index, event.claimant, event.epoch, SlotSet.from_bytes(event.slots)))
+            track.claim(ClaimTrack(index, event.claimant, event.epoch, SlotSet.from_bytes(event.slots)))
 
     def claim_end(self, index: int, event: ClaimEnded) -> None:
         track = self._case.track(event.subject, event.group, event.partition)

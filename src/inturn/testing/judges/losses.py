@@ -1,9 +1,9 @@
-"""The judge of losses, when all work was done: what was acknowledged must be in the log, and finished by each group."""
+"""The judge of losses, for complete histories: acknowledged messages must be in the log and finished by all groups."""
 
 from __future__ import annotations
 
 from inturn.testing.judges.case import Case
-from inturn.testing.track import Log, ids_differ
+from inturn.testing.track import LogTrack, ids_differ
 from inturn.testing.verdict import ViolationKind, name_offsets
 
 
@@ -17,7 +17,7 @@ class LossJudge:
             for group in sorted(self._groups_of(subject)):
                 self._lost_by_group(subject, group, partition, log, gone)
 
-    def _gone_from_log(self, subject: str, partition: int, log: Log) -> set[int]:
+    def _gone_from_log(self, subject: str, partition: int, log: LogTrack) -> set[int]:
         if self._case.stored is None:
             return set()
         gone = sorted(offset for offset in log.acknowledged if not self._in_log(subject, partition, offset, log))
@@ -32,7 +32,7 @@ class LossJudge:
             )
         return set(gone)
 
-    def _in_log(self, subject: str, partition: int, offset: int, log: Log) -> bool:
+    def _in_log(self, subject: str, partition: int, offset: int, log: LogTrack) -> bool:
         assert self._case.stored is not None
         place = (subject, partition, offset)
         return place in self._case.stored and not ids_differ(log.messages[offset].message_id, self._case.stored[place])
@@ -43,7 +43,7 @@ class LossJudge:
             groups.add(self._case.group)
         return groups
 
-    def _lost_by_group(self, subject: str, group: str, partition: int, log: Log, gone: set[int]) -> None:
+    def _lost_by_group(self, subject: str, group: str, partition: int, log: LogTrack, gone: set[int]) -> None:
         track = self._case.track(subject, group, partition)
         assert track is not None
         lost = sorted(

@@ -1,4 +1,4 @@
-"""What operators did: keys that they skipped or resumed, and resets. Nothing is judged here; the tracks are told."""
+"""Actions of operators: skipped and resumed keys, and resets. The actions update the tracks; there are no checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inturn.testing.history import KeyResumed, KeySkipped, OffsetsReset
 from inturn.testing.judges.case import Case
 
 
-class Steering:
+class OperatorActions:
     def __init__(self, case: Case) -> None:
         self._case = case
 
