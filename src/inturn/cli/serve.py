@@ -29,7 +29,7 @@ from inturn.transport.address import is_address
 if TYPE_CHECKING:
     from inturn.cluster.settings import ClusterSettings
     from inturn.security.settings import SecuritySettings
-    from inturn.server.server import Service
+    from inturn.server.server import Server
 
 EXAMPLES = examples(
     "inturn serve ./data",
@@ -258,7 +258,7 @@ def _lease(life_s: float) -> LeaseSettings:
     return LeaseSettings(life_s, _LEASE.renew_s * share, _LEASE.margin_s * share)
 
 
-def _opened_in_time(path: str, teller: Teller, signals: _Signals, open_: Callable[[], Service]) -> Service | None:
+def _opened_in_time(path: str, teller: Teller, signals: _Signals, open_: Callable[[], Server]) -> Server | None:
     """A program that has the folder is waited for, another server is not. None if it is stopped meanwhile."""
     until_s = time.monotonic() + FOLDER_WAIT_S
     is_second = is_told = False
@@ -286,12 +286,12 @@ def _opened(
     http: tuple[str, int] | None,
     security: SecuritySettings,
     cluster: ClusterSettings,
-) -> Service:
-    from inturn.server.server import Service
+) -> Server:
+    from inturn.server.server import Server
     from inturn.transport.address import Address
 
     try:
-        return Service(
+        return Server(
             path, address=Address(host, port), log=log, lease=lease, http=http, security=security, cluster=cluster
         )
     except InvalidInput as error:
@@ -352,7 +352,7 @@ def _signals() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _wait(screen: Screen, service: Service, signals: _Signals) -> None:
+def _wait(screen: Screen, service: Server, signals: _Signals) -> None:
     """Until a signal, with a line of figures below the log where there is a terminal."""
     if screen.is_json or not screen.err.is_terminal:
         while not signals.is_asked:
@@ -377,7 +377,7 @@ def _wait(screen: Screen, service: Service, signals: _Signals) -> None:
             time.sleep(LOOK_S)
 
 
-def _reload_if_asked(service: Service, signals: _Signals) -> None:
+def _reload_if_asked(service: Server, signals: _Signals) -> None:
     if signals.is_reload_asked:
         signals.is_reload_asked = False
         service.reload()

@@ -14,7 +14,7 @@ from inturn.cli.systemd import notify
 from inturn.model.logs import get_logger
 
 if TYPE_CHECKING:
-    from inturn.server.server import Service
+    from inturn.server.server import Server
 
 _log = get_logger("inturn.server")
 
@@ -24,7 +24,7 @@ class Teller:
         self._screen = screen
         self._is_logged = is_logged
 
-    def ready(self, service: Service, path: str) -> None:
+    def ready(self, service: Server, path: str) -> None:
         address, url, pid = str(service.address), service.http_url, os.getpid()
         _log.info("server.ready", address=address, folder=path, http=url, pid=pid)
         if self._screen.is_json:

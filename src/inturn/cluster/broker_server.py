@@ -27,7 +27,7 @@ from inturn.model.logs import get_logger
 from inturn.model.settings import BrokerGroupState, GroupMode, LeaseSettings, one_of
 from inturn.model.subject import Subject
 from inturn.model.time import Clock, Timers
-from inturn.node.acceptance import AnswerTable, Service, Try, not_for_this_server
+from inturn.node.acceptance import AnswerTable, CommandService, Try, not_for_this_server
 from inturn.node.catalog import Catalog
 from inturn.node.group_commands import GroupCommands, MemberLeases
 from inturn.node.service_node import ServiceNode
@@ -119,7 +119,7 @@ class Seals:
         del self._seals[seal.subject]
 
 
-class CatalogUpdates(Service):
+class CatalogUpdates(CommandService):
     """Subjects, growths, named producers and groups that meta announces."""
 
     def __init__(
@@ -225,7 +225,7 @@ _OF_META = (
 _NO_GROUP_NEEDED = (OpenGroup, Read, ResolvePosition)  # makes the group, or names the group for an access rule
 
 
-class MetaCommands(Service):
+class MetaCommands(CommandService):
     """Commands that meta sends to a broker."""
 
     def __init__(self, catalog: Catalog, broker: Broker, member_leases: MemberLeases) -> None:

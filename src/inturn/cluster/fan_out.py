@@ -24,7 +24,7 @@ from inturn.model.offsets import parse_position
 from inturn.model.routing import slot_of
 from inturn.model.settings import Order, Routing, one_of
 from inturn.model.subject import Subject
-from inturn.node.acceptance import Service, SubmitTable
+from inturn.node.acceptance import CommandService, SubmitTable
 from inturn.node.catalog import Catalog
 from inturn.node.group_commands import GroupCommands, check_ordered, check_parked
 from inturn.node.key_commands import check_key_request
@@ -104,7 +104,7 @@ class FanOutThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class FanOutService(Service):
+class FanOutService(CommandService):
     """A service whose commands run in threads of the pool."""
 
     def __init__(self, threads: FanOutThreads) -> None:

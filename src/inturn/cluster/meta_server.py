@@ -28,7 +28,7 @@ from inturn.model.offsets import LAST, parse_position
 from inturn.model.settings import GroupMode, LeaseSettings, one_of
 from inturn.model.subject import check_name
 from inturn.model.time import Clock, Timers
-from inturn.node.acceptance import AnswerTable, Service, SubmitTable, Try, not_for_this_server
+from inturn.node.acceptance import AnswerTable, CommandService, SubmitTable, Try, not_for_this_server
 from inturn.node.catalog import Catalog
 from inturn.node.service_node import ServiceNode
 from inturn.node.services import MetaServices
@@ -96,7 +96,7 @@ class ReportedHolders:
         self._held[name] = held
 
 
-class HeartbeatFanOut(Service):
+class HeartbeatFanOut(CommandService):
     """Heartbeats at meta: open the group at the brokers first, and add the brokers' key requests to the answer."""
 
     def __init__(

@@ -56,7 +56,7 @@ def may_wait(wait_s: float, attempt: Try) -> bool:
     return attempt is not Try.LAST and wait_s > 0
 
 
-class Service:
+class CommandService:
     """A part of a node that answers some commands. A command without an entry is not answered by the service."""
 
     @property
@@ -134,7 +134,7 @@ class Dispatcher:
         self.remote_checks: RemoteTable = {}
         self.wrappers: WrapperTable = {}
 
-    def add(self, *services: Service) -> None:
+    def add(self, *services: CommandService) -> None:
         for service in services:
             self._answers |= service.answers
             self._due_times |= service.due_times

@@ -18,7 +18,7 @@ from inturn.model.offsets import Position, parse_position
 from inturn.model.settings import GroupMode, LotState, Order, one_of
 from inturn.model.subject import Subject, check_name
 from inturn.model.time import Clock, Timer, Timers
-from inturn.node.acceptance import Admission, AnswerTable, Service, Try, may_wait
+from inturn.node.acceptance import Admission, AnswerTable, CommandService, Try, may_wait
 from inturn.node.catalog import Catalog, check_mode
 from inturn.node.key_commands import Trials
 from inturn.node.long_polls import LongPolls, WakeUps
@@ -45,7 +45,7 @@ from inturn.protocol.commands import (
 from inturn.store.groups import GroupRecord, Groups
 
 
-class GroupCommands(Service):
+class GroupCommands(CommandService):
     """Lists and makes groups, and knows the part of a group that needs no logs: its members and its order.
 
     `resolve` returns the offset of a position in each partition of a subject; 0 for a partition of another broker.
@@ -140,7 +140,7 @@ def check_parked(group: GroupRecord, order: Order | None, found: KeyList) -> Non
         )
 
 
-class OrderCommands(Service):
+class OrderCommands(CommandService):
     """Sets the order of groups whose keys are all at this node."""
 
     def __init__(self, catalog: Catalog, groups: GroupCommands, broker: Broker) -> None:
@@ -161,7 +161,7 @@ class OrderCommands(Service):
         return Done()
 
 
-class GroupPartitionCommands(Service):
+class GroupPartitionCommands(CommandService):
     """Describes and resets groups in the partitions of this node."""
 
     def __init__(self, catalog: Catalog, groups: GroupCommands, broker: Broker, wake: WakeUps) -> None:
@@ -197,7 +197,7 @@ class GroupPartitionCommands(Service):
         return Done()
 
 
-class HeartbeatCommands(Service):
+class HeartbeatCommands(CommandService):
     """`requests` returns the key requests that wait for a group's members. `schedule_check` is called after each
     heartbeat: the member may be new."""
 
@@ -275,7 +275,7 @@ class MemberLeases:
         self._broker.sharing.forget_member(group, member)
 
 
-class MemberCommands(Service):
+class MemberCommands(CommandService):
     """Members that leave, lose their streams, or are silent. Call under the node's lock.
 
     `leases` None: the leases are at other nodes.

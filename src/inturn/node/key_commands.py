@@ -18,7 +18,7 @@ from inturn.model.errors import GroupConflict, InvalidInput, NotFound
 from inturn.model.result import ResultKind
 from inturn.model.settings import BrokerGroupState, KeyAction, Order, one_of
 from inturn.model.subject import Subject
-from inturn.node.acceptance import AnswerTable, Service, Try, may_wait
+from inturn.node.acceptance import AnswerTable, CommandService, Try, may_wait
 from inturn.node.catalog import Catalog
 from inturn.node.long_polls import WakeUps
 from inturn.protocol.commands import (
@@ -125,7 +125,7 @@ def chosen_member(group: GroupRecord, members: Iterable[str], name: str) -> str:
     raise NotFound("member", name, f"in group {group.name!r} on subject {group.subject!r}: {there}")
 
 
-class KeyCommands(Service):
+class KeyCommands(CommandService):
     """Key requests and descriptions of keys in the partitions of this node."""
 
     def __init__(self, catalog: Catalog, broker: Broker, membership: Membership, wake: WakeUps) -> None:
@@ -174,7 +174,7 @@ def check_key_request(group: GroupRecord, command: SteerKey, order: str | None) 
         raise GroupConflict(group.name, f"its members use order={order!r}; a key can be parked only with order='key'")
 
 
-class TrialCommands(Service):
+class TrialCommands(CommandService):
     """`check_stored` raises NotFound unless a message is stored at a partition and offset; None: the caller has checked
     this."""
 
@@ -232,7 +232,7 @@ class TrialCommands(Service):
         return Done()
 
 
-class BrokerGroupCommands(Service):
+class BrokerGroupCommands(CommandService):
     """Lists broker groups and sets their states. `broker` None: the node has no logs."""
 
     def __init__(self, catalog: Catalog, registry: BrokerRegistry, broker: Broker | None, wake: WakeUps) -> None:

@@ -17,7 +17,7 @@ from inturn.model.message import tag_filter
 from inturn.model.settings import GroupMode
 from inturn.model.subject import Subject
 from inturn.model.time import Clock
-from inturn.node.acceptance import AnswerTable, DueTable, RemoteTable, Service, Try, WrapperTable, may_wait
+from inturn.node.acceptance import AnswerTable, CommandService, DueTable, RemoteTable, Try, WrapperTable, may_wait
 from inturn.node.catalog import Catalog, check_mode
 from inturn.node.long_polls import LongPolls, WakeUps, of_lease
 from inturn.protocol.commands import (
@@ -42,7 +42,7 @@ from inturn.store.groups import GroupRecord
 CHECK_AGAIN_S = 0.01  # the check of a growth gate that was cut short goes on after this time
 
 
-class ConsumingCommands(Service):
+class ConsumingCommands(CommandService):
     def __init__(self, catalog: Catalog, broker: Broker, held: LongPolls, wake: WakeUps, clock: Clock) -> None:
         self._catalog = catalog
         self._broker = broker
@@ -194,7 +194,7 @@ def _filtering(command: Pull | Read, reply: Reply) -> Reply:
     return reply
 
 
-class SharedGroupCommands(Service):
+class SharedGroupCommands(CommandService):
     def __init__(self, catalog: Catalog, broker: Broker, wake: WakeUps) -> None:
         self._catalog = catalog
         self._broker = broker

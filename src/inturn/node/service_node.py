@@ -22,8 +22,8 @@ from inturn.node.acceptance import (
     NEW_WORK,
     Admission,
     AnswerTable,
+    CommandService,
     Dispatcher,
-    Service,
     Try,
     not_for_this_server,
 )
@@ -98,7 +98,7 @@ class ServiceNode:
         self.broker_groups = BrokerGroupCommands(self.catalog, self.registry, broker, self.wake)
         self.serve(self.groups, self.broker_groups, _DescribeCommands(self._describe))
 
-    def serve(self, *services: Service) -> None:
+    def serve(self, *services: CommandService) -> None:
         """Answer the commands of these services. Call before the first command."""
         self._dispatcher.add(*services)
 
@@ -215,7 +215,7 @@ class ServiceNode:
         self.admission.is_closed = True
 
 
-class _DescribeCommands(Service):
+class _DescribeCommands(CommandService):
     def __init__(self, describe: Callable[[DescribeNode, Try], Answer]) -> None:
         self._describe = describe
 

@@ -15,7 +15,7 @@ from inturn.log.engine import LogEngine
 from inturn.model.settings import LeaseSettings
 from inturn.model.subject import Subject
 from inturn.model.time import Clock
-from inturn.node.acceptance import AnswerTable, Service
+from inturn.node.acceptance import AnswerTable, CommandService
 from inturn.node.group_commands import GroupPartitionCommands, HeartbeatCommands, MemberCommands, MemberLeases
 from inturn.node.key_commands import KeyCommands, TrialCommands, Trials
 from inturn.node.partition_commands import ConsumingCommands, SharedGroupCommands
@@ -160,7 +160,7 @@ class MetaServices:
         self._node.member_rows.all_offline(self._node.clock.time_ms())
 
 
-class ProducerCommands(Service):
+class ProducerCommands(CommandService):
     """Assigns producer ids and epochs."""
 
     def __init__(self, producer_ids: ProducerIds) -> None:

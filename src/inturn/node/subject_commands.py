@@ -19,7 +19,7 @@ from inturn.model.routing import check_partition_count
 from inturn.model.settings import BrokerGroupState, GroupMode, Keyless, Limits, Routing, Strategy, one_of
 from inturn.model.subject import RESERVED, Subject, check_name, dead_letter_subject, retry_subject
 from inturn.model.time import Clock
-from inturn.node.acceptance import Admission, AnswerTable, Service, SubmitTable, Try
+from inturn.node.acceptance import Admission, AnswerTable, CommandService, SubmitTable, Try
 from inturn.node.catalog import Catalog, check_mode
 from inturn.node.long_polls import LongPolls, WakeUps, of_log
 from inturn.protocol.commands import (
@@ -87,7 +87,7 @@ def by_route(subject: Subject) -> int:
     return subject.route.version
 
 
-class SubjectLogs(Service):
+class SubjectLogs(CommandService):
     """The logs of subjects at this node: opened, sealed, described.
 
     `sealed_for` returns the route version below which the logs of a subject take no appends.
@@ -127,7 +127,7 @@ class SubjectLogs(Service):
         return Offsets(self._broker.resolve(subject, parse_position(command.position)))
 
 
-class Routes(Service):
+class Routes(CommandService):
     """Opens subjects and replaces their routes. `logs` None: the node has no logs, only routes."""
 
     def __init__(
@@ -170,7 +170,7 @@ class Routes(Service):
                 self._wake.announce(group)
 
 
-class SubjectCommands(Service):
+class SubjectCommands(CommandService):
     """Creates subjects."""
 
     def __init__(
@@ -261,7 +261,7 @@ class Growth:
         return self._rows.grow(subject.route.grown(partition_count, barriers), self._clock.time_ms())
 
 
-class GrowthCommands(Service):
+class GrowthCommands(CommandService):
     """Grows subjects whose logs are all at this node."""
 
     def __init__(self, growth: Growth, routes: Routes, broker: Broker) -> None:
@@ -293,7 +293,7 @@ class GrowthCommands(Service):
         return grown
 
 
-class DerivedSubjectCommands(Service):
+class DerivedSubjectCommands(CommandService):
     """Opens the retry and dead-letter subjects of groups."""
 
     def __init__(self, catalog: Catalog, subjects: SubjectCommands) -> None:
@@ -330,7 +330,7 @@ class DerivedSubjectCommands(Service):
         return self._subjects.make(name, partitions, routing, limits=limits, broker_groups=home, reserved=True)
 
 
-class MessageCommands(Service):
+class MessageCommands(CommandService):
     """Appends and moves: answered when the messages are durable.
 
     `forward` sends a batch to the broker of another broker group; None: the node moves messages to its own logs only.

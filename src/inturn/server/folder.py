@@ -39,8 +39,8 @@ from inturn.store.cluster import take_role
 from inturn.store.database import Database
 from inturn.transport.address import Address
 from inturn.transport.client import RemoteNode
-from inturn.transport.client_stream import LinkSettings
-from inturn.transport.stream_server import Server
+from inturn.transport.client_stream import StreamSettings
+from inturn.transport.stream_server import StreamServer
 from inturn.version import SOFTWARE
 
 LOCK_NAME = "inturn.lock"
@@ -249,7 +249,7 @@ class OpenedFolder:
         self._timer_thread.timers.at(self._clock.monotonic() + RETENTION_CHECK_S, self._apply_retention)
 
 
-LINK = LinkSettings(backoff_min_s=0.005, backoff_max_s=0.05)  # next door: asking often costs little
+LINK = StreamSettings(backoff_min_s=0.005, backoff_max_s=0.05)  # next door: asking often costs little
 SERVER_BACK_S = 5.0  # a restart by systemd takes about two: RestartSec, and starting Python
 OPENING_S = 10.0  # how long the process that has the folder may take until it listens
 
@@ -275,7 +275,7 @@ class SharedFolder:
         self._lock = threading.Lock()
         self._is_closed = False
         self._opened: OpenedFolder | None = None
-        self._server: Server | None = None
+        self._server: StreamServer | None = None
         self._remote: RemoteNode | None = None
         self._path = path
         self._missed_at_s: float | None = None  # since when there is no server, if there was one
@@ -331,7 +331,7 @@ class SharedFolder:
         with contextlib.ExitStack() as undo:
             opened = OpenedFolder(self._path, self._log, self._lease, self._clock, self._observer, create=self._create)
             undo.callback(opened.close)
-            server = Server(opened.node, self._lease, self._clock, SOFTWARE)
+            server = StreamServer(opened.node, self._lease, self._clock, SOFTWARE)
             undo.callback(server.close)
             try:
                 listen_in(server, opened.folder)
@@ -385,7 +385,7 @@ class SharedFolder:
         return True
 
 
-def listen_in(server: Server, folder: Folder) -> None:
+def listen_in(server: StreamServer, folder: Folder) -> None:
     """Serve the processes that open the folder by its path."""
     path = socket_path(folder.path)
     with contextlib.suppress(FileNotFoundError):

@@ -28,7 +28,7 @@ from inturn.protocol.codec import KINDS
 from inturn.protocol.commands import Answer, Append, Command, Commit, DiskRoom, ReadyPart, Release, Reply
 from inturn.protocol.reply import WrappedReply
 from inturn.transport.server_session import ServedNode
-from inturn.transport.stream_server import Server
+from inturn.transport.stream_server import StreamServer
 from inturn.version import VERSION
 
 # From a tenth of a millisecond, which a sync of a quick disk takes, to what somebody waits for in vain.
@@ -142,7 +142,7 @@ class ServerCollector:
     def __init__(
         self,
         statistics: Statistics,
-        server: Server,
+        server: StreamServer,
         measures: Measures,
         readiness: Callable[[], tuple[ReadyPart, ...]],
         room: Callable[[], DiskRoom | None],

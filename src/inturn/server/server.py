@@ -19,7 +19,7 @@ from inturn.server.folder import OpenedFolder, listen_in
 from inturn.server.metrics import MeasuredNode, Measures
 from inturn.transport.address import DEFAULT_PORT, Address
 from inturn.transport.server_session import ServedNode, ServerSettings
-from inturn.transport.stream_server import Server
+from inturn.transport.stream_server import StreamServer
 from inturn.version import SOFTWARE
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _LOOK_S = 0.01
 _UNGUARDED, _INSECURE = SecuritySettings(), SecuritySettings(is_insecure=True)
 
 
-class Service:
+class Server:
     """Meta and broker in one process, or one of them. It also listens on the socket in the folder, for `connect(path)`.
 
     Unless `security` says how clients are known, it serves nobody but this machine: InvalidInput for another address.
@@ -88,7 +88,7 @@ class Service:
             if measures is not None:
                 node = MeasuredNode(node, clock, measures)
             on_error = None if measures is None else measures.failed
-            self._server = Server(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
+            self._server = StreamServer(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
             undo.callback(self._server.close)
             if isinstance(self._opened.node, BrokerServer):
                 self._opened.node.catch_up()
@@ -116,7 +116,7 @@ class Service:
 
     @property
     def connection_count(self) -> int:
-        return len(self._server.peers)
+        return len(self._server.streams)
 
     @property
     def held_count(self) -> int:
