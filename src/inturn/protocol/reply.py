@@ -1,4 +1,4 @@
-"""Replies as objects: a reply to a server session, and replies that wrap another reply.
+"""Replies as objects: a reply to a server session, and replies that wrap a reply.
 
 A caller in this process passes a plain function as a reply. Such a reply has no session: see `session_of`.
 """
