@@ -69,10 +69,10 @@ REFUSED_S = 1.0  # after this time a broker that refused the stream is dialled a
 
 
 class BrokerStreams:
-    """One stream to each broker group, opened at first use.
+    """A stream to each broker group, opened at first use.
 
     `locate` returns the address of the group's broker as text, or None if unknown. `locate` is called before each dial
-    in the thread of the stream, so it may block; a broker may come back at another address.
+    in the thread of the stream, so `locate` may block; a broker may come back at a different address.
     """
 
     def __init__(self, locate: Callable[[str], str | None], clock: Clock, credentials: Credentials) -> None:
@@ -138,7 +138,7 @@ _Wanted = TypeVar("_Wanted")
 
 
 class Brokers:
-    """The brokers of the cluster, for meta. `lock` guards catalog and registry; methods that block must not hold it."""
+    """The brokers of the cluster, for meta. `lock` guards catalog and registry; methods that block must not hold the lock."""
 
     def __init__(
         self, catalog: Catalog, registry: BrokerRegistry, lock: threading.RLock, clock: Clock, credentials: Credentials
@@ -182,7 +182,7 @@ class Brokers:
         return found
 
     def ask_heard(self, command: Command, wanted: type[_Wanted]) -> dict[str, _Wanted]:
-        """Ask all brokers that are heard; the others catch up when they are back."""
+        """Ask all brokers that are heard; silent brokers catch up later."""
         with self.lock:
             groups = [name for name in self._registry.names if self._registry.is_heard(name)]
         return self.ask_all(groups, command, wanted)

@@ -1,9 +1,9 @@
 """A broker server: the logs of one broker group, with the subjects and groups that meta has announced.
 
 The broker has the leases, epochs, offsets, parking lots and growth gates of its partitions, and goes on without meta.
-The broker asks meta for subjects and groups that it does not know. Every second the broker reports to meta, and reads
-the catalogue after a change. While meta grows a subject, the parents of the growth are sealed: they take no appends by
-the old route.
+The broker asks meta for unknown subjects and groups. Every second the broker reports to meta, and reads
+the catalogue after a change. While meta grows a subject, the parents of the growth are sealed: sealed logs take no appends
+by the old route.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Seals:
         return tuple(seal.growth for seal in self._seals.values())
 
     def sealed_for(self, subject: Subject) -> int:
-        """The route version below which the subject's logs take no appends: that of a growth that has begun, or of the
-        present route."""
+        """The route version below which the subject's logs take no appends: the version of a growth that has begun, or
+        the present version."""
         seal = self._seals.get(subject.name)
         return subject.route.version if seal is None else seal.version
 
@@ -152,7 +152,7 @@ class CatalogUpdates(CommandService):
     # Subjects
 
     def subject(self, subject: Subject) -> None:
-        """Open the subject, or use its newer route. Does nothing for a known route."""
+        """Open the subject, or use the newer route. A known route has no effect."""
         before = self._catalog.subjects.get(subject.name)
         if before is not None and before.route.version >= subject.route.version:
             return
@@ -319,8 +319,8 @@ class BrokerServer(ServiceNode):
     def _when_known(
         self, command: Command, reply: Reply, then: Callable[[Command, Reply], None], asked: Command | None = None
     ) -> None:
-        """A command about an unknown subject, partition or group waits until meta has answered a question about it. The
-        same question is not asked twice for a command."""
+        """A command about an unknown subject, partition or group waits until meta has answered a question. The same
+        question is not asked twice for a command."""
         if not self._is_accepted:
             reply(BrokerGroupClosed(self.broker.broker_group, "unavailable", "see the log of its broker"))
             return
@@ -379,7 +379,7 @@ class BrokerServer(ServiceNode):
     # Reports
 
     def catch_up(self) -> None:
-        """Read the catalogue before the first client is served. If meta is away, the broker uses its last catalogue.
+        """Read the catalogue before the first client is served. If meta is away, the broker uses the last catalogue.
 
         Raise permanent errors: InvalidInput if the address is not that of a meta server, AlreadyExists if the broker
         group belongs to another folder, AuthenticationFailed and the like.

@@ -1,4 +1,4 @@
-"""The client router: a cluster as one node. A command about a partition goes to its broker, any other to meta.
+"""The client router: a cluster as a node. A command about a partition goes to its broker, any other to meta.
 
 A command about partitions of several brokers is divided; the answers are joined. Meta knows the broker addresses and
 the broker group of each partition, and a partition never changes its broker group. So producers and consumers go on

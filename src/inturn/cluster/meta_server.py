@@ -1,7 +1,7 @@
-"""The meta server: subjects and their routes, groups and their members, broker groups, producer ids; no logs.
+"""The meta server: subjects, routes, groups, members, broker groups, producer ids; no logs.
 
 Meta answers most commands as any node. Commands about several brokers are fan-outs. Heartbeats are frequent, so meta
-answers them without a fan-out; only the first heartbeat of a group makes the group known to the brokers.
+answers without a fan-out; only the first heartbeat of a group makes the group known to the brokers.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class _WithRequests(WrappedReply):
 
 
 class ProducerFanOuts(FanOutService):
-    """Named producers: all brokers fence the former producer of the name before the new producer gets its answer."""
+    """Named producers: all brokers fence the former producer of the name before the new producer is answered."""
 
     def __init__(
         self, threads: FanOutThreads, rows: Producers, brokers: Brokers, local: LocalAnswers, lock: threading.RLock
@@ -229,7 +229,7 @@ class ProducerFanOuts(FanOutService):
 
 
 class BrokerReports(FanOutService):
-    """Reports of brokers, and their catalogue. `growths` returns the growths that may still succeed."""
+    """Reports of brokers, and the catalogue for brokers. `growths` holds the growths that may still succeed."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class BrokerReports(FanOutService):
 
     @property
     def _version(self) -> str:
-        """The version of the catalogue: differs after every change, since no part of it ever decreases."""
+        """The version of the catalogue: differs after every change, since no part ever decreases."""
         versions = sum(subject.route.version for subject in self._catalog.subjects.values())
         return f"{len(self._catalog.subjects)}-{versions}-{self._producers.change_count}"
 
@@ -375,7 +375,7 @@ class MetaServer(ServiceNode):
     # Life cycle
 
     def stop_gently(self) -> None:
-        """Members keep their partitions: another process is meta soon, or this one again."""
+        """Members keep their partitions: a meta server is back soon."""
 
     def close(self) -> None:
         self._threads.close()

@@ -46,7 +46,7 @@ from inturn.store.groups import GroupRecord, Groups
 
 
 class GroupCommands(CommandService):
-    """Lists and makes groups, and knows the part of a group that needs no logs: its members and its order.
+    """Lists and makes groups, and knows the parts of a group that need no logs: members and order.
 
     `resolve` returns the offset of a position in each partition of a subject; 0 for a partition of another broker.
     """
@@ -245,7 +245,7 @@ COME_BACK_S = 1.0  # a member whose stream is lost ends unless a heartbeat arriv
 
 
 class MemberLeases:
-    """What a member holds at this node: leases, claims, deliveries. Call under the node's lock."""
+    """The leases, claims and deliveries of members at this node. Call under the node's lock."""
 
     def __init__(self, broker: Broker, held: LongPolls, wake: WakeUps) -> None:
         self._broker = broker
@@ -253,7 +253,7 @@ class MemberLeases:
         self._wake = wake
 
     def leave(self, group: GroupRecord, leave: Leave) -> None:
-        """The member leaves: its waiting commands are answered with LeaseHeld, and it holds nothing any more."""
+        """Answer the member's waiting commands with LeaseHeld, and release all leases, claims and deliveries."""
         dismiss_member(self._held, leave, _OF_MEMBER)
         self.release(group, leave)
 
@@ -270,7 +270,7 @@ class MemberLeases:
             self._wake.lease(leave.subject, leave.group, partition)
 
     def forget(self, group: GroupRecord, member: str) -> None:
-        """The member is silent. Its leases live on until they expire."""
+        """The member is silent. The leases live on until expiry."""
         self._broker.leases.remote.discard(member)
         self._broker.sharing.forget_member(group, member)
 

@@ -1,6 +1,6 @@
 """Commands of operators about keys, single messages and broker groups.
 
-Key requests park, resume and skip keys. A trial is one message that one member handles out of turn. Trials live in
+Key requests park, resume and skip keys. A trial is a message that a member handles out of turn. Trials live in
 memory: the operator waits for the result, and gets NotFound after a restart of the node.
 """
 
@@ -175,8 +175,8 @@ def check_key_request(group: GroupRecord, command: SteerKey, order: str | None) 
 
 
 class TrialCommands(CommandService):
-    """`check_stored` raises NotFound unless a message is stored at a partition and offset; None: the caller has checked
-    this."""
+    """`check_stored` raises NotFound unless a message is stored at a partition and offset; None: the caller has
+    checked the message."""
 
     def __init__(
         self,

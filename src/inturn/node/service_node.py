@@ -55,7 +55,7 @@ class ServiceNode:
     """Answers commands in the caller's thread, with two exceptions: an append is answered when the append is durable,
     and a command with `wait_s` is held back until an answer exists or the time is over.
 
-    One lock guards everything but the logs, which have locks of their own. Replies are called without the lock. The
+    A single lock guards all state but the logs; each log has a lock. Replies are called without the lock. The
     lock order is node, then log; never the other way round.
 
     `broker` None: the node has no logs. `holders` returns the members that hold leases of a group. `room` returns the
@@ -104,7 +104,7 @@ class ServiceNode:
 
     @property
     def lock(self) -> threading.RLock:
-        """Guards everything in memory but the logs."""
+        """Guards all state in memory but the logs."""
         return self.held.lock
 
     # Commands
@@ -201,7 +201,7 @@ class ServiceNode:
             self.held.wake(key)
 
     def close(self) -> None:
-        """Answer waiting commands with Closed, then close the logs. The database stays open: the caller closes it."""
+        """Answer waiting commands with Closed, then close the logs. The caller closes the database."""
         with self.held.lock:
             if self.admission.is_closed:
                 return
@@ -210,7 +210,7 @@ class ServiceNode:
         self._engine.close()
 
     def disown(self) -> None:
-        """In a forked child: refuse all commands, touch nothing. Threads of the parent may hold the locks."""
+        """In a forked child: refuse all commands, and touch no files. Threads of the parent may hold the locks."""
         self.held.lock = threading.RLock()
         self.admission.is_closed = True
 

@@ -1,4 +1,4 @@
-"""Statistics of a node: its logs, its groups, its waiting commands; and which parts of the node are ready.
+"""Statistics of a node: logs, groups, waiting commands; and which parts of the node are ready.
 
 Cheap enough to collect every few seconds. The node's lock is held once and briefly, for the figures in memory. The
 database is read in pages, without the lock. So the figures are of slightly different moments.
@@ -157,7 +157,7 @@ class Statistics:
             )
 
     def _logs(self, subjects: list[Subject]) -> list[LogFigures]:
-        """Needs no lock: each figure of a log is one field of its own."""
+        """Needs no lock: each figure of a log is a separate field."""
         broker = self._broker
         if broker is None:
             return []

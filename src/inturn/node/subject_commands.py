@@ -115,7 +115,7 @@ class SubjectLogs(CommandService):
             log.seal(subject.name, self._sealed_for(subject))
 
     def seal(self, before: Subject, subject: Subject) -> None:
-        """Seal the logs of the subject as it was for the route of the subject as it is."""
+        """Seal the logs of the former route for the present route of the subject."""
         self._broker.seal(before, self._sealed_for(subject))
 
     def _describe(self, command: DescribeSubject, _: Try) -> Answer:
@@ -209,7 +209,7 @@ class SubjectCommands(CommandService):
         broker_groups: Sequence[str] = (),
         reserved: bool = False,
     ) -> Subject:
-        """Create the subject, or return an existing equal subject. Raise AlreadyExists if the existing one differs.
+        """Create the subject, or return an existing equal subject. Raise AlreadyExists for an existing different subject.
 
         `reserved`: the name may begin with the reserved prefix.
         """
@@ -253,7 +253,7 @@ class Growth:
         return subject
 
     def is_stored(self, subject: Subject) -> bool:
-        """Whether a growth of the subject, given as it was before, is stored."""
+        """Whether a growth is stored. `subject`: before the growth."""
         return self._rows.get(subject.name).route.version != subject.route.version
 
     def store(self, subject: Subject, partition_count: int, barriers: Mapping[int, int]) -> Subject:

@@ -6,8 +6,8 @@
 A client that was accepted once treats a later AuthenticationFailed like an unreachable server: operators renew tokens
 and make mistakes, and messages that wait to be sent must not be lost by that.
 
-Commands without an answer when the stream is lost are answered with ConnectionLost. The server may have executed them
-or not; the caller repeats them, which every command allows. The stream keeps no command for later, so no stale command
+Commands without an answer when the stream is lost are answered with ConnectionLost. The server may have
+executed such a command or not; the caller repeats the command, which every command allows. The stream keeps no command for later, so no stale command
 is ever sent.
 
 `TlsStream` is the client's end of TLS on bytes: two threads must not read and write a socket of `ssl` at once.
@@ -103,7 +103,7 @@ class TlsStream:
 
 
 def tls_error_text(error: Exception) -> str:
-    """The error with a next step, where one is known."""
+    """The error, with a next step if known."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its TLS certificate is not trusted: {error.verify_message}; give its CA: TlsSettings(ca_file=…)"
     if isinstance(error, ssl.SSLError) and error.reason == _WRONG_VERSION:
@@ -152,7 +152,7 @@ def hung_up_text(state: StreamState, address: str) -> str:
 
 
 def deliver(deliveries: list[Delivery]) -> None:
-    """Call the replies. A reply that raises does not stop the others."""
+    """Call the replies. A reply that raises does not stop other replies."""
     for reply, answer in deliveries:
         try:
             reply(answer)
@@ -161,7 +161,7 @@ def deliver(deliveries: list[Delivery]) -> None:
 
 
 class ClientStream:
-    """Called by one thread at a time. Methods return replies instead of calling them, so the caller can release a lock
+    """Called by one thread at a time. Methods return replies without calling any, so the caller can release a lock
     first. `send` gets the frames in order.
     """
 

@@ -46,7 +46,7 @@ class ConnectionLimits(Generic[_Connection]):
 
     def admit(self, connection: _Connection, host: str) -> str | None:
         """Count the connection until `leave`, and return None; or return the limit that is reached. An empty `host` has
-        no limit of its own."""
+        no limit."""
         settings = self._settings
         if len(self._hosts) >= settings.connections:
             return f"{settings.connections} connections"
@@ -68,7 +68,7 @@ class ConnectionLimits(Generic[_Connection]):
         return next(one for one in self._ungreeted if self._ungreeted_per_host[self._hosts[one]] == most)
 
     def replace(self, connection: _Connection, by: _Connection) -> None:
-        """The same connection as another object. Its age stays."""
+        """The same connection as a new object. The age of the connection stays."""
         if connection in self._hosts:
             self._hosts[by] = self._hosts.pop(connection)
             self._ungreeted = {by if one is connection else one: None for one in self._ungreeted}

@@ -4,7 +4,7 @@ A body that cannot be decoded is answered with an error. Bytes that are no frame
 next frame is unknown. The memory of a client is bounded: while the client does not take its answers (`pause`), or too
 many of its commands are unanswered, the session handles no further frame, and the server reads no further bytes.
 
-The protocols of guards state when a session calls them; `inturn.security` implements them.
+The protocols of guards state when a session calls a guard; `inturn.security` has the implementation.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Meter(Protocol):
 
 
 class SessionGuardProtocol(Protocol):
-    """The guard of one session."""
+    """The guard of a session."""
 
     @property
     def metered(self) -> Meter | None:
@@ -166,7 +166,7 @@ class ServedNode(Node, Protocol):
         ...
 
     def hung_up(self, session: object) -> None:
-        """The stream of a session (see `SessionReply`) is gone: drop its waiting commands; its members may be gone."""
+        """The stream of a session (see `SessionReply`) is gone: drop the waiting commands; members may be gone."""
         ...
 
 
@@ -190,7 +190,7 @@ class ServerSession:
     """Called by one thread at a time. Only `answer` may be called by any thread, so any thread may call `send`.
 
     `send` gets the frames. `hang_up` is called to end the stream after the frames sent so far. The caller checks
-    `is_full` after each call, and reads only while it is false. `on_error` gets answers that are errors.
+    `is_full` after each call, and reads only while the session is not full. `on_error` gets answers that are errors.
     """
 
     def __init__(

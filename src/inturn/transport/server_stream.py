@@ -22,7 +22,7 @@ KEEP_ALIVE_S = 1.0  # between frames to a waiting client, which drops a stream t
 
 
 class ServerStream(asyncio.Protocol):
-    """One connection, from its first byte, or from the end of its TLS handshake, to its last."""
+    """A connection from the first byte, or from the end of the TLS handshake, to the last byte."""
 
     session: ServerSession
 
