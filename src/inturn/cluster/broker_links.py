@@ -138,7 +138,7 @@ _Wanted = TypeVar("_Wanted")
 
 
 class Brokers:
-    """The brokers of the cluster, for meta. `lock` guards catalog and registry; methods that block must not hold the lock."""
+    """The brokers of the cluster, for meta. `lock` guards catalog and registry, and must not be held while blocking."""
 
     def __init__(
         self, catalog: Catalog, registry: BrokerRegistry, lock: threading.RLock, clock: Clock, credentials: Credentials

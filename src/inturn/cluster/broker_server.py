@@ -1,9 +1,9 @@
 """A broker server: the logs of one broker group, with the subjects and groups that meta has announced.
 
 The broker has the leases, epochs, offsets, parking lots and growth gates of its partitions, and goes on without meta.
-The broker asks meta for unknown subjects and groups. Every second the broker reports to meta, and reads
-the catalogue after a change. While meta grows a subject, the parents of the growth are sealed: sealed logs take no appends
-by the old route.
+The broker asks meta for unknown subjects and groups. Every second the broker reports to meta, and reads the catalogue
+after a change. While meta grows a subject, the parents of the growth are sealed: sealed logs take no appends by the old
+route.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class SubjectCommands(CommandService):
         broker_groups: Sequence[str] = (),
         reserved: bool = False,
     ) -> Subject:
-        """Create the subject, or return an existing equal subject. Raise AlreadyExists for an existing different subject.
+        """Create the subject, or return an existing equal subject. Raise AlreadyExists for a different subject.
 
         `reserved`: the name may begin with the reserved prefix.
         """

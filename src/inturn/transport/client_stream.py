@@ -6,9 +6,9 @@
 A client that was accepted once treats a later AuthenticationFailed like an unreachable server: operators renew tokens
 and make mistakes, and messages that wait to be sent must not be lost by that.
 
-Commands without an answer when the stream is lost are answered with ConnectionLost. The server may have
-executed such a command or not; the caller repeats the command, which every command allows. The stream keeps no command for later, so no stale command
-is ever sent.
+Commands without an answer when the stream is lost are answered with ConnectionLost. The server may have executed such a
+command or not; the caller repeats the command, which every command allows. The stream keeps no command for later, so no
+stale command is ever sent.
 
 `TlsStream` is the client's end of TLS on bytes: two threads must not read and write a socket of `ssl` at once.
 """
