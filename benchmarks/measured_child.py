@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 
 from benchmarks.child import answer_lines, end_with_stdin, say
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 
 
 def main(folder: str, is_measured: str) -> None:
     end_with_stdin()
     http = ("127.0.0.1", 0) if is_measured == "yes" else None
-    service = Service(folder, address=Address("127.0.0.1", 0), http=http)
+    service = Server(folder, address=Address("127.0.0.1", 0), http=http)
     say(f"{service.address} {service.http_url or ''}".strip())
     answer_lines(lambda words: str(_resident_bytes() if words == ["memory"] else time.process_time()))
     service.close(grace_s=1.0)

@@ -9,7 +9,7 @@ import sys
 
 from benchmarks.child import Child, end_with_stdin, say
 from inturn.model.settings import LeaseSettings
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 
 
@@ -21,7 +21,7 @@ def served(folder: object, lease: LeaseSettings | None = None) -> Child:
 def main(folder: str, *lease_s: str) -> None:
     end_with_stdin()
     lease = LeaseSettings(*map(float, lease_s))
-    service = Service(folder, address=Address("127.0.0.1", 0), lease=lease)
+    service = Server(folder, address=Address("127.0.0.1", 0), lease=lease)
     say(str(service.address))
     sys.stdin.read()
     service.close(grace_s=1.0)

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 import inturn
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the outage is intended
@@ -56,7 +56,7 @@ except RuntimeError as error:
     print(f"{error}; order 3 is {shop.execute('SELECT state FROM orders WHERE id = 3').fetchone()[0]}")
 shop.close()
 
-service = Service(folder / "data", address=Address("127.0.0.1"))
+service = Server(folder / "data", address=Address("127.0.0.1"))
 mq = inturn.connect(str(service.address))
 mq.create_subject("order.book", partitions=4)
 with outbox.scan(mq):  # or, as a process: inturn outbox scan --database shop.db --server inturn://…
@@ -76,7 +76,7 @@ service.close(grace_s=0.0)
 results = [producer.send("clicks", b"%d" % number, key="ann").result() for number in range(1, 5)]
 print(f"kept, and durable: {all(isinstance(result, inturn.Kept) for result in results)}")
 
-service = Service(folder / "data", address=service.address)
+service = Server(folder / "data", address=service.address)
 wait_until_empty(kept)
 print(f"ann clicked {' '.join(message.body.decode() for message in mq.reader('clicks'))}")
 mq.close()

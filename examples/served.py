@@ -11,7 +11,7 @@ import threading
 import time
 
 import inturn
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 
 STEPS = (b"created", b"paid", b"shipped")
@@ -29,7 +29,7 @@ def handle(message: inturn.Message, context: inturn.Context) -> None:
         by_consumer[context.consumer.partition("-")[0]] += 1
 
 
-service = Service(folder, address=Address("127.0.0.1", 0))  # port 0: any free port
+service = Server(folder, address=Address("127.0.0.1", 0))  # port 0: any free port
 address = str(service.address)
 print("serving at", address)
 

@@ -1,4 +1,4 @@
-"""The client's end under simulation: the real Link, with virtual time in place of a thread and a socket."""
+"""The client's end under simulation: the real ClientStream, with virtual time in place of a thread and a socket."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from inturn.protocol.commands import (
     Renewed,
     Reply,
 )
-from inturn.transport.client_stream import Delivery, Link, LinkSettings
+from inturn.transport.client_stream import ClientStream, Delivery, StreamSettings
 from simulator.server import SimServer
 from simulator.stream import SimStream
 from simulator.world import SimClient, World
@@ -77,7 +77,7 @@ class SimLink:
     """What `RemoteNode` does: connects, gives up, and connects again."""
 
     def __init__(
-        self, world: World, client: SimClient, server: SimServer, settings: LinkSettings, coverage: Counter[str]
+        self, world: World, client: SimClient, server: SimServer, settings: StreamSettings, coverage: Counter[str]
     ) -> None:
         self.problems: list[str] = []
         self._world = world
@@ -85,7 +85,7 @@ class SimLink:
         self._server = server
         self._settings = settings
         self._coverage = coverage
-        self._link = Link("node", "simulated", settings, world.rng, self._send)
+        self._link = ClientStream("node", "simulated", settings, world.rng, self._send)
         self._stream: SimStream | None = None
         self._streams: list[SimStream] = []  # older streams may still carry bytes to the node
         self._asked: set[_Asked] = set()

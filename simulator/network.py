@@ -11,7 +11,7 @@ from functools import partial
 
 from inturn.model.errors import InturnError
 from inturn.protocol.commands import Answer, Command, Reply
-from inturn.transport.client_stream import LinkSettings
+from inturn.transport.client_stream import StreamSettings
 from simulator.link import SimLink
 from simulator.node import SimNode
 from simulator.server import SimServer
@@ -27,14 +27,14 @@ class SimNetwork:
         coverage: Counter[str],
         weather: Weather,
         server: SimServer | None = None,
-        link_settings: LinkSettings | None = None,
+        link_settings: StreamSettings | None = None,
     ) -> None:
         """With a server, commands travel in streams."""
         self._world = world
         self._node = node
         self._coverage = coverage
         self._server = server
-        self._link_settings = link_settings if link_settings is not None else LinkSettings()
+        self._link_settings = link_settings if link_settings is not None else StreamSettings()
         self.links: list[SimLink] = []
         self.weather = weather
         self.request_loss = 0.0

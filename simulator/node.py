@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from inturn.log.embedded import EmbeddedEngine
 from inturn.model.errors import InturnError, LeaseHeld, StorageError
@@ -33,6 +32,7 @@ from inturn.protocol.commands import (
     Reply,
 )
 from inturn.protocol.observer import Observer
+from inturn.protocol.reply import WrappedReply
 from inturn.protocol.request import ask
 from inturn.store.database import Database
 from simulator.claims import ClaimWatch
@@ -264,18 +264,17 @@ class _LeaseWatch:
         self._observer.committed(subject, group, owner, progress)
 
 
-class _Watched:
+class _Watched(WrappedReply):
     """The reply for an answer of the node, dropped if the process of the node is gone by then."""
 
-    __slots__ = ("_command", "_life", "_newest", "_node", "_reply", "session")
+    __slots__ = ("_command", "_life", "_newest", "_node")
 
     def __init__(self, node: SimNode, command: Command, newest: int, reply: Reply) -> None:
+        super().__init__(reply)
         self._node = node
         self._life = node.life
         self._command = command
         self._newest = newest
-        self._reply = reply
-        self.session: Any = getattr(reply, "session", None)  # the real node reads this attribute
 
     def __call__(self, answer: Answer | InturnError) -> None:
         if self._life == self._node.life:

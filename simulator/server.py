@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from inturn.model.settings import LeaseSettings
-from inturn.transport.server_session import ServerSettings, Session
+from inturn.transport.server_session import ServerSession, ServerSettings
 from simulator.node import SimNode
 from simulator.stream import SimPipe, SimStream, Weather
 from simulator.world import SimClient, World
@@ -81,7 +81,7 @@ class _Peer:
         self._server = server
         self._heard_at_s = server.world.now_s
         self._is_full = False
-        self.session = Session(server.node, server.settings, server.lease, "simulated", self._send, self._hang_up)
+        self.session = ServerSession(server.node, server.settings, server.lease, "simulated", self._send, self._hang_up)
 
     def received(self, data: bytes) -> None:
         if self not in self._server.peers:

@@ -24,7 +24,7 @@ from inturn.protocol.commands import DescribeGroup, GroupDescription, OpenDeadLe
 from inturn.protocol.request import ask
 from inturn.testing.checker import Verdict
 from inturn.testing.history import History
-from inturn.transport.client_stream import LinkSettings
+from inturn.transport.client_stream import StreamSettings
 from inturn.transport.server_session import ServerSettings
 from simulator.aftermath import Aftermath
 from simulator.consumer import SimConsumer, SimRecorder
@@ -120,7 +120,7 @@ class Simulation:
         # With a low limit of unanswered commands sessions make clients wait now and then.
         settings = ServerSettings(unanswered_count=rng.choice((65_536, 65_536, 6)), silence_s=2 * LEASE_LIFE_S)
         self._server = SimServer(self.world, self.node, self.settings.lease, settings, weather, self.coverage)
-        links = LinkSettings(dial_timeout_s=0.5, backoff_max_s=0.5, ping_s=0.3, silence_s=rng.choice((0.8, 2.5)))
+        links = StreamSettings(dial_timeout_s=0.5, backoff_max_s=0.5, ping_s=0.3, silence_s=rng.choice((0.8, 2.5)))
         return SimNetwork(self.world, self.node, self.coverage, weather, self._server, links)
 
     def _plan_faults(self) -> None:

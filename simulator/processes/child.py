@@ -18,14 +18,14 @@ import msgspec
 from inturn.model.settings import LeaseSettings
 from inturn.transport.address import parse_address
 from inturn.transport.client import RemoteNode
-from inturn.transport.client_stream import LinkSettings
+from inturn.transport.client_stream import StreamSettings
 from inturn.version import SOFTWARE
 
 JUMP_MS_MAX = 48 * 3600 * 1000
 LOOK_S = 0.02
 CONNECT_S = 60.0
 # A silent stream is given up quickly, since leases are short here, too.
-LINK = LinkSettings(dial_timeout_s=1.0, backoff_max_s=0.2, ping_s=0.5, silence_s=1.5)
+LINK = StreamSettings(dial_timeout_s=1.0, backoff_max_s=0.2, ping_s=0.5, silence_s=1.5)
 
 
 class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):

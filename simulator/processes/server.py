@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inturn.model.settings import Flush, LogSettings
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from inturn.transport.server_session import ServerSettings
 from simulator.processes.child import JumpingClock, ServerSpec, Stop, seeded, told
@@ -18,7 +18,7 @@ def main() -> None:
     clock = JumpingClock(spec.seed)
     stop = Stop(clock)
     with seeded(spec.bug):
-        service = Service(
+        service = Server(
             spec.folder,
             address=Address("127.0.0.1", spec.port),
             log=LogSettings(flush=Flush(spec.flush)),

@@ -7,8 +7,8 @@ import inturn.transport.client_stream
 from inturn.model.errors import InturnError
 from inturn.protocol.commands import Answer
 from inturn.protocol.frames import Frame, FrameReader
-from inturn.transport.client_stream import Delivery, Link
-from inturn.transport.server_session import Session
+from inturn.transport.client_stream import ClientStream, Delivery
+from inturn.transport.server_session import ServerSession
 from simulator.seeded_bugs.bug import Bugs, Patch
 
 BUGS = Bugs()
@@ -16,7 +16,7 @@ _instead_of, _add, _add_edit = BUGS.instead_of, BUGS.add, BUGS.add_edit
 
 # The client's end
 
-_link_lost = Link.lost
+_link_lost = ClientStream.lost
 
 _add(
     "numbers_come_round_too_soon",
@@ -26,7 +26,7 @@ _add(
 )
 
 
-def _lost_but_kept(self: Link, why: str, now_s: float) -> list[Delivery]:
+def _lost_but_kept(self: ClientStream, why: str, now_s: float) -> list[Delivery]:
     pending = dict(self._pending)
     _link_lost(self, why, now_s)
     self._pending, self._number = pending, 0
@@ -37,19 +37,19 @@ _add(
     "requests_are_kept_over_a_reconnect",
     "transport",
     "Unanswered requests survive a lost stream, and the numbers start again with the next stream.",
-    Patch(Link, "lost", _lost_but_kept),
+    Patch(ClientStream, "lost", _lost_but_kept),
 )
 
 
-@_instead_of(Link, "lost")
-def lost_requests_are_not_answered(self: Link, why: str, now_s: float) -> list[Delivery]:
+@_instead_of(ClientStream, "lost")
+def lost_requests_are_not_answered(self: ClientStream, why: str, now_s: float) -> list[Delivery]:
     """Unanswered commands are forgotten when the stream is lost."""
     _link_lost(self, why, now_s)
     return []
 
 
-@_instead_of(Link, "is_silent")
-def silence_is_not_noticed(self: Link, now_s: float) -> bool:
+@_instead_of(ClientStream, "is_silent")
+def silence_is_not_noticed(self: ClientStream, now_s: float) -> bool:
     """A client waits for ever on a stream that was cut unnoticed."""
     return False
 
@@ -57,7 +57,7 @@ def silence_is_not_noticed(self: Link, now_s: float) -> bool:
 _add_edit(
     "second_copy_of_an_answer_ends_the_stream",
     "A second answer to a request counts as a damaged frame.",
-    Link,
+    ClientStream,
     "received",
     "elif frame.number == 0 and isinstance(answer, InturnError):",
     "else:",
@@ -92,17 +92,17 @@ _add(
 
 # The node's end
 
-_session_handle = Session._handle
-_session_answer = Session.answer
-_session_go_on = Session.go_on
+_session_handle = ServerSession._handle
+_session_answer = ServerSession.answer
+_session_go_on = ServerSession.go_on
 
 
-def _handle_and_note(self: Session, frame: Frame) -> None:
+def _handle_and_note(self: ServerSession, frame: Frame) -> None:
     self.__dict__["newest"] = frame.number
     _session_handle(self, frame)
 
 
-def _answer_the_newest(self: Session, number: int, size_bytes: int, answer: Answer | InturnError) -> None:
+def _answer_the_newest(self: ServerSession, number: int, size_bytes: int, answer: Answer | InturnError) -> None:
     _session_answer(self, self.__dict__["newest"], size_bytes, answer)
 
 
@@ -110,21 +110,21 @@ _add(
     "session_answers_the_newest_request",
     "transport",
     "A delayed answer gets the number of the last request.",
-    Patch(Session, "_handle", _handle_and_note),
-    Patch(Session, "answer", _answer_the_newest),
+    Patch(ServerSession, "_handle", _handle_and_note),
+    Patch(ServerSession, "answer", _answer_the_newest),
 )
 
 
-@_instead_of(Session, "go_on")
-def full_session_drops_what_it_cannot_take(self: Session) -> None:
+@_instead_of(ServerSession, "go_on")
+def full_session_drops_what_it_cannot_take(self: ServerSession) -> None:
     """What comes while too much is unanswered is forgotten."""
     if self.is_full:
         self._inbox.clear()
     _session_go_on(self)
 
 
-@_instead_of(Session, "lost")
-def node_does_not_hear_of_a_lost_stream(self: Session) -> None:
+@_instead_of(ServerSession, "lost")
+def node_does_not_hear_of_a_lost_stream(self: ServerSession) -> None:
     """A stream is lost, and the node is not notified."""
     self.is_closed = True
     self._inbox.clear()

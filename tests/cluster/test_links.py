@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inturn.cluster import broker_links as links
-from inturn.cluster.broker_links import REFUSED_S, BrokerLinks
+from inturn.cluster.broker_links import REFUSED_S, BrokerStreams
 from inturn.model.errors import InvalidInput
 from inturn.security.credentials import NONE
 from inturn.testing.clock import FakeClock
@@ -20,7 +20,7 @@ def test_a_stream_that_was_refused_is_made_anew_after_a_while(monkeypatch: pytes
     """M1: a broker learns of a token, or is brought up to date, and nobody else has to be started again."""
     monkeypatch.setattr(links, "RemoteNode", Refusable)
     clock = FakeClock()
-    made = BrokerLinks(lambda _: "inturn://127.0.0.1:1", clock, NONE)
+    made = BrokerStreams(lambda _: "inturn://127.0.0.1:1", clock, NONE)
     first = made.to("east")
     assert made.to("east") is first
     first.is_refused = True  # type: ignore[misc]
@@ -36,6 +36,6 @@ def test_files_that_cannot_be_read_for_a_moment_do_not_end_a_stream(monkeypatch:
         raise InvalidInput("ca.pem is empty")
 
     monkeypatch.setattr(links, "dialled", unreadable)
-    made = BrokerLinks(lambda _: "inturns://127.0.0.1:1", FakeClock(), NONE)
+    made = BrokerStreams(lambda _: "inturns://127.0.0.1:1", FakeClock(), NONE)
     with pytest.raises(OSError, match=r"ca\.pem is empty"):
         made._dial("east", 1.0)

@@ -18,7 +18,7 @@ from inturn.model.time import SystemClock
 from inturn.protocol.commands import GroupName, GroupPartition
 from inturn.security.credentials import NONE
 from inturn.security.settings import SecuritySettings
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.testing.checker import Verdict, check
 from inturn.testing.recorder import Recorder
 from inturn.transport.address import Address
@@ -69,14 +69,14 @@ class ServedBed(Bed):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._service: Service | None = None
+        self._service: Server | None = None
 
     def open(self, **options: Any) -> Connection:
         if self._service is None:
             flush = options.pop("flush", None)
             log = options.pop("log", None) or LogSettings(**({} if flush is None else {"flush": flush}))
             lease, observer = options.pop("lease", None), options.pop("observer", None)
-            self._service = Service(self.path, log=log, lease=lease, observer=observer, address=Address("127.0.0.1"))
+            self._service = Server(self.path, log=log, lease=lease, observer=observer, address=Address("127.0.0.1"))
         self._opened.append(inturn.connect(str(self._service.address)))
         return self._opened[-1]
 
@@ -92,8 +92,8 @@ class GroupedBed(Bed):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.meta: Service | None = None
-        self.brokers: dict[str, Service] = {}
+        self.meta: Server | None = None
+        self.brokers: dict[str, Server] = {}
         self.security = SecuritySettings()
         self.credentials = NONE  # that meta and brokers show to each other
         self.client: dict[str, Any] = {}  # what clients show
@@ -128,9 +128,9 @@ class GroupedBed(Bed):
         cluster = ClusterSettings(Role.BROKER, name, meta, report_s=0.1, credentials=self.credentials)
         self.brokers[name] = self._started(name, port, cluster)
 
-    def _started(self, name: str, port: int, cluster: ClusterSettings) -> Service:
+    def _started(self, name: str, port: int, cluster: ClusterSettings) -> Server:
         address = Address("127.0.0.1", port)
-        return Service(self.path / name, address=address, cluster=cluster, security=self.security, **self._options)
+        return Server(self.path / name, address=address, cluster=cluster, security=self.security, **self._options)
 
     def close(self) -> None:
         super().close()

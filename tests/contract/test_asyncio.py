@@ -20,10 +20,10 @@ from inturn import Context, Message, aio
 from inturn.model.errors import Closed, ConnectionLost, InturnError, InvalidInput, NotFound
 from inturn.model.time import SystemClock
 from inturn.protocol.commands import Command, Done, Node, Ping, Reply
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from inturn.transport.async_client import AsyncRemoteNode
-from inturn.transport.client_stream import LinkSettings
+from inturn.transport.client_stream import StreamSettings
 from tests.contract.bed import WAIT_S, eventually, quick
 
 
@@ -32,14 +32,14 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "folder":
         yield str(tmp_path / "data")
         return
-    service = Service(tmp_path / "data", address=Address("127.0.0.1"))
+    service = Server(tmp_path / "data", address=Address("127.0.0.1"))
     yield str(service.address)
     service.close(grace_s=0.0)
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Any:
-    made = Service(tmp_path / "data", address=Address("127.0.0.1"))
+    made = Server(tmp_path / "data", address=Address("127.0.0.1"))
     yield made
     made.close(grace_s=0.0)
 
@@ -430,7 +430,7 @@ def test_a_program_whose_loop_was_stopped_and_not_closed_ends(target: str) -> No
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_node_whose_loop_does_not_run_hangs_up_at_once(service: Service) -> None:
+def test_a_node_whose_loop_does_not_run_hangs_up_at_once(service: Server) -> None:
     async def reach() -> AsyncRemoteNode:
         node = AsyncRemoteNode(service.address, "test", SystemClock())
         await node.wait_until_up(WAIT_S)
@@ -446,7 +446,7 @@ def test_a_node_whose_loop_does_not_run_hangs_up_at_once(service: Service) -> No
         eventually(lambda: service.connection_count == 0, "the server sees it")
 
 
-def test_a_forked_child_does_not_keep_the_stream_of_its_parent(service: Service) -> None:
+def test_a_forked_child_does_not_keep_the_stream_of_its_parent(service: Server) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED, str(service.address)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -454,7 +454,7 @@ def test_a_forked_child_does_not_keep_the_stream_of_its_parent(service: Service)
         eventually(lambda: service.connection_count == 0, "the server sees that it is closed; the child lives")
 
 
-async def test_what_would_wait_for_its_own_loop_is_refused(service: Service) -> None:
+async def test_what_would_wait_for_its_own_loop_is_refused(service: Server) -> None:
     async with aio.connect(str(service.address)) as mq:
         with pytest.raises(InturnError, match="await"):
             mq.blocking.subjects()
@@ -475,12 +475,12 @@ class FreezingSelector(selectors.DefaultSelector):
         return []
 
 
-def test_an_answer_that_came_while_the_process_was_frozen_counts(service: Service) -> None:
+def test_an_answer_that_came_while_the_process_was_frozen_counts(service: Server) -> None:
     selector = FreezingSelector()
 
     async def main() -> None:
         selector.freeze_s = 0.0
-        node = AsyncRemoteNode(service.address, "test", SystemClock(), LinkSettings(ping_s=0.1, silence_s=0.3))
+        node = AsyncRemoteNode(service.address, "test", SystemClock(), StreamSettings(ping_s=0.1, silence_s=0.3))
         await node.wait_until_up(WAIT_S)
         asked = node.ask(Ping())
         selector.freeze_s = 0.6
@@ -502,7 +502,7 @@ async def test_a_server_that_is_silent_is_given_up() -> None:
 
     silent = await asyncio.start_server(say_nothing, "127.0.0.1")
     address = Address(*silent.sockets[0].getsockname())
-    node = AsyncRemoteNode(address, "test", SystemClock(), LinkSettings(ping_s=0.1, silence_s=0.2))
+    node = AsyncRemoteNode(address, "test", SystemClock(), StreamSettings(ping_s=0.1, silence_s=0.2))
     with pytest.raises(ConnectionLost, match=r"no answer for 0\.2 s"):
         await asyncio.wait_for(node.wait_until_up(0.0), WAIT_S)
     await node.aclose()
@@ -528,7 +528,7 @@ async def test_a_host_that_cannot_be_one_is_told_at_once() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-async def test_whatever_a_connection_dies_of_is_told(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whatever_a_connection_dies_of_is_told(service: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     async def die(self: AsyncRemoteNode) -> str:
         raise RuntimeError("a fault of ours")
 

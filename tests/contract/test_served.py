@@ -28,7 +28,7 @@ from inturn.protocol.commands import (
     Pulled,
 )
 from inturn.protocol.request import ask
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from inturn.transport.server_session import ServerSettings
 from tests.contract.bed import (
@@ -58,7 +58,7 @@ class Served:
         self.start()
 
     def start(self) -> None:
-        self.service = Service(self._path, address=self._address, **self.options)
+        self.service = Server(self._path, address=self._address, **self.options)
         self._address = self.service.address
 
     def connect(self) -> Connection:
@@ -322,7 +322,7 @@ def test_a_request_that_waits_for_a_client_that_is_gone_gets_no_lease(served: Se
 
 
 def test_too_many_connections_are_refused_and_the_others_go_on(tmp_path: Path) -> None:
-    service = Service(tmp_path / "data", address=Address("127.0.0.1"), settings=ServerSettings(connections=2))
+    service = Server(tmp_path / "data", address=Address("127.0.0.1"), settings=ServerSettings(connections=2))
     try:
         with inturn.connect(str(service.address)) as first, inturn.connect(str(service.address)) as second:
             with pytest.raises(ConnectionLost):

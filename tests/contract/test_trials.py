@@ -299,7 +299,7 @@ def test_who_asks_hears_that_the_member_was_counted_out(bed: Bed) -> None:
 
     killing = threading.Thread(target=kill)
     killing.start()
-    with pytest.raises(NotFound, match="it left before it told a result"):
+    with pytest.raises(NotFound, match="it left before it reported a result"):
         mq.group("line", "g").try_message("w", 0, 0, timeout_s=WAIT_S)
     gate.set()
     killing.join()

@@ -17,7 +17,7 @@ from inturn import Connection, Context, Message, ProducerSettings
 from inturn.cluster.settings import ClusterSettings
 from inturn.errors import AlreadyExists, InvalidInput, ProducerFenced
 from inturn.model.settings import Role
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from tests.contract.bed import WAIT_S, GroupedBed, eventually, has_joined, quick, waits_because
 
@@ -242,10 +242,10 @@ def _home(mq: Connection, partition: int) -> str:
 
 
 def test_a_broker_whose_meta_is_something_else_does_not_start(tmp_path: Path) -> None:
-    service = Service(tmp_path / "data", address=Address("127.0.0.1"))
+    service = Server(tmp_path / "data", address=Address("127.0.0.1"))
     cluster = ClusterSettings(Role.BROKER, "east", str(service.address))
     with pytest.raises(InvalidInput, match="is no meta server"):
-        Service(tmp_path / "east", address=Address("127.0.0.1"), cluster=cluster)
+        Server(tmp_path / "east", address=Address("127.0.0.1"), cluster=cluster)
     service.close(0.0)
 
 

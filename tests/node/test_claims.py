@@ -335,7 +335,7 @@ def test_a_claimant_of_all_slots_is_given_the_batches_as_they_are(machine: Machi
     append(machine, key_in(LEFT), key_in(RIGHT))
     group.claim("a", b"")
     (batch,) = group.pulled("a").batches
-    (stored,) = machine.node.broker.log(machine.node.known.subject("orders"), 0).read(0, 1 << 20)
+    (stored,) = machine.node.broker.log(machine.node.catalog.subject("orders"), 0).read(0, 1 << 20)
     assert bytes(batch.payload) == bytes(stored.payload)
 
 

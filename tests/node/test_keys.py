@@ -241,9 +241,9 @@ def test_a_request_of_another_group_is_not_found(machine: Machine, epoch: int) -
 
 def test_the_same_request_is_asked_once_while_it_waits(machine: Machine, epoch: int) -> None:
     first = steer(machine, "park")
-    generation = machine.node.membership.generation(machine.node.known.group("orders", "billing"))
+    generation = machine.node.membership.generation(machine.node.catalog.group("orders", "billing"))
     assert steer(machine, "park") == first
-    assert machine.node.membership.generation(machine.node.known.group("orders", "billing")) == generation
+    assert machine.node.membership.generation(machine.node.catalog.group("orders", "billing")) == generation
     assert steer(machine, "park", OTHER).id > first.id
     commit(machine, epoch, requests=(first.id,))
     assert steer(machine, "park").id > first.id

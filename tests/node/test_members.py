@@ -30,9 +30,9 @@ def described(machine: Machine) -> GroupDescription:
 
 def narrow(machine: Machine) -> None:
     """The subject has one partition now, as if somebody had changed its route."""
-    subject = machine.node.known.subjects["orders"]
+    subject = machine.node.catalog.subjects["orders"]
     route = Route("orders", 2, subject.route.partitions[:1], even_ranges(1))
-    machine.node.known.subjects["orders"] = dataclasses.replace(subject, route=route)
+    machine.node.catalog.subjects["orders"] = dataclasses.replace(subject, route=route)
 
 
 def test_a_heartbeat_is_answered_with_route_assignment_strategy_and_for_how_long(machine: Machine) -> None:
@@ -114,9 +114,9 @@ def test_a_stream_is_kept_for_members_that_there_are_and_for_nobody_who_was_refu
     refused = (("nothing", "billing", "key"), ("orders", "a b", "key"), ("orders", "billing", "none"))
     for subject, group, order in refused:
         machine.node.submit_remote(Heartbeat(subject, group, "b", order, "first"), lambda _: None)
-    assert list(machine.node.leaving._spoke_through) == [Leave("orders", "billing", "a")]
+    assert list(machine.node.members._sessions) == [Leave("orders", "billing", "a")]
     machine.ask(Leave("orders", "billing", "a"))
-    assert not machine.node.leaving._spoke_through
+    assert not machine.node.members._sessions
 
 
 # After a restart

@@ -44,7 +44,7 @@ def test_lag_counts_what_is_finished_above_the_committed_offset(machine: Machine
     epoch = machine.acquire().epoch
     finished = BitMap64([5, 7]).serialize()
     machine.ask(Commit("orders", "billing", "a", (Progress(0, epoch, 3, 1, finished),)))
-    places = machine.node.survey.take().places
+    places = machine.node.statistics.take().places
     assert places == [PlaceFigures("orders", "billing", 0, 5, 5), PlaceFigures("orders", "billing", 1, 0, 0)]
 
 
@@ -53,7 +53,7 @@ def test_what_a_broadcast_group_has_done_is_not_guessed(machine: Machine) -> Non
     machine.append(10)
     machine.join()
     machine.ask(Heartbeat("orders", "caches", "b", "key", "first", mode="broadcast"))
-    figures = machine.node.survey.take()
+    figures = machine.node.statistics.take()
     assert [(one.group, one.partition) for one in figures.places] == [("billing", 0), ("billing", 1)]
     assert [(one.group, one.member_count) for one in figures.groups] == [("billing", 1), ("caches", 1)]
 
@@ -63,7 +63,7 @@ def test_members_leases_and_what_is_held_back_are_counted(machine: Machine) -> N
     machine.join("b", group="shipping")
     epoch = machine.acquire().epoch
     machine.pull("a", epoch, wait_s=1.0)
-    figures = machine.node.survey.take()
+    figures = machine.node.statistics.take()
     counts = [(one.group, one.member_count, one.lease_count) for one in figures.groups]
     assert counts == [("billing", 1, 1), ("shipping", 1, 0)]
     assert figures.held == {"Pull": 1}
@@ -87,7 +87,7 @@ def test_keys_are_counted_by_state_and_what_has_no_key_one_by_one(machine: Machi
         LotChange(b"resuming", "resuming", added=(ParkedMessage(0, 6, b"x"),)),
     )
     machine.ask(Commit("orders", "billing", "a", (Progress(0, epoch, 0, 1, failed=failed, lots=lots),)))
-    (billing,) = machine.node.survey.take().groups
+    (billing,) = machine.node.statistics.take().groups
     assert billing.key_states == {"failing": 3, "blocked": 1, "parked": 1, "resuming": 1}
 
 
@@ -122,7 +122,7 @@ def test_the_database_is_read_in_pages_and_without_the_nodes_lock(
     for number in range(group_count):
         machine.join(group=f"g{number:04}")
     watched = Watched(machine, monkeypatch)
-    figures = machine.node.survey.take()
+    figures = machine.node.statistics.take()
     assert len(figures.places) == 2 * group_count
     assert len({(one.group, one.partition) for one in figures.places}) == 2 * group_count
     assert watched.is_free == [True] * 4  # three pages of places, and one look for troubled groups
@@ -153,7 +153,7 @@ def test_a_node_that_stops_is_not_ready_and_still_says_so(machine: Machine) -> N
 
 
 def test_logs_are_not_ready_only_when_none_takes_appends(machine: Machine) -> None:
-    first, second = (machine.node.broker.log(machine.node.known.subjects["orders"], index) for index in (0, 1))
+    first, second = (machine.node.broker.log(machine.node.catalog.subjects["orders"], index) for index in (0, 1))
     with first._lock:  # type: ignore[attr-defined]
         first._stop("a sync failed")  # type: ignore[attr-defined]
     logs = machine.node.readiness()[1]
@@ -203,7 +203,7 @@ def test_changes_of_leases_are_counted_by_what_happened(machine: Machine) -> Non
     machine.wait(LEASE.life_s + 0.1)
     epoch = machine.acquire("b").epoch
     machine.ask(Release("orders", "billing", "b", Progress(0, epoch, 0, 1)))
-    changes = machine.node.survey.take().lease_changes
+    changes = machine.node.statistics.take().lease_changes
     assert changes == {"granted": 2, "expired": 1, "released": 1}
 
 
@@ -212,5 +212,5 @@ def test_leases_that_went_with_their_process_are_counted() -> None:
     machine.join()
     machine.acquire()
     machine.restart()
-    assert machine.node.survey.take().lease_changes == {"gone": 1}
+    assert machine.node.statistics.take().lease_changes == {"gone": 1}
     machine.close()

@@ -98,7 +98,7 @@ def test_who_asks_hears_of_a_member_that_is_gone(machine: Machine, is_silent: bo
         machine.ask(Leave(*WHERE, "a"))
     machine.run()
     assert isinstance(waiting.answer, NotFound)
-    assert "it left before it told a result" in str(waiting.answer)
+    assert "it left before it reported a result" in str(waiting.answer)
 
 
 def test_a_restart_forgets_trials_and_says_so(machine: Machine) -> None:

@@ -12,7 +12,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from inturn import Flush, LeaseSettings, LogSettings
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from tests.cli.conftest import _logging_as_it_was as _logging_as_it_was
 from tests.cli.conftest import cli as cli
@@ -64,9 +64,9 @@ def scrape(url: str) -> Figures:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+def service(tmp_path: Path) -> Iterator[Server]:
     """Served in this process, with HTTP."""
-    made = Service(
+    made = Server(
         tmp_path / "served",
         address=Address("127.0.0.1"),
         log=LogSettings(flush=Flush.OS),

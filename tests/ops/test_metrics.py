@@ -18,7 +18,7 @@ from inturn.protocol.request import ask
 from inturn.server import metrics as server_collector
 from inturn.server.http import KEPT_S
 from inturn.server.metrics import Histogram
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from tests.cli.conftest import Cli
 from tests.contract.bed import Seen, eventually, quick, send_all
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 REFERENCE = ROOT / "docs" / "reference" / "metrics.md"
 
 
-def fresh(service: Service) -> Figures:
+def fresh(service: Server) -> Figures:
     """A scrape that is not the one before, which is kept for a moment."""
     assert service.http_url is not None
     service._endpoint._page._kept.clear()  # type: ignore[union-attr]
@@ -71,7 +71,7 @@ def busy(mq: Connection, partitions: int = 2) -> None:
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_what_is_told_is_what_happened(service: Service) -> None:
+def test_what_is_told_is_what_happened(service: Server) -> None:
     with inturn.connect(str(service.address)) as mq:
         busy(mq)
         send_all(mq, "orders", 10)
@@ -108,7 +108,7 @@ def test_what_is_told_is_what_happened(service: Service) -> None:
     assert figures("process_resident_memory_bytes") > 1e6
 
 
-def test_what_runs_is_told_while_it_runs(service: Service) -> None:
+def test_what_runs_is_told_while_it_runs(service: Server) -> None:
     with inturn.connect(str(service.address)) as mq:
         mq.create_subject("orders", 4)
         seen = Seen()
@@ -116,7 +116,7 @@ def test_what_runs_is_told_while_it_runs(service: Service) -> None:
             send_all(mq, "orders", 8)
             seen.wait_for(8)
             eventually(lambda: len(consumer.statistics().partitions) == 4, "all are held")
-            eventually(lambda: service._opened.node.survey.take().held.get("Pull") == 4, "all wait for more")
+            eventually(lambda: service._opened.node.statistics.take().held.get("Pull") == 4, "all wait for more")
             eventually(lambda: fresh(service)("inturn_held_commands", command="Pull") == 4, "it is told")
             figures = fresh(service)
     who = {"subject": "orders", "group": "billing"}
@@ -126,7 +126,7 @@ def test_what_runs_is_told_while_it_runs(service: Service) -> None:
     assert 0 <= figures("inturn_loop_delay_seconds") < 60
 
 
-def test_errors_are_told_by_name_and_what_was_refused_is_not_appended(service: Service) -> None:
+def test_errors_are_told_by_name_and_what_was_refused_is_not_appended(service: Server) -> None:
     with inturn.connect(str(service.address)) as mq:
         mq.create_subject("orders", 1)
         first = mq.producer("writer")
@@ -177,7 +177,7 @@ def test_every_metric_is_documented_with_its_type_and_its_labels(cli: Cli) -> No
     assert found == expected
 
 
-def test_both_formats_of_prometheus_are_spoken(service: Service) -> None:
+def test_both_formats_of_prometheus_are_spoken(service: Server) -> None:
     url = f"{service.http_url}/metrics"
     plain, newer = get(url), get(url, accept="application/openmetrics-text; version=1.0.0")
     assert plain.content_type.startswith("text/plain")
@@ -186,8 +186,8 @@ def test_both_formats_of_prometheus_are_spoken(service: Service) -> None:
     assert {"inturn_logs", "inturn_append_seconds", "inturn_lease_changes"} <= names
 
 
-def test_asking_again_at_once_asks_nobody(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    survey = service._opened.node.survey
+def test_asking_again_at_once_asks_nobody(service: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    survey = service._opened.node.statistics
     calls: list[int] = []
     take = type(survey).take
 
@@ -203,7 +203,7 @@ def test_asking_again_at_once_asks_nobody(service: Service, monkeypatch: pytest.
     assert 1 <= len(calls) <= 2 + took_s / KEPT_S
 
 
-def test_series_are_bounded_and_what_is_left_out_is_counted(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_series_are_bounded_and_what_is_left_out_is_counted(service: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_collector, "SERIES_MAX", 5)
     with inturn.connect(str(service.address)) as mq:
         mq.create_subject("a", 4)
@@ -224,7 +224,7 @@ def test_a_histogram_counts_up_to_its_bounds() -> None:
 
 
 def test_nobody_measures_unless_asked(tmp_path: Path) -> None:
-    service = Service(tmp_path / "data", address=Address("127.0.0.1"))
+    service = Server(tmp_path / "data", address=Address("127.0.0.1"))
     try:
         assert service.http_url is None
         assert service._server.node is service._opened.node
@@ -232,7 +232,7 @@ def test_nobody_measures_unless_asked(tmp_path: Path) -> None:
         service.close(grace_s=0.0)
 
 
-def test_the_wire_answers_pings_without_the_node(service: Service) -> None:
+def test_the_wire_answers_pings_without_the_node(service: Server) -> None:
     """So they are not counted as commands."""
     with inturn.connect(str(service.address)) as mq:
         ask(mq.node, Ping(), Done)

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 import inturn
-from inturn.server.server import Service
+from inturn.server.server import Server
 from tests.cli.conftest import Cli
 from tests.contract.bed import WAIT_S, Seen, eventually, quick, send_all
 from tests.ops.conftest import get
@@ -36,7 +36,7 @@ def test_a_server_that_works_is_alive_and_ready(cli: Cli) -> None:
     assert (ended.code, ended.err) == (0, "")
 
 
-def test_a_server_that_stops_is_alive_and_not_ready_until_its_consumers_have_given_back(service: Service) -> None:
+def test_a_server_that_stops_is_alive_and_not_ready_until_its_consumers_have_given_back(service: Server) -> None:
     """A handler that still runs keeps it waiting."""
     let, began = threading.Event(), threading.Event()
 
@@ -62,7 +62,7 @@ def test_a_server_that_stops_is_alive_and_not_ready_until_its_consumers_have_giv
             stopping.join()
 
 
-def test_a_database_that_fails_is_named_and_metrics_go_on_without_it(service: Service) -> None:
+def test_a_database_that_fails_is_named_and_metrics_go_on_without_it(service: Server) -> None:
     database = service._opened._database
     database._stopped = "the database has stopped: the disk said no"
     try:
@@ -77,7 +77,7 @@ def test_a_database_that_fails_is_named_and_metrics_go_on_without_it(service: Se
         database._stopped = None
 
 
-def test_a_node_that_is_stuck_is_not_ready_and_health_still_answers(service: Service) -> None:
+def test_a_node_that_is_stuck_is_not_ready_and_health_still_answers(service: Server) -> None:
     """Whoever holds the node's lock for good keeps nobody from hearing so."""
     settings = service._endpoint._server._settings  # type: ignore[union-attr]
     assert settings.answer_s == 10.0
@@ -102,7 +102,7 @@ def test_a_frozen_server_does_not_answer(cli: Cli) -> None:
         assert answered == [200]
 
 
-def test_an_http_port_in_use_is_told_and_everything_is_closed_again(cli: Cli, service: Service) -> None:
+def test_an_http_port_in_use_is_told_and_everything_is_closed_again(cli: Cli, service: Server) -> None:
     assert service.http_url is not None
     port = service.http_url.rpartition(":")[2]
     error = cli("serve", "--port", "0", "--http", port, "--json").error
@@ -117,7 +117,7 @@ def test_an_address_that_is_none_is_refused(cli: Cli) -> None:
     assert not cli.data.exists()
 
 
-def test_whoever_bothers_the_http_port_does_not_bother_the_node(service: Service) -> None:
+def test_whoever_bothers_the_http_port_does_not_bother_the_node(service: Server) -> None:
     """Idle connections, nonsense and many questions at once, while somebody sends and somebody handles."""
     assert service.http_url is not None
     host, port = service.http_url.removeprefix("http://").split(":")

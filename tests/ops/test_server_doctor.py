@@ -32,7 +32,7 @@ from inturn.protocol.commands import (
     SubjectDescription,
 )
 from inturn.server.folder_doctor import Finding, Level
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.server.server_doctor import LAG_MIN, examine_server
 from tests.cli.conftest import Cli
 from tests.contract.bed import Seen, eventually, quick, send, send_all
@@ -62,7 +62,7 @@ def troubles(mq: Connection, sleep: Callable[[float], None] = lambda _: None, **
 
 
 @pytest.fixture
-def mq(service: Service) -> Any:
+def mq(service: Server) -> Any:
     with inturn.connect(str(service.address)) as opened:
         yield opened
 

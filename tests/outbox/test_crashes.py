@@ -15,7 +15,7 @@ import pytest
 
 import inturn
 from inturn import Connection, Outbox
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from tests.contract.bed import eventually
 from tests.outbox.shop import check_once_and_in_order, fill, made, stored
@@ -28,7 +28,7 @@ ROWS = 1200
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Connection]:
     """A server that syncs every append, and its client."""
-    service = Service(tmp_path / "served", address=Address("127.0.0.1"))
+    service = Server(tmp_path / "served", address=Address("127.0.0.1"))
     with inturn.connect(str(service.address)) as connection:
         connection.create_subject("orders", partitions=4)
         yield connection

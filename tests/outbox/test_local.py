@@ -22,7 +22,7 @@ from inturn.model.errors import InturnError
 from inturn.model.time import SystemClock
 from inturn.producer.producer import Producer
 from inturn.protocol.commands import Append, Command, OpenProducer, Reply
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from tests.contract.bed import eventually
 from tests.outbox.conftest import QUICK, STEADY
@@ -288,7 +288,7 @@ def test_two_producers_may_share_an_outbox(bed: Bed) -> None:
 
 
 def test_a_connection_gives_its_producer_an_outbox_and_a_real_outage_is_lived_through(tmp_path: Path) -> None:
-    service = Service(tmp_path / "served", address=Address("127.0.0.1"))
+    service = Server(tmp_path / "served", address=Address("127.0.0.1"))
     address = service.address
     mq = inturn.connect(str(address))
     mq.create_subject("loose", partitions=2, strategy="best-effort")
@@ -298,7 +298,7 @@ def test_a_connection_gives_its_producer_an_outbox_and_a_real_outage_is_lived_th
     service.close(grace_s=0.0)
     handles = [producer.send("loose", b"%d" % number, key="k") for number in range(1, 50)]
     assert all(isinstance(handle.result(40.0), Kept) for handle in handles)
-    service = Service(tmp_path / "served", address=address)
+    service = Server(tmp_path / "served", address=address)
     wait_until_empty(outbox)
     assert [message.body for message in stored(mq, "loose")] == [b"%d" % number for number in range(50)]
     mq.close()
@@ -312,11 +312,11 @@ def test_something_else_is_no_outbox(mq: Connection) -> None:
 
 KILLED = """
 import sys, logging, structlog, inturn
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 folder = sys.argv[1]
-service = Service(folder + "/served", address=Address("127.0.0.1"))
+service = Server(folder + "/served", address=Address("127.0.0.1"))
 mq = inturn.connect(str(service.address))
 mq.create_subject("loose", partitions=2, strategy="best-effort")
 settings = inturn.ProducerSettings(tries_max=2, backoff_min_s=0.001, backoff_max_s=0.002)

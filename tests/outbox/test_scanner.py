@@ -357,11 +357,11 @@ def test_a_connection_that_is_closed_ends_the_scanner_and_loses_nothing(tmp_path
 
 
 def test_a_restart_of_the_server_is_waited_for(tmp_path: Path, url: str) -> None:
-    from inturn.server.server import Service
+    from inturn.server.server import Server
     from inturn.transport.address import Address
 
     outbox = made(url)
-    service = Service(tmp_path / "served", address=Address("127.0.0.1"))
+    service = Server(tmp_path / "served", address=Address("127.0.0.1"))
     address = service.address
     mq = inturn.connect(str(address))
     mq.create_subject("orders", partitions=4)
@@ -370,7 +370,7 @@ def test_a_restart_of_the_server_is_waited_for(tmp_path: Path, url: str) -> None
         service.close(grace_s=0.0)
         fill(outbox, url, 100, start=100)
         time.sleep(0.2)
-        service = Service(tmp_path / "served", address=address)
+        service = Server(tmp_path / "served", address=address)
         fill(outbox, url, 100, start=200)
         wait_until_empty(outbox)
     check_once_and_in_order(stored(mq), 300)

@@ -14,7 +14,7 @@ import inturn
 from inturn import Connection, LeaseSettings, LogSettings, TlsSettings
 from inturn.security.settings import SecuritySettings, ServerTlsSettings
 from inturn.security.tokens import TokenFile
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from inturn.transport.server_session import ServerSettings
 from tests.faults.hostile import Raw
@@ -65,7 +65,7 @@ class Guarded:
         self.tokens = {one: self.token_file.create(one, NOW_MS) for one in principals}
         if access is not None:
             self.access_file.write_text(access)
-        self.service = Service(
+        self.service = Server(
             folder / "data",
             address=Address("127.0.0.1"),
             lease=lease,

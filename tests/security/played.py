@@ -22,7 +22,7 @@ from inturn.protocol.frames import FrameReader
 from inturn.security.guard import Guard
 from inturn.security.settings import SecuritySettings
 from inturn.security.tokens import TokenFile
-from inturn.transport.server_session import ServerSettings, Session
+from inturn.transport.server_session import ServerSession, ServerSettings
 
 NOW_MS = 1_800_000_000_000
 NAMES = {"subject": "orders", "name": "orders", "group": "billing", "member": "m-1"}
@@ -117,8 +117,8 @@ class PlayedClient:
         self._sent = bytearray()
         self._reader = FrameReader(1 << 30)
         self._number = 1
-        visitor = played.guard.visitor("192.0.2.7", None, is_local=is_local)
-        self.session = Session(
+        visitor = played.guard.session_guard("192.0.2.7", None, is_local=is_local)
+        self.session = ServerSession(
             played.node, played.settings, LeaseSettings(), "test", self._send, lambda: None, None, visitor
         )
         self.session.received(pack(1, Hello(VERSIONS, "test", token)))

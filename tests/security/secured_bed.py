@@ -12,7 +12,7 @@ from inturn.errors import ProducerError
 from inturn.security.permissions import Permission
 from inturn.security.settings import SecuritySettings, ServerTlsSettings
 from inturn.security.tokens import TokenFile
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 from tests.contract.bed import Bed
 from tests.security.bed import Certificates
@@ -25,7 +25,7 @@ RULES = "".join(
 class SecuredBed(Bed):
     def __init__(self, path: Path, certificates: Certificates) -> None:
         super().__init__(path)
-        self._service: Service | None = None
+        self._service: Server | None = None
         folder = path.parent
         tokens = TokenFile(folder / "tokens.json")
         self._token = tokens.create("tester", 0)
@@ -45,7 +45,7 @@ class SecuredBed(Bed):
         if self._service is None:
             flush = options.pop("flush", None)
             log = options.pop("log", None) or LogSettings(**({} if flush is None else {"flush": flush}))
-            self._service = Service(
+            self._service = Server(
                 self.path,
                 log=log,
                 lease=options.pop("lease", None),

@@ -22,7 +22,7 @@ from inturn.security.credentials import Credentials
 from inturn.security.guard import Guard
 from inturn.security.settings import SecuritySettings, is_loopback
 from inturn.security.tokens import TokenFile
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address, dialled
 from tests.contract.bed import Seen, eventually, quick, send
 from tests.security.bed import NOW_MS
@@ -261,14 +261,14 @@ def test_a_token_file_that_can_be_read_again_is_used_though_nothing_in_it_change
 def test_a_server_does_not_start_with_a_token_file_that_is_not_there(tmp_path: Path) -> None:
     settings = SecuritySettings(tokens=str(tmp_path / "nowhere.json"))
     with pytest.raises(InvalidInput, match=r"nowhere\.json.*cannot be read"):
-        Service(tmp_path / "data", address=Address("127.0.0.1"), security=settings)
+        Server(tmp_path / "data", address=Address("127.0.0.1"), security=settings)
     assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "queue.example.com"])
 def test_nobody_else_is_served_without_being_asked_who_they_are(tmp_path: Path, host: str) -> None:
     with pytest.raises(InvalidInput, match="--insecure serves without authentication"):
-        Service(tmp_path / "data", address=Address(host))
+        Server(tmp_path / "data", address=Address(host))
     assert not (tmp_path / "data").exists()
     SecuritySettings(is_insecure=True).check_host(host)
     SecuritySettings(tokens="t").check_host(host)

@@ -30,17 +30,17 @@ from inturn.protocol.commands import (
 )
 from inturn.protocol.frames import FrameReader, frame_of
 from inturn.security.settings import ServerTlsSettings
-from inturn.transport.server_session import ServerSettings, Session
+from inturn.transport.server_session import ServerSession, ServerSettings
 from tests.contract.bed import Seen, eventually, quick, send
 from tests.security.bed import Guarded
 from tests.security.conftest import Serve
 from tests.security.played import PlayedGuard, all_commands, batch, sample
 
 
-def stranger(played: PlayedGuard) -> tuple[Session, bytearray]:
+def stranger(played: PlayedGuard) -> tuple[ServerSession, bytearray]:
     said = bytearray()
-    visitor = played.guard.visitor("192.0.2.66", None, is_local=False)
-    session = Session(played.node, ServerSettings(), LeaseSettings(), "t", said.extend, lambda: None, None, visitor)
+    guard = played.guard.session_guard("192.0.2.66", None, is_local=False)
+    session = ServerSession(played.node, ServerSettings(), LeaseSettings(), "t", said.extend, lambda: None, None, guard)
     return session, said
 
 

@@ -33,7 +33,7 @@ from inturn.protocol.commands import (
 from inturn.security.guard import NameOwners
 from inturn.security.rate_limit import PrincipalMeter, RateMeter
 from inturn.testing.clock import FakeClock
-from inturn.transport.listener import Doors
+from inturn.transport.listener import ConnectionLimits
 from inturn.transport.server_session import HELLO_BYTES_MAX, ServerSettings
 from tests.contract.bed import WAIT_S, Seen, in_one_of, quick
 from tests.security.conftest import Serve
@@ -99,43 +99,44 @@ class _Visit:
 
 
 def test_doors_count_by_host_in_all_and_by_what_was_said() -> None:
-    doors: Doors[_Visit] = Doors(ServerSettings(connections=4, connections_per_address=2, ungreeted=3))
+    settings = ServerSettings(connections=4, connections_per_address=2, ungreeted=3)
+    doors: ConnectionLimits[_Visit] = ConnectionLimits(settings)
     a, b, c, d = (_Visit() for _ in range(4))
-    assert doors.come(a, "h1") is None
-    assert doors.come(b, "h1") is None
-    assert doors.come(_Visit(), "h1") == "2 connections of one address"
-    assert doors.come(c, "h2") is None
+    assert doors.admit(a, "h1") is None
+    assert doors.admit(b, "h1") is None
+    assert doors.admit(_Visit(), "h1") == "2 connections of one address"
+    assert doors.admit(c, "h2") is None
     doors.greeted(a)
-    assert doors.come(d, "") is None
+    assert doors.admit(d, "") is None
     assert [one.is_aborted for one in (a, b, c, d)] == [False] * 4
-    assert doors.come(_Visit(), "h3") == "4 connections"
+    assert doors.admit(_Visit(), "h3") == "4 connections"
     doors.leave(a)
     doors.leave(a)
     e = _Visit()
-    assert doors.come(e, "h1") is None
+    assert doors.admit(e, "h1") is None
     assert [one.is_aborted for one in (b, c, d, e)] == [True, False, False, False], "the oldest that was not greeted"
     assert doors.all() == [c, d, e]
 
 
 def test_the_host_with_the_most_that_say_nothing_loses_its_oldest() -> None:
     """One address cannot make others lose the door before they have said a word."""
-    doors: Doors[_Visit] = Doors(ServerSettings(ungreeted=4))
+    doors: ConnectionLimits[_Visit] = ConnectionLimits(ServerSettings(ungreeted=4))
     other, another = _Visit(), _Visit()
-    assert doors.come(other, "h1") is None
+    assert doors.admit(other, "h1") is None
     silent = [_Visit() for _ in range(50)]
     for one in silent[:25]:
-        assert doors.come(one, "h2") is None
+        assert doors.admit(one, "h2") is None
     doors.replace(other, by=(taken_on := _Visit()))
-    assert doors.come(another, "h3") is None
+    assert doors.admit(another, "h3") is None
     for one in silent[25:]:
-        assert doors.come(one, "h2") is None
+        assert doors.admit(one, "h2") is None
     assert set(doors.all()) == {another, taken_on, *silent[-2:]}
     assert [one.is_aborted for one in (other, taken_on, another)] == [False] * 3
     assert [one.is_aborted for one in silent] == [True] * 48 + [False] * 2
     doors.greeted(silent[-1])
-    assert doors.come(_Visit(), "h4") is None
+    assert doors.admit(_Visit(), "h4") is None
     assert not silent[-1].is_aborted
-    assert doors.come(_Visit(), "h4") is None
+    assert doors.admit(_Visit(), "h4") is None
     assert taken_on.is_aborted, "as many of each: the oldest"
 
 

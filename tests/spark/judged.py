@@ -11,7 +11,7 @@ from typing import Any
 import inturn
 from inturn import Connection, Consumer, ConsumerSettings, Flush, LeaseSettings, LogSettings
 from inturn.model.errors import NotFound
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.testing.checker import check
 from inturn.testing.verdict import Verdict
 from inturn.transport.address import Address
@@ -31,7 +31,7 @@ class Judged:
     folder: Path
     lease: LeaseSettings
     log: LogSettings
-    service: Service
+    service: Server
     mq: Connection
 
     @property
@@ -117,9 +117,9 @@ def judging(
             judged.service.close(grace_s=0.0)
 
 
-def _service(path: Path, folder: Path, lease: LeaseSettings, log: LogSettings, port: int = 0) -> Service:
+def _service(path: Path, folder: Path, lease: LeaseSettings, log: LogSettings, port: int = 0) -> Server:
     recorder = FileRecorder(_server_events(folder))
-    return Service(path, log=log, lease=lease, address=Address("127.0.0.1", port), observer=recorder)
+    return Server(path, log=log, lease=lease, address=Address("127.0.0.1", port), observer=recorder)
 
 
 def _server_events(folder: Path) -> Path:

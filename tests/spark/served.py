@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import inturn
 from inturn import Connection, Flush, LeaseSettings, LogSettings
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.transport.address import Address
 
 
@@ -21,7 +21,7 @@ class Served(NamedTuple):
 @contextlib.contextmanager
 def serving(path: Path, lease: LeaseSettings | None = None) -> Iterator[Served]:
     """Serve the folder and connect; server and connection are closed at the end."""
-    service = Service(path, log=LogSettings(flush=Flush.OS), lease=lease, address=Address("127.0.0.1"))
+    service = Server(path, log=LogSettings(flush=Flush.OS), lease=lease, address=Address("127.0.0.1"))
     try:
         with inturn.connect(str(service.address)) as connection:
             yield Served(str(service.address), connection)

@@ -13,7 +13,7 @@ from inturn import Flush, LeaseSettings, LogSettings, TlsSettings, connect
 from inturn.errors import AuthenticationFailed
 from inturn.security.settings import SecuritySettings, ServerTlsSettings
 from inturn.security.tokens import TokenFile
-from inturn.server.server import Service
+from inturn.server.server import Server
 from inturn.spark.ordered.drain import Drain
 from inturn.spark.ordered.task import disconnect
 from inturn.transport.address import Address
@@ -46,7 +46,7 @@ class Secured:
         tls = ServerTlsSettings(*certificates.issue("server", "127.0.0.1"))
         security = SecuritySettings(str(file.path), str(folder / "access.toml"), tls)
         log = LogSettings(flush=Flush.OS)
-        self.service = Service(folder / "data", address=Address("127.0.0.1"), log=log, lease=LEASE, security=security)
+        self.service = Server(folder / "data", address=Address("127.0.0.1"), log=log, lease=LEASE, security=security)
         self.address = str(self.service.address)
         self.tls = TlsSettings(ca_file=certificates.ca_file)
         with connect(self.address, token=self.shop, tls=self.tls) as mq, mq.producer() as producer:

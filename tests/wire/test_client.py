@@ -18,7 +18,7 @@ from inturn.protocol.codec import pack, unpack
 from inturn.protocol.commands import Answer, FindSubject, ListSubjects, Ping, SubjectList, Welcome
 from inturn.protocol.frames import FrameReader
 from inturn.transport.client import RemoteNode
-from inturn.transport.client_stream import LinkSettings
+from inturn.transport.client_stream import StreamSettings
 
 WAIT_S = 40.0
 
@@ -43,7 +43,7 @@ class Played:
         self._reader = FrameReader(1 << 20)
         self.clock = JumpingClock()
         self.answers: queue.Queue[Answer | InturnError] = queue.Queue()
-        self.node = RemoteNode(self._dial, "there", "inturn/x", self.clock, LinkSettings(**settings))
+        self.node = RemoteNode(self._dial, "there", "inturn/x", self.clock, StreamSettings(**settings))
         ((number, _),) = self.hear()
         self.say(number, Welcome(1, "inturn/test", 100_000, LeaseSettings()))
         self.node.wait_until_up(WAIT_S)

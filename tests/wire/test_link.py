@@ -12,7 +12,7 @@ from inturn.model.settings import LeaseSettings
 from inturn.protocol.codec import pack, unpack
 from inturn.protocol.commands import Answer, Done, FindSubject, Hello, ListSubjects, Ping, SubjectList, Welcome
 from inturn.protocol.frames import FrameReader
-from inturn.transport.client_stream import Link, LinkSettings, LinkState
+from inturn.transport.client_stream import ClientStream, StreamSettings, StreamState
 
 LEASE = LeaseSettings(life_s=7.0)
 WELCOME = Welcome(1, "inturn/test", 100_000, LEASE)
@@ -23,7 +23,7 @@ class Played:
 
     def __init__(self, **settings: float) -> None:
         self.sent = bytearray()
-        self.link = Link("there", "inturn/x", LinkSettings(**settings), random.Random(1), self.sent.extend)
+        self.link = ClientStream("there", "inturn/x", StreamSettings(**settings), random.Random(1), self.sent.extend)
         self.answers: list[Answer | InturnError] = []
         self._reader = FrameReader(1 << 20)
 
@@ -37,7 +37,7 @@ class Played:
         ((number, hello),) = self.frames()
         assert isinstance(hello, Hello)
         assert self.link.received(bytes(pack(number, WELCOME)), now_s) == []
-        assert self.link.state is LinkState.UP
+        assert self.link.state is StreamState.UP
 
     def ask(self, command: Any) -> None:
         instead = self.link.submit(command, self.answers.append)
@@ -183,7 +183,7 @@ def test_a_server_of_another_version_is_not_tried_again() -> None:
     ((number, _),) = played.frames()
     played.receive(number, VersionMismatch((1, 1), (5, 6), "inturn/9"))
     played.lose()
-    assert played.link.state is LinkState.REFUSED
+    assert played.link.state is StreamState.REFUSED
     played.ask(ListSubjects())
     assert isinstance(played.answers[-1], VersionMismatch)
 

@@ -7,8 +7,8 @@ from collections import deque
 from typing import cast
 
 from inturn.model.time import SystemClock
-from inturn.transport.server_stream import Peer
-from inturn.transport.stream_server import Server
+from inturn.transport.server_stream import ServerStream
+from inturn.transport.stream_server import StreamServer
 
 
 class ClosedTransport(asyncio.Transport):
@@ -28,12 +28,12 @@ class OneServer:
     _is_woken = True
 
     def __init__(self) -> None:
-        self._dirty: deque[Peer] = deque()
+        self._dirty: deque[ServerStream] = deque()
 
-    flush = Server._flush
+    flush = StreamServer._flush
 
 
-class Flushed(Peer):
+class Flushed(ServerStream):
     is_flushed = False
 
     def flush(self) -> None:
@@ -42,7 +42,7 @@ class Flushed(Peer):
 
 def test_an_answer_to_somebody_who_is_gone_does_not_hold_up_those_to_others() -> None:
     server = OneServer()
-    gone, other = Peer(cast(Server, server)), Flushed(cast(Server, server))
+    gone, other = ServerStream(cast(StreamServer, server)), Flushed(cast(StreamServer, server))
     gone._transport = ClosedTransport()
     gone._out.append(b"too late")
     server._dirty.extend((gone, other))

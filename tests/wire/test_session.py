@@ -28,7 +28,7 @@ from inturn.protocol.commands import (
     SubjectList,
 )
 from inturn.protocol.frames import NUMBER_MAX, FrameReader
-from inturn.transport.server_session import ServerSettings, Session
+from inturn.transport.server_session import ServerSession, ServerSettings
 from tests.security.played import all_commands, sample
 
 NAME_FIELDS = ("subject", "to_subject", "name", "group", "member", "owner", "nonce")
@@ -59,7 +59,7 @@ class Played:
         self.node = FakeNode()
         self.sent = bytearray()
         self.is_hung_up = False
-        self.session = Session(
+        self.session = ServerSession(
             self.node, ServerSettings(**settings), LeaseSettings(), "inturn/test", self.sent.extend, self._hang_up
         )
         self._reader = FrameReader(1 << 30)

@@ -16,6 +16,7 @@ from inturn.model.message import TagFilter
 from inturn.model.routing import ALL_SLOTS, SlotSet
 from inturn.model.settings import MIB
 from inturn.protocol.commands import Answer, Fetched, Pulled, Reply
+from inturn.protocol.reply import WrappedReply
 
 FILTERED_BYTES = 1 * MIB  # per read: a range without wanted messages is passed in small steps
 
@@ -26,15 +27,14 @@ class Unfiltered(Pulled, frozen=True, gc=False, array_like=True):
     slots: SlotSet = ALL_SLOTS
 
 
-class FilteringReply:
-    """The reply to a pull with tags. Called without a lock, like all replies. `session` is the session of the reply."""
+class FilteringReply(WrappedReply):
+    """The reply to a pull with tags. Called without a lock, like all replies."""
 
-    __slots__ = ("_reply", "_tags", "session")
+    __slots__ = ("_tags",)
 
     def __init__(self, reply: Reply, tags: TagFilter) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._tags = tags
-        self.session = getattr(reply, "session", None)
 
     def __call__(self, answer: Answer | InturnError) -> None:
         self._reply(filtered(answer, self._tags) if isinstance(answer, Unfiltered) else answer)
@@ -67,14 +67,10 @@ class Uncut(Fetched, frozen=True, gc=False, array_like=True):
     kept: tuple[Sequence[int], ...] = ()  # by batch: the delivered offsets, in rising order
 
 
-class CuttingReply:
-    """The reply to a fetch. Called without a lock, like all replies. `session` is the session of the reply."""
+class CuttingReply(WrappedReply):
+    """The reply to a fetch. Called without a lock, like all replies."""
 
-    __slots__ = ("_reply", "session")
-
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-        self.session = getattr(reply, "session", None)
+    __slots__ = ()
 
     def __call__(self, answer: Answer | InturnError) -> None:
         self._reply(_fetched(answer) if isinstance(answer, Uncut) else answer)

@@ -30,7 +30,7 @@ from inturn.transport.address import is_address
 if TYPE_CHECKING:
     from inturn.cluster.settings import ClusterSettings
     from inturn.security.settings import SecuritySettings
-    from inturn.server.server import Service
+    from inturn.server.server import Server
 
 
 def notify(*states: str) -> bool:
@@ -63,7 +63,7 @@ class Teller:
         self._screen = screen
         self._is_logged = is_logged
 
-    def ready(self, service: Service, path: str) -> None:
+    def ready(self, service: Server, path: str) -> None:
         address, url, pid = str(service.address), service.http_url, os.getpid()
         _log.info("server.ready", address=address, folder=path, http=url, pid=pid)
         if self._screen.is_json:
@@ -337,7 +337,7 @@ def _lease(life_s: float) -> LeaseSettings:
     return LeaseSettings(life_s, _LEASE.renew_s * share, _LEASE.margin_s * share)
 
 
-def _opened_in_time(path: str, teller: Teller, signals: _Signals, open_: Callable[[], Service]) -> Service | None:
+def _opened_in_time(path: str, teller: Teller, signals: _Signals, open_: Callable[[], Server]) -> Server | None:
     """Wait for a program that has the folder open, but not for a server. None if a signal stops the wait."""
     until_s = time.monotonic() + FOLDER_WAIT_S
     is_second = is_told = False
@@ -365,12 +365,12 @@ def _opened(
     http: tuple[str, int] | None,
     security: SecuritySettings,
     cluster: ClusterSettings,
-) -> Service:
-    from inturn.server.server import Service
+) -> Server:
+    from inturn.server.server import Server
     from inturn.transport.address import Address
 
     try:
-        return Service(
+        return Server(
             path, address=Address(host, port), log=log, lease=lease, http=http, security=security, cluster=cluster
         )
     except InvalidInput as error:
@@ -431,7 +431,7 @@ def _signals() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _wait(screen: Screen, service: Service, signals: _Signals) -> None:
+def _wait(screen: Screen, service: Server, signals: _Signals) -> None:
     """Wait for a signal, with a line of figures below the log on a terminal."""
     if screen.is_json or not screen.err.is_terminal:
         while not signals.is_asked:
@@ -456,7 +456,7 @@ def _wait(screen: Screen, service: Service, signals: _Signals) -> None:
             time.sleep(LOOK_S)
 
 
-def _reload_if_asked(service: Service, signals: _Signals) -> None:
+def _reload_if_asked(service: Server, signals: _Signals) -> None:
     if signals.is_reload_asked:
         signals.is_reload_asked = False
         service.reload()

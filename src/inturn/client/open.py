@@ -10,7 +10,7 @@ import os
 import weakref
 from typing import Protocol
 
-from inturn.cluster.client_router import routed
+from inturn.cluster.client_router import router_for
 from inturn.model.errors import InturnError, InvalidInput
 from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings, LogSettings
@@ -117,7 +117,7 @@ def _server(target: str, clock: Clock, wait_s: float, credentials: Credentials) 
     node = RemoteNode(address.dial, str(address), SOFTWARE, clock, token=credentials.token or "", tls=tls)
     try:
         node.wait_until_up(wait_s)
-        return routed(node, str(address), clock, credentials)
+        return router_for(node, str(address), clock, credentials)
     except BaseException:
         node.close()
         raise

@@ -1,11 +1,9 @@
-"""The seals of a broker: meta is about to grow subjects, whose partitions take nothing by the old route meanwhile.
+"""A broker server: the logs of one broker group, with the subjects and groups that meta has announced.
 
-What a broker learns from meta: subjects and their growth, named producers, groups.
-
-A broker: a node with the logs of one broker group, that knows what meta has told it.
-
-It has the leases, epochs, offsets, lots and gates of its partitions, and goes on without meta. What it does not know
-yet it asks meta for; every second it says that it is alive, and hears what has changed.
+The broker has the leases, epochs, offsets, parking lots and growth gates of its partitions, and goes on without meta.
+The broker asks meta for unknown subjects and groups. Every second the broker reports to meta, and reads the catalogue
+after a change. While meta grows a subject, the parents of the growth are sealed: sealed logs take no appends by the old
+route.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from inturn.broker.broker import Broker
-from inturn.cluster.broker_links import BrokerLinks, Whereabouts
+from inturn.cluster.broker_links import BrokerAddresses, BrokerStreams
 from inturn.log.engine import LogEngine
 from inturn.model.errors import (
     AlreadyExists,
@@ -29,11 +27,12 @@ from inturn.model.logs import get_logger
 from inturn.model.settings import BrokerGroupState, GroupMode, LeaseSettings, one_of
 from inturn.model.subject import Subject
 from inturn.model.time import Clock, Timers
-from inturn.node.acceptance import AnswerTable, Try
-from inturn.node.catalog import Known, Neighbours
-from inturn.node.group_commands import GroupCommands
-from inturn.node.node import InProcessNode
-from inturn.node.subject_commands import GrowthCommands, SubjectCommands
+from inturn.node.acceptance import AnswerTable, CommandService, Try, not_for_this_server
+from inturn.node.catalog import Catalog
+from inturn.node.group_commands import GroupCommands, MemberLeases
+from inturn.node.service_node import ServiceNode
+from inturn.node.services import BrokerServices, new_broker
+from inturn.node.subject_commands import Routes
 from inturn.protocol.commands import (
     Answer,
     Append,
@@ -46,6 +45,7 @@ from inturn.protocol.commands import (
     FindGroup,
     FindMessage,
     FindSubject,
+    FindTrial,
     ForgetMember,
     GroupOpened,
     GrowSubject,
@@ -62,10 +62,13 @@ from inturn.protocol.commands import (
     ReadCatalogue,
     Reply,
     ReportBroker,
+    ReportTrial,
     RequestList,
     ResolvePosition,
     Sealed,
     SealSubject,
+    SetOrder,
+    TryMessage,
 )
 from inturn.protocol.observer import Observer
 from inturn.protocol.request import ask
@@ -73,11 +76,12 @@ from inturn.security.credentials import Credentials
 from inturn.store.cluster import Seal, SealRows, count_requests_from
 from inturn.store.database import Database
 from inturn.store.groups import GroupRecord
+from inturn.store.subjects import Subjects
 from inturn.transport.client import RemoteNode
 
 
 class Seals:
-    """Durable. Call it under the node's lock."""
+    """The seals of growths that meta has begun. Durable. Call under the node's lock."""
 
     def __init__(self, rows: SealRows) -> None:
         self._rows = rows
@@ -88,7 +92,8 @@ class Seals:
         return tuple(seal.growth for seal in self._seals.values())
 
     def sealed_for(self, subject: Subject) -> int:
-        """The route version before which its logs take no appends: that of a growth that has begun, or its own."""
+        """The route version below which the subject's logs take no appends: the version of a growth that has begun, or
+        the present version."""
         seal = self._seals.get(subject.name)
         return subject.route.version if seal is None else seal.version
 
@@ -97,13 +102,13 @@ class Seals:
         self._seals[seal.subject] = seal
 
     def settle(self, subject: Subject) -> None:
-        """The route that it was sealed for is known: that is over."""
+        """Remove the seal if the broker knows the route that the subject was sealed for."""
         seal = self._seals.get(subject.name)
         if seal is not None and seal.version <= subject.route.version:
             self._remove(seal)
 
     def break_void(self, growths: Container[str]) -> list[str]:
-        """These growths came to nothing. Returns the subjects that were sealed for them."""
+        """Remove the seals of void growths. Returns the subjects of these seals."""
         void = [seal for seal in self._seals.values() if seal.growth in growths]
         for seal in void:
             self._remove(seal)
@@ -114,20 +119,22 @@ class Seals:
         del self._seals[seal.subject]
 
 
-class LearningCommands:
+class CatalogUpdates(CommandService):
+    """Subjects, growths, named producers and groups that meta announces."""
+
     def __init__(
         self,
-        known: Known,
-        subjects: SubjectCommands,
-        growth: GrowthCommands,
+        catalog: Catalog,
+        rows: Subjects,
+        routes: Routes,
         groups: GroupCommands,
         broker: Broker,
         seals: Seals,
         clock: Clock,
     ) -> None:
-        self._known = known
-        self._subjects = subjects
-        self._growth = growth
+        self._catalog = catalog
+        self._rows = rows
+        self._routes = routes
         self._groups = groups
         self._broker = broker
         self._seals = seals
@@ -145,24 +152,24 @@ class LearningCommands:
     # Subjects
 
     def subject(self, subject: Subject) -> None:
-        """Open it, or go on with its newer route; nothing if that is known."""
-        before = self._known.subjects.get(subject.name)
+        """Open the subject, or use the newer route. A known route has no effect."""
+        before = self._catalog.subjects.get(subject.name)
         if before is not None and before.route.version >= subject.route.version:
             return
-        learnt = self._subjects.rows.learn(subject, self._clock.time_ms())
-        self._seals.settle(learnt)
+        stored = self._rows.learn(subject, self._clock.time_ms())
+        self._seals.settle(stored)
         if before is None:
-            self._subjects.open(learnt)
+            self._routes.open(stored)
         else:
-            self._growth.grown(before, learnt)
+            self._routes.replace(before, stored)
 
     def _learn_subject(self, command: LearnSubject, _: Try) -> Answer:
         self.subject(command.subject)
         return Done()
 
     def _seal_subject(self, command: SealSubject, _: Try) -> Answer:
-        """Durable before the ends are told: whatever happens to this process, nothing more comes below them."""
-        subject = self._known.subject(command.name)
+        """The seal is durable before meta gets the ends: no append ever lands below an end, even after a crash."""
+        subject = self._catalog.subject(command.name)
         if command.version != subject.route.version + 1:
             raise InvalidInput(
                 f"subject {subject.name!r} has route version {subject.route.version} at broker group "
@@ -175,9 +182,9 @@ class LearningCommands:
         return Sealed(tuple(sorted(barriers.items())))
 
     def break_seals(self, void: Container[str]) -> None:
-        """These growths came to nothing: the old routes hold again."""
+        """These growths are void: the old routes hold again."""
         for name in self._seals.break_void(void):
-            subject = self._known.subject(name)
+            subject = self._catalog.subject(name)
             self._broker.seal(subject, subject.route.version)
 
     # Producers and groups
@@ -187,11 +194,11 @@ class LearningCommands:
         return Done()
 
     def group(self, subject: str, name: str, start: str, mode: str) -> GroupRecord:
-        """The group, which begins here now unless it is known."""
-        known = self._known.groups.get((subject, name))
+        """The group. An unknown group starts now."""
+        known = self._catalog.groups.get((subject, name))
         if known is not None:
             return known
-        return self._groups.make(self._known.subject(subject), name, start, one_of(GroupMode, "mode", mode))
+        return self._groups.make(self._catalog.subject(subject), name, start, one_of(GroupMode, "mode", mode))
 
     def _open_group(self, command: OpenGroup, _: Try) -> Answer:
         group = self.group(command.subject, command.group, command.start, command.mode)
@@ -201,13 +208,54 @@ class LearningCommands:
 
 _log = get_logger("inturn.broker")
 REPORT_S = 1.0
-CATCH_UP_S = 2.0  # how long a broker that starts waits for meta
-_OF_META = (CreateSubject, GrowSubject, Heartbeat, Leave, OpenRetry, OpenDeadLetters, OpenProducer)
-_NO_GROUP_NEEDED = (OpenGroup, Read, ResolvePosition)  # which makes it, or names it for the sake of a right
+CATCH_UP_S = 2.0  # how long a starting broker waits for meta
+_OF_META = (
+    CreateSubject,
+    GrowSubject,
+    Heartbeat,
+    Leave,
+    OpenRetry,
+    OpenDeadLetters,
+    OpenProducer,
+    SetOrder,
+    TryMessage,
+    FindTrial,
+    ReportTrial,
+)
+_NO_GROUP_NEEDED = (OpenGroup, Read, ResolvePosition)  # makes the group, or names the group for an access rule
 
 
-class BrokerNode(InProcessNode):
-    """It owns the stream to meta. `report` begins to tell meta of it."""
+class MetaCommands(CommandService):
+    """Commands that meta sends to a broker."""
+
+    def __init__(self, catalog: Catalog, broker: Broker, member_leases: MemberLeases) -> None:
+        self._catalog = catalog
+        self._broker = broker
+        self._member_leases = member_leases
+
+    @property
+    def answers(self) -> AnswerTable:
+        return {
+            ForgetMember: self._forget_member,
+            ListRequests: self._list_requests,
+            FindMessage: self._find_message,
+        }
+
+    def _forget_member(self, command: ForgetMember, _: Try) -> Answer:
+        group = self._catalog.group(command.subject, command.group)
+        self._member_leases.leave(group, Leave(command.subject, command.group, command.member))
+        return Done()
+
+    def _list_requests(self, command: ListRequests, _: Try) -> Answer:
+        return RequestList(self._broker.keys.waiting(self._catalog.group(command.subject, command.group)))
+
+    def _find_message(self, command: FindMessage, _: Try) -> Answer:
+        self._broker.check_stored(self._catalog.subject(command.subject), command.partition, command.offset)
+        return Done()
+
+
+class BrokerServer(ServiceNode):
+    """Owns the stream to meta. `report` starts the reports to meta."""
 
     def __init__(
         self,
@@ -228,39 +276,36 @@ class BrokerNode(InProcessNode):
         self._database = database
         self._folder_id = folder_id
         self._meta = meta
-        self._lease = lease
         self._report_s = report_s
         self._address = ""
         self._catalogue_version = ""
         self._is_counting = False
         self._void: tuple[str, ...] = ()  # growths whose seals are broken once the catalogue is read
-        self._links = BrokerLinks(Whereabouts(meta).locate, clock, credentials)
+        self._streams = BrokerStreams(BrokerAddresses(meta).locate, clock, credentials)
         self._seals = Seals(SealRows(database))
+        broker = self.broker = new_broker(
+            database, engine, clock, lease, observer, local=False, broker_group=broker_group
+        )
         super().__init__(
             database,
             engine,
             clock,
             timers,
             lease,
-            observer,
-            local=False,
             room=room,
-            broker_group=broker_group,
-            neighbours=Neighbours(forward=self._forward, sealed_for=self._seals.sealed_for),
+            broker=broker,
+            holders=broker.leases.holders,
+            refusal=self._refusal,
         )
-        self.broker.producer_ids.gives_out = False
-        # Whether meta knows this folder as that of the group. It tells nobody else of subjects.
-        self._is_accepted = bool(self.known.subjects)
-        self._learning = LearningCommands(
-            self.known, self.subjects, self.growth, self.groups, self.broker, self._seals, clock
+        at_broker = BrokerServices(self, broker, observer, forward=self._forward, sealed_for=self._seals.sealed_for)
+        at_broker.load()
+        broker.producer_ids.gives_out = False
+        # Whether meta knows this folder as that of the group. Meta announces subjects to no other folder.
+        self._is_accepted = bool(self.catalog.subjects)
+        self._updates = CatalogUpdates(
+            self.catalog, self.subject_rows, at_broker.routes, self.groups, broker, self._seals, clock
         )
-        self.answers |= dict.fromkeys(_OF_META, self._refuse)
-        self.answers |= self._learning.answers
-        self.answers |= {
-            ForgetMember: self._forget_member,
-            ListRequests: self._list_requests,
-            FindMessage: self._find_message,
-        }
+        self.serve(self._updates, MetaCommands(self.catalog, broker, at_broker.member_leases))
 
     # Clients
 
@@ -274,8 +319,8 @@ class BrokerNode(InProcessNode):
     def _when_known(
         self, command: Command, reply: Reply, then: Callable[[Command, Reply], None], asked: Command | None = None
     ) -> None:
-        """What is about a subject, partition or group that is not known here waits until meta has told of it; it is not
-        asked the same twice."""
+        """A command about an unknown subject, partition or group waits until meta has answered a question. The same
+        question is not asked twice for a command."""
         if not self._is_accepted:
             reply(BrokerGroupClosed(self.broker.broker_group, "unavailable", "see the log of its broker"))
             return
@@ -284,95 +329,87 @@ class BrokerNode(InProcessNode):
             then(command, reply)
             return
 
-        def told(answer: Answer | InturnError) -> None:
+        def answered(answer: Answer | InturnError) -> None:
             if isinstance(answer, InturnError):
                 reply(answer)
                 return
             try:
                 with self.lock:
-                    self._told(question, answer)
+                    self._update(question, answer)
             except InturnError as error:
                 reply(error)
             else:
                 self._when_known(command, reply, then, question)
 
-        self._meta.submit(question, told)
+        self._meta.submit(question, answered)
 
     def _question(self, command: Any) -> FindSubject | FindGroup | None:
-        """What has to be asked first; None: nothing."""
+        """The question to meta before this command; None: no question."""
         if isinstance(command, LearnSubject):
             return None
         for name in (getattr(command, "subject", None), getattr(command, "to_subject", None)):
-            if isinstance(name, str) and name not in self.known.subjects:
+            if isinstance(name, str) and name not in self.catalog.subjects:
                 return FindSubject(name)
         partition = getattr(command, "partition", None)
-        if partition is not None and partition >= self.known.subjects[command.subject].partition_count:
-            return FindSubject(command.subject)  # it has grown, and clients may have heard of that before
+        if partition is not None and partition >= self.catalog.subjects[command.subject].partition_count:
+            return FindSubject(command.subject)  # the subject has grown, and the client may know that before
         group = None if isinstance(command, _NO_GROUP_NEEDED) else getattr(command, "group", None)
-        if group is None or (command.subject, group) in self.known.groups:
+        if group is None or (command.subject, group) in self.catalog.groups:
             return None
         return FindGroup(command.subject, group)
 
-    def _told(self, question: FindSubject | FindGroup, answer: Answer) -> None:
+    def _update(self, question: FindSubject | FindGroup, answer: Answer) -> None:
         if isinstance(question, FindSubject) and isinstance(answer, Subject):
-            self._learning.subject(answer)
+            self._updates.subject(answer)
         elif isinstance(question, FindGroup) and isinstance(answer, GroupOpened):
-            self._learning.group(question.subject, question.group, answer.start, answer.mode)
+            self._updates.group(question.subject, question.group, answer.start, answer.mode)
         else:
             raise InturnError(f"meta answered {question!r} with {answer!r}")
 
-    def _refuse(self, command: Command, _: Try) -> Answer:
-        raise InvalidInput(
+    def _refusal(self, command: Command) -> InturnError:
+        if not isinstance(command, _OF_META):
+            return not_for_this_server(command)
+        return InvalidInput(
             f"{type(command).__name__} is for the meta server; this is the broker of group {self.broker.broker_group!r}"
         )
 
     def _forward(self, broker_group: str, command: Append, reply: Reply) -> None:
-        self._links.to(broker_group).submit(command, reply)
-
-    # For meta
-
-    def _forget_member(self, command: ForgetMember, _: Try) -> Answer:
-        return self.leaving.leave(Leave(command.subject, command.group, command.member))
-
-    def _list_requests(self, command: ListRequests, _: Try) -> Answer:
-        return RequestList(self.broker.keys.waiting(self.known.group(command.subject, command.group)))
-
-    def _find_message(self, command: FindMessage, _: Try) -> Answer:
-        self.broker.check_stored(self.known.subject(command.subject), command.partition, command.offset)
-        return Done()
+        self._streams.to(broker_group).submit(command, reply)
 
     # Reports
 
     def catch_up(self) -> None:
-        """Before anybody is served: hear what was decided while it was away. If meta is away, too, what it knew has to
-        do. Raises what will not pass by itself: InvalidInput if that is no meta server, AlreadyExists if the group is
-        that of another folder, AuthenticationFailed…"""
+        """Read the catalogue before the first client is served. If meta is away, the broker uses the last catalogue.
+
+        Raise permanent errors: InvalidInput if the address is not that of a meta server, AlreadyExists if the broker
+        group belongs to another folder, AuthenticationFailed and the like.
+        """
         try:
             catalogue = ask(self._meta, ReadCatalogue(self.broker.broker_group), Catalogue, patience_s=CATCH_UP_S)
         except (ConnectionLost, ServerStopping) as error:
             _log.warning("broker.without_meta", broker_group=self.broker.broker_group, error=str(error))
             return
-        except InvalidInput as error:  # it does not know the command
-            raise InvalidInput(f"{self._meta!r} is no meta server of this version; look at --meta") from error
+        except InvalidInput as error:  # the server does not know the command
+            raise InvalidInput(f"{self._meta!r} is no meta server of this version; check --meta") from error
         if catalogue.identity not in ("", self._folder_id):
             raise AlreadyExists("broker group", self.broker.broker_group, "another folder (is its disk mounted?)")
         self._take_over(catalogue)
         self._is_accepted = True
         if catalogue.state:
             with self.lock:
-                self._be(catalogue.state)
+                self._set_state(catalogue.state)
 
     def report(self, address: str) -> None:
-        """Tell meta from now on that it is here, and reached at this address."""
+        """Report to meta from now on, with the address that clients and meta use."""
         self._address = address
         self._report()
 
     def _report(self) -> None:
-        if self.intake.is_closed:
+        if self.admission.is_closed:
             return
         with self.lock:
             seals = self._seals.growths
-        report = ReportBroker(self.broker.broker_group, self._folder_id, self._address, self._lease.life_s, seals)
+        report = ReportBroker(self.broker.broker_group, self._folder_id, self._address, self.lease.life_s, seals)
         self._meta.submit(report, self._reported)
 
     def _reported(self, answer: Answer | InturnError) -> None:
@@ -385,38 +422,38 @@ class BrokerNode(InProcessNode):
         except InturnError as error:
             _log.error("broker.not_updated", broker_group=self.broker.broker_group, error=str(error))
         finally:
-            if not self.intake.is_closed:
-                self._timers.at(self._clock.monotonic() + self._report_s, self._report)
+            if not self.admission.is_closed:
+                self.timers.at(self.clock.monotonic() + self._report_s, self._report)
 
     def _obey(self, orders: BrokerOrders) -> None:
         with self.lock:
-            if self.intake.is_closed:
+            if self.admission.is_closed:
                 raise Closed("node")
             if not self._is_counting:
                 count_requests_from(self._database, orders.number)
                 self._is_counting = True
             self._is_accepted = True
-            self._be(orders.state)
+            self._set_state(orders.state)
             is_current = orders.version == self._catalogue_version
             if is_current:
-                self._learning.break_seals(orders.void)
+                self._updates.break_seals(orders.void)
             else:
                 self._void = orders.void
         if not is_current:
             self._meta.submit(ReadCatalogue(self.broker.broker_group), self._read_catalogue)
 
-    def _be(self, state: str) -> None:
+    def _set_state(self, state: str) -> None:
         wanted = one_of(BrokerGroupState, "state", state)
         if wanted is not self.broker.state:
             self.broker_groups.set(self.broker.broker_group, wanted)
 
     def _read_catalogue(self, answer: Answer | InturnError) -> None:
         if not isinstance(answer, Catalogue):
-            return  # the next report tells again that it is needed
+            return  # the answer to the next report asks for it again
         try:
             self._take_over(answer)
-            with self.lock:  # it is newer than the orders: what came of a growth that they called void is in it
-                self._learning.break_seals(self._void)
+            with self.lock:  # newer than the orders: has the result of a growth that the orders called void
+                self._updates.break_seals(self._void)
         except InturnError as error:
             _log.error("broker.not_updated", broker_group=self.broker.broker_group, error=str(error))
 
@@ -427,27 +464,27 @@ class BrokerNode(InProcessNode):
                     self.broker.producer_ids.learn(producer)
             for subject in catalogue.subjects:
                 if any(one.broker_group == self.broker.broker_group for one in subject.route.partitions):
-                    self._learning.subject(subject)
+                    self._updates.subject(subject)
             self._catalogue_version = catalogue.version
 
-    # The end
+    # Life cycle
 
     def stop_gently(self) -> None:
-        """Take no new work. Leases stay with their holders, who go on when it is back."""
+        """Accept no new work. Members keep their leases, and go on when the broker is back."""
         with self.lock:
-            self.intake.is_stopping = True
+            self.admission.is_stopping = True
 
     @property
     def held_count(self) -> int:
-        """None that anybody would have to give back before it ends: they are durable."""
+        """0: leases are durable, so no consumer has to release a lease before the broker ends."""
         return 0
 
     def close(self) -> None:
         super().close()
         self._meta.close()
-        self._links.close()
+        self._streams.close()
 
     def disown(self) -> None:
         super().disown()
         self._meta.disown()
-        self._links.disown()
+        self._streams.disown()

@@ -1,8 +1,7 @@
-"""Commands about partitions of several brokers: to each broker its part, and of their answers one.
+"""The client router: a cluster as a node. A command about a partition goes to its broker, any other to meta.
 
-A cluster as one node: what is about a partition goes to the broker that has its log, everything else to meta.
-
-Meta is asked where brokers are, and which partitions are where, which never changes. So producers and consumers go on
+A command about partitions of several brokers is divided; the answers are joined. Meta knows the broker addresses and
+the broker group of each partition, and a partition never changes its broker group. So producers and consumers go on
 while meta is away, for as long as their authorisation lasts.
 """
 
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from inturn.cluster.broker_links import Answers, BrokerLinks, Whereabouts, gather
+from inturn.cluster.broker_links import Answers, BrokerAddresses, BrokerStreams, gather
 from inturn.model.errors import BrokerGroupClosed, ConnectionLost, InturnError, InvalidInput
 from inturn.model.settings import LeaseSettings, Role
 from inturn.model.subject import Subject
@@ -46,6 +45,7 @@ from inturn.protocol.commands import (
     Renewed,
     Reply,
 )
+from inturn.protocol.reply import WrappedReply
 from inturn.security.credentials import Credentials
 from inturn.transport.client import RemoteNode
 
@@ -63,7 +63,7 @@ def partitions_of(command: Divided) -> tuple[int, ...]:
 
 
 def divided(command: Divided, home: Callable[[int], str]) -> dict[str, Divided]:
-    """By broker group; `home` tells that of a partition."""
+    """The parts by broker group. `home` returns the broker group of a partition."""
     homes = list(dict.fromkeys(home(index) for index in partitions_of(command)))
     if len(homes) == 1:
         return {homes[0]: command}
@@ -83,15 +83,15 @@ def divided(command: Divided, home: Callable[[int], str]) -> dict[str, Divided]:
 
 
 def joined(parts: dict[str, Divided], answers: Answers) -> Answer | InturnError:
-    """One answer. What a broker could not be asked is `unreached`, so that the others' partitions go on; errors that
-    will not pass by themselves, and those of all, are told as they are."""
+    """One answer. Partitions of unreachable brokers are `unreached`, so the other partitions go on. Permanent errors,
+    and an error of all brokers, are returned as the answer."""
     errors = {name: answer for name, answer in answers.items() if isinstance(answer, InturnError)}
     first = next(iter(parts.values()))
     lasting = next((error for error in errors.values() if not error.retriable), None)
     if lasting is not None:
         return lasting
     if errors and (len(errors) == len(answers) or isinstance(first, Acknowledge)):
-        return next(iter(errors.values()))  # an Acknowledge says all or nothing, and is sent again as it is
+        return next(iter(errors.values()))  # an Acknowledge holds for all partitions or none; the client repeats it
     unreached = tuple(index for name in errors for index in partitions_of(parts[name]))
     match first:
         case Renew():
@@ -111,23 +111,23 @@ def _of(answers: Answers, kind: type[_Wanted]) -> Sequence[_Wanted]:
 
 _OF_PARTITION = frozenset((Append, Acquire, Claim, Pull, Release, Fetch, ReadLot, Move, Read))
 _DIVIDED = frozenset((Renew, Commit, Acknowledge))
-_TELL_ROUTES = frozenset((FindSubject, CreateSubject, GrowSubject, OpenRetry, OpenDeadLetters, Heartbeat))
+_ANSWERED_WITH_ROUTES = frozenset((FindSubject, CreateSubject, GrowSubject, OpenRetry, OpenDeadLetters, Heartbeat))
 
 
-def routed(node: RemoteNode, address: str, clock: Clock, credentials: Credentials) -> RemoteNode | RoutedNode:
-    """What a connection to this server is to use: the stream itself, or a node for the whole cluster."""
+def router_for(node: RemoteNode, address: str, clock: Clock, credentials: Credentials) -> RemoteNode | ClientRouter:
+    """The node for a connection to this server: the stream itself, or a router for the cluster of a meta server."""
     if node.role is Role.BROKER:
         raise InvalidInput(f"{address} is a broker, which has only some of the partitions; connect to its meta server")
-    return RoutedNode(node, clock, credentials) if node.role is Role.META else node
+    return ClientRouter(node, clock, credentials) if node.role is Role.META else node
 
 
-class RoutedNode:
-    """See `inturn.protocol.commands.Node`. It owns the stream to meta, too."""
+class ClientRouter:
+    """See `inturn.protocol.commands.Node`. Owns the streams to meta and to the brokers."""
 
     def __init__(self, meta: RemoteNode, clock: Clock, credentials: Credentials) -> None:
         self._meta = meta
-        self._whereabouts = Whereabouts(meta)
-        self._links = BrokerLinks(self._whereabouts.locate, clock, credentials)
+        self._addresses = BrokerAddresses(meta)
+        self._streams = BrokerStreams(self._addresses.locate, clock, credentials)
         self._lock = threading.Lock()
         self._homes: dict[str, tuple[str, ...]] = {}  # by subject: the broker group of each partition
 
@@ -146,21 +146,21 @@ class RoutedNode:
             self._submit_to_partition(command, reply)
         elif kind in _DIVIDED:
             self._submit_divided(command, reply)  # type: ignore[arg-type]
-        elif kind in _TELL_ROUTES:
+        elif kind in _ANSWERED_WITH_ROUTES:
             self._meta.submit(command, lambda answer: reply(self._noted(answer)))
         else:
             self._meta.submit(command, reply)
 
     def close(self) -> None:
-        self._meta.close()  # first: who dials may be waiting for its answer
-        self._links.close()
+        self._meta.close()  # first: a thread that dials may wait for an answer of meta
+        self._streams.close()
 
     def disown(self) -> None:
-        """In a forked child: everything is the parent's."""
+        """In a forked child: all streams are the parent's."""
         self._meta.disown()
-        self._links.disown()
+        self._streams.disown()
 
-    # Where to
+    # Routes
 
     def _submit_to_partition(self, command: Any, reply: Reply) -> None:
         homes = self._homes.get(command.subject, ())
@@ -170,14 +170,14 @@ class RoutedNode:
         self._submit_home(homes[command.partition], command, reply)
 
     def _submit_somewhere(self, homes: tuple[str, ...], command: Any, reply: Reply) -> None:
-        """A partition that is not there: any broker of the subject knows what to say."""
+        """For an unknown partition, any broker of the subject returns the error."""
         index = command.partition if 0 <= command.partition < len(homes) else 0
         self._submit_home(homes[index], command, reply)
 
     def _submit_home(self, home: str, command: Command, reply: Reply) -> None:
         if type(command) is Append:
-            reply = _AppendReply(self._whereabouts, home, reply)
-        self._links.to(home).submit(command, reply)
+            reply = _AppendReply(self._addresses, home, reply)
+        self._streams.to(home).submit(command, reply)
 
     def _submit_divided(self, command: Divided, reply: Reply) -> None:
         homes = self._homes.get(command.subject, ())
@@ -193,15 +193,15 @@ class RoutedNode:
         parts = divided(command, home) or {homes[0]: command}
         if len(parts) == 1:
             ((name, part),) = parts.items()
-            self._links.to(name).submit(part, reply)
+            self._streams.to(name).submit(part, reply)
             return
         gather(
-            {name: (self._links.to(name), part) for name, part in parts.items()},
+            {name: (self._streams.to(name), part) for name, part in parts.items()},
             lambda answers: reply(joined(parts, answers)),
         )
 
     def _when_known(self, subject: str, reply: Reply, then: Callable[[tuple[str, ...]], None]) -> None:
-        """Ask meta for the route; what is wrong with that is told instead."""
+        """Ask meta for the route; an error of meta is the answer."""
 
         def found(answer: Answer | InturnError) -> None:
             if isinstance(answer, Subject):
@@ -221,17 +221,17 @@ class RoutedNode:
         return answer
 
 
-class _AppendReply:
-    """Whoever sends is told the difference between a stream that is lost and a broker that is not there any more."""
+class _AppendReply(WrappedReply):
+    """The reply to an append: BrokerGroupClosed instead of ConnectionLost if meta has reported the broker as dead."""
 
-    __slots__ = ("_home", "_reply", "_whereabouts")
+    __slots__ = ("_addresses", "_home")
 
-    def __init__(self, whereabouts: Whereabouts, home: str, reply: Reply) -> None:
-        self._whereabouts = whereabouts
+    def __init__(self, addresses: BrokerAddresses, home: str, reply: Reply) -> None:
+        super().__init__(reply)
+        self._addresses = addresses
         self._home = home
-        self._reply = reply
 
     def __call__(self, answer: Answer | InturnError) -> None:
-        if isinstance(answer, ConnectionLost) and self._whereabouts.is_dead(self._home):
+        if isinstance(answer, ConnectionLost) and self._addresses.is_dead(self._home):
             answer = BrokerGroupClosed(self._home, "dead")
         self._reply(answer)

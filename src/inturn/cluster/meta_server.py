@@ -1,65 +1,85 @@
-"""How meta hears members: without an errand, but for the first of a group, which makes it known to the brokers.
+"""The meta server: subjects, routes, groups, members, broker groups, producer ids; no logs.
 
-Meta: subjects and their routes, groups and their members, broker groups; no logs.
-
-What is about several brokers is an errand: asked of each of them in a thread, and put together. Heartbeats, which are
-many, are answered without one. All the rest it answers as any node does.
+Meta answers most commands as any node. Commands about several brokers are fan-outs. Heartbeats are frequent, so meta
+answers without a fan-out; only the first heartbeat of a group makes the group known to the brokers.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import msgspec
 
+from inturn.broker.producer_ids import ProducerIds
 from inturn.cluster.broker_links import Answers, Brokers, homes_of
-from inturn.cluster.fan_out import Errands, ErrandTable, GroupErrands, Here, KeyErrands, SubjectErrands
+from inturn.cluster.fan_out import (
+    FanOutService,
+    FanOutTable,
+    FanOutThreads,
+    GroupFanOuts,
+    KeyFanOuts,
+    LocalAnswers,
+    SubjectFanOuts,
+)
 from inturn.log.engine import LogEngine
-from inturn.model.errors import GroupConflict, InturnError, InvalidInput
+from inturn.model.errors import GroupConflict, InturnError, InvalidInput, NotFound
 from inturn.model.offsets import LAST, parse_position
 from inturn.model.settings import GroupMode, LeaseSettings, one_of
 from inturn.model.subject import check_name
 from inturn.model.time import Clock, Timers
-from inturn.node.acceptance import Try
-from inturn.node.catalog import Known, Neighbours
-from inturn.node.node import InProcessNode
+from inturn.node.acceptance import AnswerTable, CommandService, SubmitTable, Try, not_for_this_server
+from inturn.node.catalog import Catalog
+from inturn.node.service_node import ServiceNode
+from inturn.node.services import MetaServices
+from inturn.node.subject_commands import Routes
 from inturn.protocol.commands import (
+    Acquire,
     Answer,
+    Append,
     Assignment,
     BrokerGroupDescription,
     BrokerOrders,
     Catalogue,
+    Claim,
     Command,
     DiskRoom,
     Done,
+    Fetch,
     FindGroup,
-    FindRequest,
     GroupOpened,
     Heartbeat,
     LearnProducer,
     ListRequests,
+    Move,
     NamedProducer,
     OpenGroup,
     OpenProducer,
     ProducerOpened,
+    Pull,
+    Read,
     ReadCatalogue,
+    ReadLot,
     ReadyPart,
+    Release,
     Reply,
     ReportBroker,
     RequestList,
     SetBrokerGroup,
 )
 from inturn.protocol.observer import Observer
+from inturn.protocol.reply import WrappedReply
 from inturn.security.credentials import Credentials
 from inturn.store.database import Database
 from inturn.store.groups import GroupRecord
 from inturn.store.producers import Producers
 from inturn.transport.address import parse_address
 
+_OF_PARTITION = Append | Acquire | Claim | Pull | Release | Fetch | ReadLot | Move | Read
 
-class HoldersThere:
-    """Who holds leases at the brokers, as they said when a group was opened. Call it under the node's lock."""
+
+class ReportedHolders:
+    """The members that hold leases at the brokers, as reported when a group was opened. Call under the node's lock."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], Mapping[str, tuple[int, ...]]] = {}
@@ -76,32 +96,45 @@ class HoldersThere:
         self._held[name] = held
 
 
-class Hearing:
-    def __init__(self, known: Known, holders: HoldersThere, brokers: Brokers, here: Here, errands: Errands) -> None:
-        self._known = known
+class HeartbeatFanOut(CommandService):
+    """Heartbeats at meta: open the group at the brokers first, and add the brokers' key requests to the answer."""
+
+    def __init__(
+        self,
+        threads: FanOutThreads,
+        catalog: Catalog,
+        holders: ReportedHolders,
+        brokers: Brokers,
+        local: LocalAnswers,
+    ) -> None:
+        self._threads = threads
+        self._catalog = catalog
         self._holders = holders
         self._brokers = brokers
-        self._here = here
-        self._errands = errands
+        self._local = local
         self._opened: set[tuple[str, str]] = set()  # groups that all brokers of their subject know
         self._opening: dict[tuple[str, str], threading.Lock] = {}
 
-    def hear(self, command: Heartbeat, reply: Reply) -> None:
+    @property
+    def submits(self) -> SubmitTable:
+        return {Heartbeat: self._heartbeat}
+
+    def _heartbeat(self, command: Heartbeat, reply: Reply) -> None:
         with_requests = _WithRequests(self._add_requests, command, reply)
-        if (command.subject, command.group) in self._opened or command.subject not in self._known.subjects:
-            self._here.submit(command, with_requests)
+        if (command.subject, command.group) in self._opened or command.subject not in self._catalog.subjects:
+            self._local.submit(command, with_requests)
             return
 
-        def told(answer: Answer | InturnError) -> None:
+        def opened(answer: Answer | InturnError) -> None:
             if isinstance(answer, InturnError):
                 reply(answer)
             else:
-                self._here.submit(command, with_requests)
+                self._local.submit(command, with_requests)
 
-        self._errands.go(lambda: self._open_group(command), told)
+        self._threads.submit(self._open_group, command, opened)
 
     def _open_group(self, command: Heartbeat) -> Answer:
-        """Let all brokers know of the group before anybody else does: a new one begins there where it is now."""
+        """Open the group at all brokers before meta makes the group: a new group starts at the present offsets."""
         name = command.subject, command.group
         with self._brokers.lock:
             lock = self._opening.setdefault(name, threading.Lock())
@@ -109,7 +142,7 @@ class Hearing:
             if name in self._opened:
                 return Done()
             with self._brokers.lock:
-                known = self._known.groups.get(name)
+                known = self._catalog.groups.get(name)
             start, mode = (command.start, one_of(GroupMode, "mode", command.mode))
             if known is not None:
                 start, mode = known.start, known.mode
@@ -118,11 +151,11 @@ class Hearing:
             homes = self._brokers.homes(command.subject)
             open_group = OpenGroup(*name, start, mode.value)
             if known is None and parse_position(start) == LAST:
-                # One that is told later would begin at what is last by then, and pass by what was sent since.
+                # A broker that opens the group later would start at a later end, and skip messages sent since.
                 opened = self._brokers.ask_all(homes, open_group, GroupOpened)
             else:
-                told = self._brokers.tell(homes, open_group)
-                opened = {home: one for home, one in told.items() if isinstance(one, GroupOpened)}
+                answers = self._brokers.tell(homes, open_group)
+                opened = {home: one for home, one in answers.items() if isinstance(one, GroupOpened)}
             for one in opened.values():
                 if one.mode != mode.value:
                     raise GroupConflict(command.group, f"it was made with mode={one.mode!r}; use the same, or another")
@@ -133,26 +166,25 @@ class Hearing:
         return Done()
 
     def _add_requests(self, command: Heartbeat, assignment: Assignment, reply: Reply) -> None:
-        """What waits for somebody to act upon it is with the brokers."""
+        """Key requests wait at the brokers."""
 
-        def told(answers: Answers) -> None:
-            found = [one for each in answers.values() if isinstance(each, RequestList) for one in each.requests]
-            requests = tuple(sorted(found, key=lambda one: one.id))
+        def listed(answers: Answers) -> None:
+            lists = [answer for answer in answers.values() if isinstance(answer, RequestList)]
+            requests = tuple(sorted((one for found in lists for one in found.requests), key=lambda one: one.id))
             reply(msgspec.structs.replace(assignment, requests=requests))
 
-        self._brokers.gather(homes_of(assignment.subject), ListRequests(command.subject, command.group), told)
+        self._brokers.gather(homes_of(assignment.subject), ListRequests(command.subject, command.group), listed)
 
 
-class _WithRequests:
-    """The reply to a heartbeat. It knows its session, as the reply underneath does."""
+class _WithRequests(WrappedReply):
+    """The reply to a heartbeat: adds the key requests of the brokers."""
 
-    __slots__ = ("_add", "_command", "_reply", "session")
+    __slots__ = ("_add", "_command")
 
     def __init__(self, add: Callable[[Heartbeat, Assignment, Reply], None], command: Heartbeat, reply: Reply) -> None:
-        self.session = getattr(reply, "session", None)
+        super().__init__(reply)
         self._add = add
         self._command = command
-        self._reply = reply
 
     def __call__(self, answer: Answer | InturnError) -> None:
         if isinstance(answer, Assignment):
@@ -161,7 +193,114 @@ class _WithRequests:
             self._reply(answer)
 
 
-class MetaNode(InProcessNode):
+class ProducerFanOuts(FanOutService):
+    """Named producers: all brokers fence the former producer of the name before the new producer is answered."""
+
+    def __init__(
+        self, threads: FanOutThreads, rows: Producers, brokers: Brokers, local: LocalAnswers, lock: threading.RLock
+    ) -> None:
+        super().__init__(threads)
+        self._rows = rows
+        self._brokers = brokers
+        self._local = local
+        self._lock = lock
+        self.change_count = self._count_changes()
+
+    @property
+    def submits(self) -> SubmitTable:
+        return {OpenProducer: self._open}
+
+    def _open(self, command: OpenProducer, reply: Reply) -> None:
+        if command.name is None:
+            self._local.submit(command, reply)
+        else:
+            self._threads.submit(self._open_named, command, reply)
+
+    def _open_named(self, command: OpenProducer) -> Answer:
+        opened = self._local.ask(command, ProducerOpened)
+        with self._lock:
+            self.change_count = self._count_changes()
+        assert command.name is not None
+        self._brokers.ask_heard(LearnProducer(NamedProducer(command.name, opened.producer_id, opened.epoch)), Done)
+        return opened
+
+    def _count_changes(self) -> int:
+        return sum(one.epoch + 1 for one in self._rows.named())
+
+
+class BrokerReports(FanOutService):
+    """Reports of brokers, and the catalogue for brokers. `growths` holds the growths that may still succeed."""
+
+    def __init__(
+        self,
+        threads: FanOutThreads,
+        node: ServiceNode,
+        rows: Producers,
+        producers: ProducerFanOuts,
+        brokers: Brokers,
+        local: LocalAnswers,
+        growths: Container[str],
+    ) -> None:
+        super().__init__(threads)
+        self._catalog = node.catalog
+        self._registry = node.registry
+        self._life_s = node.lease.life_s
+        self._rows = rows
+        self._producers = producers
+        self._brokers = brokers
+        self._local = local
+        self._growths = growths
+
+    @property
+    def answers(self) -> AnswerTable:
+        return {
+            ReportBroker: self._report_broker,
+            ReadCatalogue: self._read_catalogue,
+            FindGroup: self._find_group,
+        }
+
+    @property
+    def fan_outs(self) -> FanOutTable:
+        return {SetBrokerGroup: self._set_broker_group}
+
+    @property
+    def _version(self) -> str:
+        """The version of the catalogue: differs after every change, since no part ever decreases."""
+        versions = sum(subject.route.version for subject in self._catalog.subjects.values())
+        return f"{len(self._catalog.subjects)}-{versions}-{self._producers.change_count}"
+
+    def _read_catalogue(self, command: ReadCatalogue, _: Try) -> Answer:
+        subjects, producers = tuple(self._catalog.subjects.values()), tuple(self._rows.named())
+        identity = state = ""
+        if command.broker_group in self._registry.names:
+            row = self._registry.get(command.broker_group)
+            identity, state = row.folder_id, row.state.value
+        return Catalogue(self._version, subjects, producers, identity, state)
+
+    def _find_group(self, command: FindGroup, _: Try) -> Answer:
+        group = self._catalog.group(command.subject, command.group)
+        return GroupOpened(group.start, group.mode.value)
+
+    def _report_broker(self, command: ReportBroker, _: Try) -> Answer:
+        if command.life_s != self._life_s:
+            raise InvalidInput(
+                f"broker group {command.broker_group!r} has leases of {command.life_s:g} s, meta of "
+                f"{self._life_s:g} s; give all of them the same --lease-s"
+            )
+        if parse_address(command.address).path is not None:  # meta would dial it, and show it the brokers' token
+            raise InvalidInput(f"a broker at {command.address!r} is reached by nobody else; advertise another address")
+        row = self._registry.report(command)
+        void = tuple(one for one in command.seals if one not in self._growths)
+        return BrokerOrders(row.number, self._version, row.state.value, void)
+
+    def _set_broker_group(self, command: SetBrokerGroup) -> Answer:
+        """The broker of the group gets the state at once, or with its next report."""
+        changed = self._local.ask(command, BrokerGroupDescription)
+        self._brokers.tell([command.name], command)
+        return changed
+
+
+class MetaServer(ServiceNode):
     def __init__(
         self,
         database: Database,
@@ -175,113 +314,71 @@ class MetaNode(InProcessNode):
         credentials: Credentials,
         silent_s: float,
     ) -> None:
-        holders = HoldersThere()
-        neighbours = Neighbours(holders=holders.of)
+        holders = ReportedHolders()
         super().__init__(
-            database, engine, clock, timers, lease, observer, room=room, broker_group="", neighbours=neighbours
+            database,
+            engine,
+            clock,
+            timers,
+            lease,
+            room=room,
+            broker=None,
+            holders=holders.of,
+            refusal=self._refusal,
         )
         self.registry.silent_s = silent_s
-        self._producers = Producers(database)
-        self._producer_changes = self._count_producer_changes()
-        self._here = here = Here(super().submit)
-        self._errands = Errands()
-        self._brokers = brokers = Brokers(self.known, self.registry, self.lock, clock, credentials)
-        self._hearing = Hearing(self.known, holders, brokers, here, self._errands)
-        self._subject_errands = SubjectErrands(self.known, self.growth, brokers, here)
-        self._keys = KeyErrands(self.known, self.steering, self.registry, brokers, here, self.waking)
-        group_errands = GroupErrands(self.known, self.groups, self._keys, brokers, here, self.waking)
-        self._by_errand: ErrandTable = {
-            **self._subject_errands.errands,
-            **group_errands.errands,
-            **self._keys.errands,
-            OpenProducer: self._open_named,
-            SetBrokerGroup: self._set_broker_group,
-        }
-        self.answers |= {
-            ReportBroker: self._report_broker,
-            ReadCatalogue: self._read_catalogue,
-            FindGroup: self._find_group,
-        }
+        producers = Producers(database)
+        routes = Routes(self.catalog, None, self.membership, self.wake, observer)
+        at_meta = MetaServices(self, routes, ProducerIds(producers))
+        self._threads = threads = FanOutThreads()
+        self._brokers = brokers = Brokers(self.catalog, self.registry, self.lock, clock, credentials)
+        local = LocalAnswers(self.answer)
+        keys = KeyFanOuts(threads, self.catalog, self.membership, self.registry, brokers, local, self.wake)
+        subjects = SubjectFanOuts(threads, self.catalog, at_meta.growth, brokers, local)
+        named = ProducerFanOuts(threads, producers, brokers, local, self.lock)
+        self.serve(
+            routes,
+            keys,
+            subjects,
+            named,
+            GroupFanOuts(threads, self.catalog, self.groups, keys, brokers, local, self.wake),
+            HeartbeatFanOut(threads, self.catalog, holders, brokers, local),
+            BrokerReports(threads, self, producers, named, brokers, local, subjects.growths),
+        )
+        at_meta.load()
+        self.load_groups()
+        for subject in self.subject_rows.all():
+            routes.open(subject)
 
-    def submit(self, command: Command, reply: Reply) -> None:
-        """See `inturn.protocol.commands.Node`."""
-        errand = self._by_errand.get(type(command))
-        if isinstance(command, Heartbeat):
-            self._hearing.hear(command, reply)
-        elif isinstance(command, FindRequest):
-            self._keys.find_request(command, reply)
-        elif errand is None or (isinstance(command, OpenProducer) and command.name is None):
-            super().submit(command, reply)
-        else:
-            self._errands.go(lambda: errand(command), reply)
-
-    # Producers
-
-    def _open_named(self, command: OpenProducer) -> Answer:
-        """Whoever had the name is fenced at all brokers before the new one is told."""
-        opened = self._here.ask(command, ProducerOpened)
-        with self.lock:
-            self._producer_changes = self._count_producer_changes()
-        assert command.name is not None
-        self._brokers.ask_heard(LearnProducer(NamedProducer(command.name, opened.producer_id, opened.epoch)), Done)
-        return opened
-
-    def _count_producer_changes(self) -> int:
-        return sum(one.epoch + 1 for one in self._producers.named())
-
-    # Brokers
-
-    @property
-    def _catalogue_version(self) -> str:
-        """Another one whenever there is something new: nothing of it ever goes down."""
-        versions = sum(subject.route.version for subject in self.known.subjects.values())
-        return f"{len(self.known.subjects)}-{versions}-{self._producer_changes}"
-
-    def _read_catalogue(self, command: ReadCatalogue, _: Try) -> Answer:
-        subjects, producers = tuple(self.known.subjects.values()), tuple(self._producers.named())
-        identity = state = ""
-        if command.broker_group in self.registry.names:
-            row = self.registry.get(command.broker_group)
-            identity, state = row.folder_id, row.state.value
-        return Catalogue(self._catalogue_version, subjects, producers, identity, state)
-
-    def _find_group(self, command: FindGroup, _: Try) -> Answer:
-        group = self.known.group(command.subject, command.group)
-        return GroupOpened(group.start, group.mode.value)
-
-    def _report_broker(self, command: ReportBroker, _: Try) -> Answer:
-        if command.life_s != self.broker.leases.life_s:
-            raise InvalidInput(
-                f"broker group {command.broker_group!r} has leases of {command.life_s:g} s, meta of "
-                f"{self.broker.leases.life_s:g} s; give all of them the same --lease-s"
-            )
-        if parse_address(command.address).path is not None:  # it would be dialled here, with what meta shows to brokers
-            raise InvalidInput(f"a broker at {command.address!r} is reached by nobody else; advertise another address")
-        row = self.registry.report(command)
-        void = tuple(one for one in command.seals if one not in self._subject_errands.growths)
-        return BrokerOrders(row.number, self._catalogue_version, row.state.value, void)
-
-    def _set_broker_group(self, command: SetBrokerGroup) -> Answer:
-        """Its broker hears of it at once, or with its next report."""
-        changed = self._here.ask(command, BrokerGroupDescription)
-        self._brokers.tell([command.name], command)
-        return changed
+    def _refusal(self, command: Command) -> InturnError:
+        """A client that sends a partition's command to meta learns the partition's broker group."""
+        if not isinstance(command, _OF_PARTITION):
+            return not_for_this_server(command)
+        try:
+            subject = self.catalog.subject(command.subject)
+        except InturnError as error:
+            return error
+        place = f"{subject.name}/{command.partition}"
+        if not 0 <= command.partition < subject.partition_count:
+            return NotFound("partition", place, f"the subject has partitions 0 to {subject.partition_count - 1}")
+        home = subject.route.partitions[command.partition].broker_group
+        return InvalidInput(f"partition {place} is in broker group {home!r}, not here; ask there")
 
     def readiness(self) -> tuple[ReadyPart, ...]:
-        """With the brokers: ready while one of them is heard, or there is none yet."""
+        """With the part `brokers`: ready while at least one broker is heard, or while there are no brokers."""
         with self.lock:
             silent = [name for name in self.registry.names if not self.registry.is_heard(name)]
             count = len(self.registry.names)
         why = f"{len(silent)} of {count} brokers are not heard: {', '.join(silent)}" if silent else ""
         return *super().readiness(), ReadyPart("brokers", not count or len(silent) < count, why)
 
-    # The end
+    # Life cycle
 
     def stop_gently(self) -> None:
-        """Members keep what they have: somebody else is meta soon, or it is this one again."""
+        """Members keep their partitions: a meta server is back soon."""
 
     def close(self) -> None:
-        self._errands.close()
+        self._threads.close()
         super().close()
         self._brokers.close()
 

@@ -1,4 +1,4 @@
-"""Who should consume which partition: every partition goes to one living member."""
+"""The assignment of partitions: every partition goes to exactly one living member."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from inturn.model.settings import AssignmentStrategy
 
-# Points of each member on the ring: with 64 of them the shares of a few members differ by about an eighth.
+# Points of a member on the ring: with 64 points, the shares of a few members differ by about an eighth.
 RING_POINTS = 64
 
 
@@ -19,7 +19,7 @@ def assign(
     partition_count: int,
     previous: Mapping[str, tuple[int, ...]],
 ) -> dict[str, tuple[int, ...]]:
-    """The partitions of every member, in order; nothing if there are no members. `previous` is for sticky only."""
+    """The partitions of every member, in order; empty without members. `previous` is for sticky only."""
     names = sorted(members)
     if not names:
         return {}
@@ -45,7 +45,8 @@ def _average(names: list[str], partition_count: int) -> dict[str, tuple[int, ...
 
 
 def _consistent_hash(names: list[str], partition_count: int) -> dict[str, tuple[int, ...]]:
-    """Each partition belongs to the next point on the ring: who comes or goes changes nothing between the others."""
+    """Each partition belongs to the next point on the ring. So a member that joins or leaves moves no partition between
+    two other members."""
     ring = sorted((_place(f"member {name} {point}"), name) for name in names for point in range(RING_POINTS))
     found: dict[str, list[int]] = {name: [] for name in names}
     for partition in range(partition_count):
@@ -54,18 +55,18 @@ def _consistent_hash(names: list[str], partition_count: int) -> dict[str, tuple[
     return {name: tuple(partitions) for name, partitions in found.items()}
 
 
-def _place(what: str) -> int:
-    """On the ring. A name may come from a broken environment: whatever it has in it, it can be hashed."""
-    return xxh3_64_intdigest(what.encode(errors="surrogatepass"))
+def _place(text: str) -> int:
+    """The place on the ring. Names with invalid characters, from a broken environment, are hashed, too."""
+    return xxh3_64_intdigest(text.encode(errors="surrogatepass"))
 
 
 def _sticky(
     names: list[str], partition_count: int, previous: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Shares differ by one at most, and nothing moves without need."""
+    """Shares differ by at most one partition, and no partition moves without need."""
     kept = {name: [p for p in previous.get(name, ()) if p < partition_count] for name in names}
     share, larger = divmod(partition_count, len(names))
-    # Whoever has most already gets one of the larger shares: it would have to give more away otherwise.
+    # Members with the most partitions get the larger shares: so fewer partitions move.
     by_load = sorted(names, key=lambda name: (-len(kept[name]), name))
     quota = {name: share + (rank < larger) for rank, name in enumerate(by_load)}
     for name in names:

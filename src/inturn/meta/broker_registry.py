@@ -1,4 +1,4 @@
-"""The broker groups that there are: what operators let them do, whose brokers are heard, and what goes where."""
+"""The registry of broker groups: state, address and last report of each broker, and the choice for new subjects."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from inturn.model.time import Clock
 from inturn.protocol.commands import BrokerGroupDescription, ReportBroker
 from inturn.store.cluster import BrokerGroupRow, BrokerGroupRows
 
-DEFAULT_SPREAD = 2  # broker groups of a subject for which nobody has chosen them
-SILENT_S = 5.0  # a broker that was not heard for so long counts as dead
+DEFAULT_SPREAD = 2  # broker groups of a subject that names none
+SILENT_S = 5.0  # a broker without a report for this time counts as dead
 
 
 class BrokerRegistry:
-    """Called under the node's lock. `own` is the broker group of the node itself, if it has logs."""
+    """Called under the node's lock. `own` is the node's own broker group; empty for a node without logs."""
 
     def __init__(self, rows: BrokerGroupRows, clock: Clock, own: str) -> None:
         self._rows = rows
@@ -28,12 +28,12 @@ class BrokerRegistry:
         self.silent_s = SILENT_S
         self._groups = {row.name: row for row in rows.all()}
         if own and own not in self._groups:
-            self._groups[own] = BrokerGroupRow(0, own)  # a row is written when somebody changes it
-        # After a restart every broker has as long as ever to be heard.
+            self._groups[own] = BrokerGroupRow(0, own)  # the row is written with the first change
+        # After a restart, every broker has the full time for its next report.
         self._heard_at_s = dict.fromkeys(self._groups, clock.monotonic())
 
     def report(self, command: ReportBroker) -> BrokerGroupRow:
-        """A broker is heard. AlreadyExists if its group is that of another folder."""
+        """Store the report of a broker. Raise AlreadyExists if the group belongs to a different folder."""
         check_name("broker group", command.broker_group)
         known = self._groups.get(command.broker_group)
         if known is not None and known.folder_id != command.identity:
@@ -49,7 +49,7 @@ class BrokerRegistry:
         return known
 
     def set_state(self, name: str, state: BrokerGroupState) -> None:
-        """Durably. NotFound if there is no such group."""
+        """Durably. Raise NotFound for an unknown group."""
         known = self.get(name)
         now_ms = self._clock.time_ms()
         if not known.number:
@@ -75,7 +75,7 @@ class BrokerRegistry:
         return name == self._own or self._clock.monotonic() < self._heard_at_s.get(name, -math.inf) + self.silent_s
 
     def describe(self, subjects: Iterable[Subject]) -> tuple[BrokerGroupDescription, ...]:
-        """All of them, by name."""
+        """All broker groups, by name."""
         counts = _partition_counts(subjects)
         now_s = self._clock.monotonic()
         return tuple(
@@ -91,8 +91,9 @@ class BrokerRegistry:
         )
 
     def chosen(self, partition_count: int, asked: Sequence[str], subjects: Iterable[Subject]) -> tuple[str, ...]:
-        """The broker groups of a new subject, whose partitions are in them in turns: those that were asked for, or the
-        two with the fewest partitions of those that are available, or the one that is."""
+        """The broker groups of a new subject; the partitions take the groups in turn. The result is `asked`, or the two
+        available groups with the fewest partitions, or the only available group. Raise NotFound, InvalidInput or
+        BrokerGroupClosed."""
         if asked:
             for name in asked:
                 self.get(name)

@@ -1,4 +1,4 @@
-"""The members of groups: who is alive, and the assignment that follows from it."""
+"""The members of groups: living members, and the assignment among the living members."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from inturn.model.time import Clock
 from inturn.protocol.commands import Assignment, Heartbeat, KeyRequest, MemberDescription, Trial
 from inturn.store.groups import GroupRecord, Members
 
-# The partitions of a group by the member that holds their live leases.
+# The partitions of a group by the holder of the live leases.
 Holders: TypeAlias = Callable[[GroupRecord], Mapping[str, tuple[int, ...]]]
 
 
 @dataclass(slots=True)
 class _Member:
     deadline_s: float
-    since_ms: int | None = None  # None: it holds a lease from before a restart, and was not heard since
+    since_ms: int | None = None  # None: holds a lease from before a restart, without a heartbeat since
     takes_over: bool = False
 
 
 @dataclass(slots=True)
 class _Roster:
-    """The living members of one group. `generation` rises with every change of the assignment, and with whatever
-    else its members are to hear of at once."""
+    """The living members of a group. `generation` rises with every change of the assignment, and with any other news
+    for the members."""
 
     group: GroupRecord
     order: str
     strategy: AssignmentStrategy
     members: dict[str, _Member] = field(default_factory=dict)
     assignment: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    # What the others have when nobody takes over; so they get back what they had.
+    # The assignment without a takeover: after a takeover, members get the same partitions back.
     shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
     generation: int = 0
     tags: str = ""
@@ -50,9 +50,9 @@ class _Roster:
         return next((name for name, member in self.members.items() if member.takes_over), None)
 
     def reassign(self, partition_count: int) -> bool:
-        """True if that changed anything."""
+        """True if the assignment changed."""
         before = self.assignment
-        if not self.group.is_exclusive:  # nothing is divided
+        if not self.group.is_exclusive:  # each member has all partitions
             self.assignment = self.shares = {name: tuple(range(partition_count)) for name in self.members}
             self.generation += self.assignment != before
             return self.assignment != before
@@ -65,11 +65,11 @@ class _Roster:
 
 
 class Membership:
-    """A member is alive until it leaves or is silent for a full lease. Deadlines live here, the database is
-    written when somebody comes or goes.
+    """A member is alive until the member leaves, or is silent for a lease's life. Deadlines are in memory; the database
+    is written when a member joins or leaves.
 
-    After a restart, whoever holds a live lease counts as a member for a lease's life: those that are heard first are
-    not given what the others still have.
+    After a restart, the holder of a live lease counts as a member for a lease's life: members whose heartbeats arrive
+    first are not assigned partitions that other members still hold.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Membership:
         holders: Holders = lambda group: {},
         orders: Mapping[int, Order] | None = None,
     ) -> None:
-        """`orders`: what was decided about the order of groups, by their ids."""
+        """`orders`: the orders that operators have set, by group id."""
         self._members = members
         self._orders = dict(orders or {})
         self._clock = clock
@@ -90,14 +90,14 @@ class Membership:
         self._rosters: dict[int, _Roster] = {}
 
     def heartbeat(self, group: GroupRecord, subject: Subject, command: Heartbeat) -> bool:
-        """Keep the member alive; True if it came just now."""
+        """Keep the member alive. True for a new member."""
         strategy, tags = one_of(AssignmentStrategy, "assignment", command.assignment), tags_text(command.tags)
         roster = self._rosters.get(group.id)
         if roster is None:
             roster = self._rosters[group.id] = self._new_roster(group, command.order, strategy)
         if not roster.heard:
             roster.order, roster.strategy, roster.tags = command.order, strategy, tags
-        if command.order != self._orders.get(group.id):  # whoever asks for what was decided is right in any case
+        if command.order != self._orders.get(group.id):  # a member may always ask for the set order
             _check_same(group, "order", roster.order, command.order)
         _check_same(group, "assignment", roster.strategy.value, strategy.value)
         _check_same(group, "tags", roster.tags or EVERYTHING, tags or EVERYTHING)
@@ -140,28 +140,28 @@ class Membership:
         return Assignment(roster.generation, partitions, subject, self._life_s, requests, order, strategy, trials)
 
     def announce(self, group: GroupRecord) -> None:
-        """There is something for all members to hear. The assignment stays as it is."""
+        """There are news for all members. The assignment does not change."""
         roster = self._rosters.get(group.id)
         if roster is not None:
             roster.generation += 1
 
     def reassign(self, group: GroupRecord, subject: Subject) -> bool:
-        """Make the assignment anew, for the subject as it is now; True if that changed anything."""
+        """Compute the assignment again for the present subject. True if the assignment changed."""
         roster = self._rosters.get(group.id)
         return roster is not None and roster.reassign(subject.partition_count)
 
     def order(self, group: GroupRecord) -> str | None:
-        """What its members keep to; None if there are none, and nobody has decided."""
+        """The order of the group: set by an operator, or that of the members; None without both."""
         roster = self._rosters.get(group.id)
         asked = None if roster is None or not roster.heard else roster.order
         return self._orders.get(group.id, asked)
 
     def decided_order(self, group: GroupRecord) -> Order | None:
-        """What its members have to keep to, whatever they ask for."""
+        """The order set by an operator; None: the members decide."""
         return self._orders.get(group.id)
 
     def decide_order(self, group: GroupRecord, order: Order | None) -> None:
-        """All members are told; None leaves it to them."""
+        """Set the order, and notify all members. None: the members decide."""
         if order is None:
             self._orders.pop(group.id, None)
         else:
@@ -169,17 +169,17 @@ class Membership:
         self.announce(group)
 
     def strategy(self, group: GroupRecord) -> AssignmentStrategy | None:
-        """How its partitions are divided; None if there are no members."""
+        """The assignment strategy; None without members."""
         roster = self._rosters.get(group.id)
         return None if roster is None or not roster.heard else roster.strategy
 
     def tags(self, group: GroupRecord) -> str | None:
-        """The expression that its members agree on; None if there are none."""
+        """The tag expression of the members; None without members."""
         roster = self._rosters.get(group.id)
         return None if roster is None or not roster.heard else roster.tags
 
     def taken_over_by(self, group: GroupRecord) -> str | None:
-        """The member that all partitions are for, if there is one."""
+        """The member that has taken over all partitions; None without a takeover."""
         roster = self._rosters.get(group.id)
         return None if roster is None else roster.taker
 
@@ -188,7 +188,7 @@ class Membership:
         return 0 if roster is None else roster.generation
 
     def hasten(self, group: GroupRecord, name: str, within_s: float) -> None:
-        """The member may be gone: it has this long to be heard again, not longer."""
+        """The member may be gone: end the member unless a heartbeat arrives within this time."""
         roster = self._rosters.get(group.id)
         member = None if roster is None else roster.members.get(name)
         if member is not None:
@@ -205,7 +205,7 @@ class Membership:
         return True
 
     def silent(self, now_s: float) -> list[tuple[GroupRecord, str]]:
-        """The members whose time is over; `leave` is to be called for each."""
+        """Members that have been silent for too long. The caller calls `leave` for all."""
         return [
             (roster.group, name)
             for roster in self._rosters.values()
@@ -214,12 +214,12 @@ class Membership:
         ]
 
     def next_deadline_s(self) -> float | None:
-        """When the next member would be silent for too long; None if there are no members."""
+        """When the next member will have been silent for too long; None without members."""
         deadlines_s = (member.deadline_s for roster in self._rosters.values() for member in roster.members.values())
         return min(deadlines_s, default=None)
 
     def groups(self) -> list[GroupRecord]:
-        """Those that have members."""
+        """The groups with members."""
         return [roster.group for roster in self._rosters.values() if roster.members]
 
     def members(self, group: GroupRecord) -> tuple[str, ...]:
@@ -227,17 +227,17 @@ class Membership:
         return () if roster is None else tuple(roster.heard)
 
     def is_member(self, group: GroupRecord, name: str) -> bool:
-        """Whether it was heard, and is there still."""
+        """Whether the member has sent a heartbeat, and is alive."""
         roster = self._rosters.get(group.id)
         member = None if roster is None else roster.members.get(name)
         return member is not None and member.since_ms is not None
 
     def counts(self) -> dict[int, int]:
-        """How many members are heard, by the id of their group."""
+        """The number of members with heartbeats, by group id."""
         return {group_id: len(roster.heard) for group_id, roster in self._rosters.items()}
 
     def describe(self, group: GroupRecord) -> tuple[MemberDescription, ...]:
-        """The members with what is assigned to them, and what they hold, by name."""
+        """The members with assigned and held partitions, by name."""
         roster = self._rosters.get(group.id)
         if roster is None:
             return ()

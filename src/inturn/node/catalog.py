@@ -1,24 +1,15 @@
-"""The subjects and groups that a node knows, by their names.
-
-What a node has to know of the others in its cluster.
-"""
+"""The catalog: the subjects and groups that a node knows, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
-
-from inturn.meta.membership import Holders
 from inturn.model.errors import GroupConflict, NotFound
 from inturn.model.settings import GroupMode
 from inturn.model.subject import Subject, check_name
-from inturn.protocol.commands import Append, Reply
 from inturn.store.groups import GroupRecord
 
 
-class Known:
-    """Changed under the node's lock. Nothing goes away again, so a single look needs no lock."""
+class Catalog:
+    """Changed under the node's lock. Entries are never removed, so a single lookup needs no lock."""
 
     def __init__(self) -> None:
         self.subjects: dict[str, Subject] = {}
@@ -38,31 +29,9 @@ class Known:
 
 
 def check_mode(group: GroupRecord, mode: GroupMode) -> None:
-    """GroupConflict if the group was made with another mode."""
+    """Raise GroupConflict if the group was made with another mode."""
     if group.mode is not mode:
         raise GroupConflict(
             group.name,
             f"it was made with mode={group.mode.value!r}, this asks for {mode.value!r}; use the same, or another group",
         )
-
-
-# Stores a batch at the broker of another broker group.
-Forward: TypeAlias = Callable[[str, Append, Reply], None]
-
-
-def by_route(subject: Subject) -> int:
-    return subject.route.version
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """`holders` tells meta who holds leases at the brokers. `forward` has a batch stored by another broker.
-    `sealed_for` tells the route version before which logs of a subject take no appends: meta may be about to grow it.
-    Without a cluster there are no others."""
-
-    holders: Holders | None = None
-    forward: Forward | None = None
-    sealed_for: Callable[[Subject], int] = by_route
-
-
-NOBODY_ELSE = Neighbours()

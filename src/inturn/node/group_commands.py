@@ -1,8 +1,7 @@
-"""Groups: made when the first member comes, described, reset, and told which order to keep.
+"""Commands about groups and members: join, heartbeat, leave, describe, reset, set the order.
 
-Heartbeats: members are heard, and hear what they have to do.
-
-Members that go: they say so, their stream is lost, or they are silent for too long.
+A group is made when its first member joins. A member ends when the member leaves, or sends no heartbeat for a lease's
+life; a member whose stream is lost ends sooner.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from types import UnionType
 import msgspec
 
 from inturn.broker.broker import Broker
-from inturn.broker.keys import Keys
 from inturn.meta.membership import Membership
 from inturn.model.errors import GroupConflict, LeaseHeld
-from inturn.model.offsets import parse_position
+from inturn.model.offsets import Position, parse_position
 from inturn.model.settings import GroupMode, LotState, Order, one_of
 from inturn.model.subject import Subject, check_name
 from inturn.model.time import Clock, Timer, Timers
-from inturn.node.acceptance import AnswerTable, Intake, Try, may_wait
-from inturn.node.catalog import Known, check_mode
+from inturn.node.acceptance import Admission, AnswerTable, CommandService, Try, may_wait
+from inturn.node.catalog import Catalog, check_mode
 from inturn.node.key_commands import Trials
-from inturn.node.long_polls import LongPolls, Waking
+from inturn.node.long_polls import LongPolls, WakeUps
 from inturn.protocol.commands import (
     Acquire,
     Answer,
@@ -37,6 +35,7 @@ from inturn.protocol.commands import (
     GroupName,
     Heartbeat,
     KeyList,
+    KeyRequest,
     Leave,
     ListGroups,
     Pull,
@@ -46,29 +45,35 @@ from inturn.protocol.commands import (
 from inturn.store.groups import GroupRecord, Groups
 
 
-class GroupCommands:
+class GroupCommands(CommandService):
+    """Lists and makes groups, and knows the parts of a group that need no logs: members and order.
+
+    `resolve` returns the offset of a position in each partition of a subject; 0 for a partition of another broker.
+    """
+
     def __init__(
-        self, known: Known, rows: Groups, broker: Broker, membership: Membership, wake: Waking, clock: Clock
+        self,
+        catalog: Catalog,
+        rows: Groups,
+        membership: Membership,
+        wake: WakeUps,
+        clock: Clock,
+        resolve: Callable[[Subject, Position], tuple[int, ...]],
     ) -> None:
-        self._known = known
+        self._catalog = catalog
         self._rows = rows
-        self._broker = broker
         self._membership = membership
         self._wake = wake
         self._clock = clock
+        self._resolve = resolve
 
     @property
     def answers(self) -> AnswerTable:
-        return {
-            ListGroups: lambda _, __: GroupList(tuple(GroupName(*name) for name in sorted(self._known.groups))),
-            DescribeGroup: self._describe,
-            ResetGroup: self._reset,
-            SetOrder: self._set_order,
-        }
+        return {ListGroups: lambda _, __: GroupList(tuple(GroupName(*name) for name in sorted(self._catalog.groups)))}
 
     def joined(self, subject: Subject, command: Heartbeat) -> GroupRecord:
-        """The group of this heartbeat, which is new if nobody has joined it before. GroupConflict for another mode."""
-        known = self._known.groups.get((subject.name, command.group))
+        """The group of a heartbeat, made now for its first member. Raise GroupConflict for another mode."""
+        known = self._catalog.groups.get((subject.name, command.group))
         mode = one_of(GroupMode, "mode", command.mode)
         if known is not None:
             check_mode(known, mode)
@@ -77,68 +82,55 @@ class GroupCommands:
         return self.make(subject, command.group, command.start, mode)
 
     def make(self, subject: Subject, name: str, start: str, mode: GroupMode) -> GroupRecord:
-        starts = self._broker.resolve(subject, parse_position(start))
+        starts = self._resolve(subject, parse_position(start))
         group_id = self._rows.create(subject.name, name, start, starts, self._clock.time_ms(), mode)
         group = GroupRecord(subject.name, name, group_id, start, mode)
-        self._known.groups[subject.name, name] = group
+        self._catalog.groups[subject.name, name] = group
         return group
 
-    def _describe(self, command: DescribeGroup, _: Try) -> Answer:
-        subject = self._known.subject(command.subject)
-        group = self._known.group(command.subject, command.group)
-        # What a broadcast group has done is known to its members only.
-        is_known = group.mode is not GroupMode.BROADCAST
-        partitions = self._broker.group_partitions(subject, group) if is_known else ()
+    def description(self, group: GroupRecord) -> GroupDescription:
+        """Without partitions and claims."""
         return GroupDescription(
-            subject.name,
+            group.subject,
             group.name,
             self._membership.members(group),
-            partitions,
+            (),
             self._membership.describe(group),
             self._membership.order(group),
             self._membership.strategy(group),
-            self._broker.group_claims(subject, group),
+            (),
             self._membership.taken_over_by(group),
             group.mode.value,
             self._membership.decided_order(group),
             self._membership.tags(group),
         )
 
-    def _reset(self, command: ResetGroup, _: Try) -> Answer:
-        subject = self._known.subject(command.subject)
-        position = parse_position(command.position)
-        group = self._known.group(command.subject, command.group)
-        self.check_reset(group)
-        taken_back = self._broker.reset(subject, group, position)
-        if taken_back:
-            self._wake.announce(group)
-            self._wake.requests(command.subject, command.group, taken_back)
-        return Done()
-
     def check_reset(self, group: GroupRecord) -> None:
-        """GroupConflict for a group that cannot be reset, or not while it has members. Leases are the broker's."""
+        """Raise GroupConflict for a group that cannot be reset, or not while the group has members. The broker checks
+        the leases."""
         if group.mode is GroupMode.BROADCAST:
             raise GroupConflict(
-                group.name, "its members keep their own offsets; stop one, remove its offset file, and start it anew"
+                group.name, "its members keep their own offsets; stop one, remove its offset file, and start it again"
             )
         members = self._membership.members(group)
         if members and not group.is_exclusive:
             raise GroupConflict(group.name, f"{members[0]} consumes it; stop the group's consumers before a reset")
 
-    def _set_order(self, command: SetOrder, _: Try) -> Answer:
-        group = self._known.group(command.subject, command.group)
-        order = one_of(Order, "order", command.order) if command.order else None
-        if group.mode is GroupMode.SHARED:
-            raise GroupConflict(group.name, "it is a shared group, which keeps no order; use another group for that")
-        check_parked(group, order, self._broker.keys.list_keys(group))
+    def set_order(self, group: GroupRecord, order: Order | None) -> None:
+        """Durably, and notify the members. None: no decision."""
         self._rows.set_order(group.id, order)
         self._membership.decide_order(group, order)
         self._wake.members(group)
-        return Done()
+
+
+def check_ordered(group: GroupRecord) -> None:
+    """Raise GroupConflict for a group that keeps no order."""
+    if group.mode is GroupMode.SHARED:
+        raise GroupConflict(group.name, "it is a shared group, which keeps no order; use another group for that")
 
 
 def check_parked(group: GroupRecord, order: Order | None, found: KeyList) -> None:
-    """GroupConflict if keys are parked, of which that order knows nothing."""
+    """Raise GroupConflict if keys are parked and the order has no parked keys."""
     parked = [one for one in found.keys if one.state in (LotState.PARKED, LotState.RESUMING)]
     if parked and order not in (None, Order.KEY):
         raise GroupConflict(
@@ -148,162 +140,256 @@ def check_parked(group: GroupRecord, order: Order | None, found: KeyList) -> Non
         )
 
 
-class HeartbeatCommands:
-    """`watch` is called after every one: there may be somebody new to be watched."""
+class OrderCommands(CommandService):
+    """Sets the order of groups whose keys are all at this node."""
+
+    def __init__(self, catalog: Catalog, groups: GroupCommands, broker: Broker) -> None:
+        self._catalog = catalog
+        self._groups = groups
+        self._broker = broker
+
+    @property
+    def answers(self) -> AnswerTable:
+        return {SetOrder: self._set_order}
+
+    def _set_order(self, command: SetOrder, _: Try) -> Answer:
+        group = self._catalog.group(command.subject, command.group)
+        order = one_of(Order, "order", command.order) if command.order else None
+        check_ordered(group)
+        check_parked(group, order, self._broker.keys.list_keys(group))
+        self._groups.set_order(group, order)
+        return Done()
+
+
+class GroupPartitionCommands(CommandService):
+    """Describes and resets groups in the partitions of this node."""
+
+    def __init__(self, catalog: Catalog, groups: GroupCommands, broker: Broker, wake: WakeUps) -> None:
+        self._catalog = catalog
+        self._groups = groups
+        self._broker = broker
+        self._wake = wake
+
+    @property
+    def answers(self) -> AnswerTable:
+        return {DescribeGroup: self._describe, ResetGroup: self._reset}
+
+    def _describe(self, command: DescribeGroup, _: Try) -> Answer:
+        subject = self._catalog.subject(command.subject)
+        group = self._catalog.group(command.subject, command.group)
+        # The offsets of a broadcast group are with its members.
+        is_known = group.mode is not GroupMode.BROADCAST
+        return msgspec.structs.replace(
+            self._groups.description(group),
+            partitions=self._broker.group_partitions(subject, group) if is_known else (),
+            claims=self._broker.group_claims(subject, group),
+        )
+
+    def _reset(self, command: ResetGroup, _: Try) -> Answer:
+        subject = self._catalog.subject(command.subject)
+        position = parse_position(command.position)
+        group = self._catalog.group(command.subject, command.group)
+        self._groups.check_reset(group)
+        withdrawn = self._broker.reset(subject, group, position)
+        if withdrawn:
+            self._wake.announce(group)
+            self._wake.requests(command.subject, command.group, withdrawn)
+        return Done()
+
+
+class HeartbeatCommands(CommandService):
+    """`requests` returns the key requests that wait for a group's members. `schedule_check` is called after each
+    heartbeat: the member may be new."""
 
     def __init__(
         self,
-        known: Known,
+        catalog: Catalog,
         groups: GroupCommands,
         membership: Membership,
-        keys: Keys,
+        requests: Callable[[GroupRecord], tuple[KeyRequest, ...]],
         trials: Trials,
-        wake: Waking,
-        intake: Intake,
-        watch: Callable[[], None],
+        wake: WakeUps,
+        admission: Admission,
+        schedule_check: Callable[[], None],
     ) -> None:
-        self._known = known
+        self._catalog = catalog
         self._groups = groups
         self._membership = membership
-        self._keys = keys
+        self._requests = requests
         self._trials = trials
         self._wake = wake
-        self._intake = intake
-        self._watch = watch
+        self._admission = admission
+        self._schedule_check = schedule_check
 
     @property
     def answers(self) -> AnswerTable:
         return {Heartbeat: self._heartbeat}
 
     def _heartbeat(self, command: Heartbeat, attempt: Try) -> Answer | None:
-        subject = self._known.subject(command.subject)
+        subject = self._catalog.subject(command.subject)
         group = self._groups.joined(subject, command)
-        came = attempt is Try.FIRST and self._membership.heartbeat(group, subject, command)
-        self._watch()
-        if came:
+        is_new = attempt is Try.FIRST and self._membership.heartbeat(group, subject, command)
+        self._schedule_check()
+        if is_new:
             self._wake.members(group)
-        is_news = came or self._membership.generation(group) != command.generation
-        if not is_news and may_wait(command.wait_s, attempt):
+        has_news = is_new or self._membership.generation(group) != command.generation
+        if not has_news and may_wait(command.wait_s, attempt):
             return None
         trials = self._trials.waiting(group, command.member)
-        answer = self._membership.answer(group, subject, command.member, self._keys.waiting(group), trials)
-        return msgspec.structs.replace(answer, partitions=()) if self._intake.is_stopping else answer
+        answer = self._membership.answer(group, subject, command.member, self._requests(group), trials)
+        return msgspec.structs.replace(answer, partitions=()) if self._admission.is_stopping else answer
 
 
 _OF_MEMBER = Acquire | Claim | Pull | Heartbeat | Fetch
-COME_BACK_S = 1.0  # a member whose stream was lost has so long to be heard again before others are asked
+COME_BACK_S = 1.0  # a member whose stream is lost ends unless a heartbeat arrives within this time
 
 
-class LeavingCommands:
-    """It keeps the watch, too. Call it under the node's lock."""
+class MemberLeases:
+    """The leases, claims and deliveries of members at this node. Call under the node's lock."""
 
-    def __init__(
-        self,
-        known: Known,
-        membership: Membership,
-        broker: Broker,
-        held: LongPolls,
-        wake: Waking,
-        intake: Intake,
-        clock: Clock,
-        timers: Timers,
-    ) -> None:
-        self._known = known
-        self._membership = membership
+    def __init__(self, broker: Broker, held: LongPolls, wake: WakeUps) -> None:
         self._broker = broker
         self._held = held
         self._wake = wake
-        self._intake = intake
+
+    def leave(self, group: GroupRecord, leave: Leave) -> None:
+        """Answer the member's waiting commands with LeaseHeld, and release all leases, claims and deliveries."""
+        dismiss_member(self._held, leave, _OF_MEMBER)
+        self.release(group, leave)
+
+    def release(self, group: GroupRecord, leave: Leave) -> None:
+        self._broker.leases.remote.discard(leave.member)
+        for partition in self._broker.sharing.leave(group, leave.member):
+            self._wake.log(leave.subject, partition)
+        claims = self._broker.claims
+        released = claims.release_all(group, leave.member)
+        released += self._broker.leases.release_all(
+            group, leave.member, lambda key: bool(claims.live(key)) or claims.may_be_forgotten(key)
+        )
+        for partition in released:
+            self._wake.lease(leave.subject, leave.group, partition)
+
+    def forget(self, group: GroupRecord, member: str) -> None:
+        """The member is silent. The leases live on until expiry."""
+        self._broker.leases.remote.discard(member)
+        self._broker.sharing.forget_member(group, member)
+
+
+class MemberCommands(CommandService):
+    """Members that leave, lose their streams, or are silent. Call under the node's lock.
+
+    `leases` None: the leases are at other nodes.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        membership: Membership,
+        leases: MemberLeases | None,
+        held: LongPolls,
+        wake: WakeUps,
+        admission: Admission,
+        clock: Clock,
+        timers: Timers,
+        life_s: float,
+    ) -> None:
+        self._catalog = catalog
+        self._membership = membership
+        self._leases = leases
+        self._held = held
+        self._wake = wake
+        self._admission = admission
         self._clock = clock
         self._timers = timers
-        self._watch_timer: Timer | None = None
-        self._spoke_through: dict[Leave, object] = {}  # the stream that a member in another process was last heard on
+        self._life_s = life_s
+        self._check_timer: Timer | None = None
+        self._sessions: dict[Leave, object] = {}  # of members in other processes: the session of the last heartbeat
 
     @property
     def answers(self) -> AnswerTable:
-        return {Leave: self.leave}
+        return {Leave: self._leave}
 
-    def leave(self, command: Leave, _: Try = Try.FIRST) -> Answer:
-        group = self._known.group(command.subject, command.group)
-        if self._membership.leave(group, self._known.subject(command.subject), command.member):
+    def _leave(self, command: Leave, _: Try) -> Answer:
+        group = self._catalog.group(command.subject, command.group)
+        if self._membership.leave(group, self._catalog.subject(command.subject), command.member):
             self._wake.members(group)
             self._wake.trials(group)
-        self._forget(command, _OF_MEMBER)
-        for partition in self._broker.sharing.leave(group, command.member):
-            self._wake.log(command.subject, partition)
-        claims = self._broker.claims
-        released = claims.release_all(group, command.member)
-        released += self._broker.leases.release_all(
-            group, command.member, lambda key: bool(claims.live(key)) or claims.may_be_forgotten(key)
-        )
-        for partition in released:
-            self._wake.lease(command.subject, command.group, partition)
+        self._sessions.pop(command, None)
+        dismiss_member(self._held, command, _OF_MEMBER)
+        if self._leases is not None:
+            self._leases.release(group, command)
         return Done()
-
-    def _forget(self, leave: Leave, kinds: type[Command] | UnionType) -> None:
-        """Nothing of these kinds is held back any more for a member that left; it is answered with LeaseHeld."""
-        self._spoke_through.pop(leave, None)
-        self._broker.leases.remote.discard(leave.member)
-
-        def left(command: Command) -> LeaseHeld:
-            return LeaseHeld(leave.group, str(getattr(command, "partition", "")), "nobody: the member left")
-
-        self._held.dismiss(lambda command: isinstance(command, kinds) and _is_of(command, leave), left)
 
     # Streams
 
-    def note_stream(self, command: Heartbeat, session: object) -> None:
-        """Through which stream a member speaks; nothing of one that was refused."""
-        group = self._known.groups.get((command.subject, command.group))
+    def note_session(self, command: Heartbeat, session: object) -> None:
+        """Note the session of a member's heartbeat, unless the heartbeat was refused."""
+        group = self._catalog.groups.get((command.subject, command.group))
         if group is not None and self._membership.is_member(group, command.member):
-            self._spoke_through[Leave(command.subject, command.group, command.member)] = session
+            self._sessions[Leave(command.subject, command.group, command.member)] = session
 
     def hung_up(self, session: object) -> None:
-        """The members of a lost stream keep their leases for as long as these live, but are counted out unless they
-        are heard again soon."""
-        for one in [member for member, through in self._spoke_through.items() if through is session]:
-            del self._spoke_through[one]
-            group = self._known.groups.get((one.subject, one.group))
+        """The members of a lost stream keep their leases for the leases' life, but end as members after COME_BACK_S
+        without a heartbeat."""
+        for one in [member for member, through in self._sessions.items() if through is session]:
+            del self._sessions[one]
+            group = self._catalog.groups.get((one.subject, one.group))
             if group is not None:
                 self._membership.hasten(group, one.member, COME_BACK_S)
-        self._end_watch()
-        self.watch()
+        self._cancel_check()
+        self.schedule_check()
 
-    # The watch
+    # Membership checks
 
-    def watch(self) -> None:
-        """Look at all groups every third of a lease's life, and at the moment when somebody is silent for too long."""
-        if self._watch_timer is None:
+    def schedule_check(self) -> None:
+        """Check all groups every third of a lease's life, and when the next member has been silent for too long."""
+        if self._check_timer is None:
             deadline_s = self._membership.next_deadline_s()
             if deadline_s is not None:
-                at_s = min(deadline_s, self._clock.monotonic() + self._broker.leases.life_s / 3)
-                self._watch_timer = self._timers.at(at_s, self._look_at_members)
+                at_s = min(deadline_s, self._clock.monotonic() + self._life_s / 3)
+                self._check_timer = self._timers.at(at_s, self._check_members)
 
-    def _end_watch(self) -> None:
-        if self._watch_timer is not None:
-            self._watch_timer.cancel()
-            self._watch_timer = None
+    def _cancel_check(self) -> None:
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+            self._check_timer = None
 
-    def _look_at_members(self) -> None:
+    def _check_members(self) -> None:
         with self._held.lock:
-            self._end_watch()  # it may be a newer one than the one that called this
-            if self._intake.is_closed:
+            self._cancel_check()  # the timer may be a newer one than the caller
+            if self._admission.is_closed:
                 return
             for group, member in self._membership.silent(self._clock.monotonic()):
-                self._membership.leave(group, self._known.subject(group.subject), member)
-                # If it lives on, it asks again. If not, nothing is to be granted to it.
-                self._forget(Leave(group.subject, group.name, member), Acquire)
-                self._broker.sharing.forget_member(group, member)
+                self._membership.leave(group, self._catalog.subject(group.subject), member)
+                # A living member asks again. A dead member must not be granted a lease.
+                leave = Leave(group.subject, group.name, member)
+                self._sessions.pop(leave, None)
+                dismiss_member(self._held, leave, Acquire)
+                if self._leases is not None:
+                    self._leases.forget(group, member)
                 self._wake.members(group)
                 self._wake.trials(group)
             for group in self._membership.groups():
-                if self._membership.reassign(group, self._known.subject(group.subject)):
+                if self._membership.reassign(group, self._catalog.subject(group.subject)):
                     self._wake.members(group)
-            self.watch()
+            self.schedule_check()
+
+
+def dismiss_member(held: LongPolls, leave: Leave, kinds: type[Command] | UnionType) -> None:
+    """Answer the waiting commands of these kinds of a member with LeaseHeld."""
+
+    def left(command: Command) -> LeaseHeld:
+        partition = str(command.partition) if isinstance(command, _OF_PARTITION) else ""
+        return LeaseHeld(leave.group, partition, "nobody: the member left")
+
+    held.dismiss(lambda command: isinstance(command, kinds) and _is_of(command, leave), left)
+
+
+_OF_PARTITION = Acquire | Claim | Pull | Fetch
 
 
 def _is_of(command: Command, leave: Leave) -> bool:
-    """Whether the command came from the member that leaves."""
+    """Whether the member that leaves sent the command."""
     if not isinstance(command, _OF_MEMBER):
         return False
     return (command.subject, command.group, command.member) == (leave.subject, leave.group, leave.member)

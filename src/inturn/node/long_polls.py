@@ -1,6 +1,7 @@
-"""Commands that are held back until there is something to say, or their time is over.
+"""Long polls: commands are held back until an answer exists, or the time of the command is over.
 
-What commands are held back for, and how they are woken.
+A waiting command has a key: the log, lease, group, request or trials that the command waits for. `WakeUps` wakes
+commands by the same keys.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ WAIT_S_MAX = 60.0
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A command that is held back, what to wake it for, and when to answer it at the latest."""
+    """A waiting command: `key` wakes the command, `expiry` answers the command at the latest."""
 
     command: Command
     reply: Reply
@@ -50,11 +51,11 @@ _Replies = list[tuple[Reply, Answer | InturnError]]
 
 
 class LongPolls:
-    """`answer` is asked again at every wake: None is nothing to say yet, which the last try must not be.
+    """`answer` is called again at every wake-up. None: no answer yet; not allowed for the last try.
 
-    `due_s` is asked whenever a command is held back, also when it is so again: when time itself may bring an answer,
-    though nobody wakes it. Both are called under the lock, replies outside of it. Call everything but `wake` and
-    `close` under the lock, which is the node's.
+    `due_s` is called whenever a command is held back, also repeatedly. `due_s` returns when the passing of time may
+    bring an answer without a wake-up; None: never. Both are called under the lock, replies without the lock. Call all
+    methods but `wake` and `close` under the lock, which is the node's.
     """
 
     def __init__(
@@ -71,29 +72,29 @@ class LongPolls:
         self._answer = answer
         self._due_s = due_s
         self._held: dict[Hashable, list[_Held]] = defaultdict(list)
-        self._times: dict[Hashable, Timer] = {}  # when to wake, by what is waited for
+        self._times: dict[Hashable, Timer] = {}  # by key
 
     def hold(self, command: Command, reply: Reply, key: Hashable, wait_s: float) -> None:
-        """Until `key` is woken and there is an answer, or so long."""
+        """Hold the command back until `key` is woken and an answer exists, or until `wait_s` is over."""
         held = _Held(command, reply, key)
         at_s = self._clock.monotonic() + min(wait_s, WAIT_S_MAX)
         held.expiry = self._timers.at(at_s, partial(self._expire, held))
         self._hold(held)
 
     def wake(self, key: Hashable) -> None:
-        """Try again to answer what waits for this."""
+        """Try again to answer the commands with this key."""
         with self.lock:
             replies = self._retry(self._held.pop(key, ()))
         for reply, answer in replies:
             reply(answer)
 
     def wake_later(self, key: Hashable) -> None:
-        """Wake after this command: its own reply and the lock come first."""
-        if self._held.get(key):  # whoever comes later sees for itself what is new
+        """Wake after the present command is answered and the lock is released."""
+        if self._held.get(key):  # a later command finds the news at its first try
             self._timers.at(self._clock.monotonic(), partial(self.wake, key))
 
     def wake_at(self, key: Hashable, at_s: float) -> None:
-        """Wake then, if not before. The earliest time counts."""
+        """Wake at this time, or at an earlier time set before."""
         timer = self._times.get(key)
         if timer is not None:
             if timer.at_s <= at_s:
@@ -102,15 +103,15 @@ class LongPolls:
         self._times[key] = self._timers.at(at_s, partial(self._time_came, key))
 
     def keys(self, kinds: type[Command] | UnionType) -> list[Hashable]:
-        """What commands of these kinds wait for."""
+        """The keys of waiting commands of these kinds."""
         return [key for key, waiting in self._held.items() if any(isinstance(one.command, kinds) for one in waiting)]
 
     def counts(self) -> dict[str, int]:
-        """How many commands are held back, by the name of their kind."""
+        """The number of waiting commands, by the name of their kind."""
         return Counter(type(one.command).__name__ for waiting in self._held.values() for one in waiting)
 
     def dismiss(self, is_gone: Callable[[Command], bool], error: Callable[[Command], InturnError]) -> None:
-        """Hold back nothing of these any more; each is answered with its error."""
+        """Answer these waiting commands with their errors."""
         for waiting in self._held.values():
             gone = [one for one in waiting if is_gone(one.command)]
             waiting[:] = [one for one in waiting if one not in gone]
@@ -120,7 +121,7 @@ class LongPolls:
                 self._timers.at(self._clock.monotonic(), partial(one.reply, error(one.command)))
 
     def abandon(self, is_gone: Callable[[Reply], bool]) -> None:
-        """Nobody listens to these replies any more: what is held back for them must not be answered later."""
+        """Drop waiting commands whose replies lead nowhere any more: such a command must not be answered later."""
         for waiting in self._held.values():
             for one in waiting:
                 if is_gone(one.reply) and one.expiry is not None:
@@ -130,7 +131,7 @@ class LongPolls:
             del self._held[key]
 
     def close(self, error: Callable[[], InturnError]) -> None:
-        """Answer everything that is held back with an error."""
+        """Answer all waiting commands with an error."""
         with self.lock:
             held = [one for waiting in self._held.values() for one in waiting]
             self._held.clear()
@@ -171,7 +172,7 @@ class LongPolls:
         held.reply(answer)
 
     def _answer_or_error(self, command: Command, attempt: Try) -> Answer | InturnError | None:
-        """Whatever breaks here is the answer to this command, and keeps no other from its own."""
+        """An exception is the answer to this command, and does not stop the answers to other commands."""
         try:
             return self._answer(command, attempt)
         except InturnError as error:
@@ -182,7 +183,7 @@ class LongPolls:
 
 
 def waits_for(command: Command) -> Hashable:
-    """What a command is held back for. `Waking` wakes by the same."""
+    """The key of a waiting command. `WakeUps` wakes by the same keys."""
     match command:
         case Pull() | Read() | Fetch():
             return of_log(command.subject, command.partition)
@@ -217,15 +218,15 @@ def _of_trials(subject: str, group: str) -> Hashable:
     return "trial", subject, group
 
 
-class Waking:
-    """What waits for this is tried again, after the command that is at work. Call it under the node's lock."""
+class WakeUps:
+    """Wakes waiting commands after the present command. Call under the node's lock."""
 
     def __init__(self, held: LongPolls, membership: Membership) -> None:
         self._held = held
         self._membership = membership
 
     def announce(self, group: GroupRecord) -> None:
-        """There is something for all members of the group to hear."""
+        """Notify all members of the group: the answers to waiting heartbeats have news."""
         self._membership.announce(group)
         self.members(group)
 
@@ -239,7 +240,7 @@ class Waking:
         self._held.wake_later(of_lease(subject, group, partition))
 
     def requests(self, subject: str, group: str, request_ids: Iterable[int]) -> None:
-        """Whoever asked something of keys."""
+        """Wake operators that wait for key requests."""
         for request_id in request_ids:
             self._held.wake_later(_of_request(subject, group, request_id))
 
@@ -247,6 +248,6 @@ class Waking:
         self._held.wake_later(_of_trials(group.subject, group.name))
 
     def new_work(self) -> None:
-        """Whoever waits for work: perhaps there is to be none."""
+        """Wake all commands that wait for new work: the node may refuse new work now."""
         for key in self._held.keys(NEW_WORK):
             self._held.wake_later(key)

@@ -1,7 +1,7 @@
-"""A look at all that a node has: its logs, its groups, what it holds back; and which of its parts can do their work.
+"""Statistics of a node: logs, groups, waiting commands; and which parts of the node are ready.
 
-Made to be taken every few seconds beside the work. The node's lock is held for what is in memory, once and shortly;
-the database is read in pages, outside of it. So the figures are of slightly different moments.
+Cheap enough to collect every few seconds. The node's lock is held once and briefly, for the figures in memory. The
+database is read in pages, without the lock. So the figures are of slightly different moments.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from inturn.meta.membership import Membership
 from inturn.model.errors import InturnError
 from inturn.model.settings import GroupMode
 from inturn.model.subject import Subject
-from inturn.node.catalog import Known
+from inturn.node.catalog import Catalog
 from inturn.node.long_polls import LongPolls
-from inturn.protocol.commands import ReadyPart
+from inturn.protocol.commands import ReadyPart, RestlessLease
 from inturn.store.groups import GroupRecord
 from inturn.store.statistics import StatisticsRows
 
@@ -31,14 +31,14 @@ class LogFigures:
     start_offset: int
     end_offset: int
     size_bytes: int
-    appended_count: int  # messages, since it was opened
+    appended_count: int  # messages, since the log was opened
     appended_bytes: int
     state: str  # one of LOG_STATES
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceFigures:
-    """Where a group is in a partition; not of broadcast groups."""
+    """The progress of a group in a partition. There is none for broadcast groups."""
 
     subject: str
     group: str
@@ -52,7 +52,7 @@ class GroupFigures:
     subject: str
     group: str
     member_count: int
-    lease_count: int  # that are live
+    lease_count: int  # live leases
     key_states: Mapping[str, int]
 
 
@@ -61,13 +61,13 @@ class NodeFigures:
     logs: list[LogFigures]
     places: list[PlaceFigures]
     groups: list[GroupFigures]
-    held: Mapping[str, int]  # commands that are held back, by kind
+    held: Mapping[str, int]  # waiting commands, by kind
     lease_changes: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What is known without the database."""
+    """The figures that need no database."""
 
     subjects: list[Subject]
     groups: list[GroupRecord]
@@ -77,26 +77,26 @@ class _Memory:
     lease_changes: dict[str, int] = field(default_factory=dict)
 
 
-class Survey:
-    """Any thread may take it."""
+class Statistics:
+    """Any thread may call. `broker` None: the node has no logs and no leases."""
 
     def __init__(
         self,
-        known: Known,
-        broker: Broker,
+        catalog: Catalog,
+        broker: Broker | None,
         membership: Membership,
         held: LongPolls,
         rows: StatisticsRows,
     ) -> None:
-        self._known = known
+        self._catalog = catalog
         self._broker = broker
         self._membership = membership
         self._held = held
         self._rows = rows
 
     def take(self) -> NodeFigures:
-        """Raises StorageError if the database does not answer."""
-        memory = self._look()
+        """Raise StorageError if the database does not answer."""
+        memory = self._from_memory()
         logs = self._logs(memory.subjects)
         ends = {(one.subject, one.partition): one.end_offset for one in logs}
         by_id = {group.id: group for group in memory.groups}
@@ -104,9 +104,9 @@ class Survey:
         for place in self._rows.places():
             group = by_id.get(place.group_id)
             end_offset = None if group is None else ends.get((group.subject, place.partition))
-            if group is None or end_offset is None:  # it came after the look
+            if group is None or end_offset is None:  # newer than the figures in memory
                 continue
-            if group.mode is not GroupMode.BROADCAST:  # whose members know what they have done, and nobody else
+            if group.mode is not GroupMode.BROADCAST:  # only its members know the progress of a broadcast group
                 lag = max(0, end_offset - place.done)
                 places.append(PlaceFigures(group.subject, group.name, place.partition, place.done, lag))
         key_states = {group_id: self._rows.key_states(group_id) for group_id in self._rows.troubled()}
@@ -123,9 +123,9 @@ class Survey:
         return NodeFigures(logs, places, groups, memory.held, memory.lease_changes)
 
     def ready_parts(self) -> tuple[ReadyPart, ReadyPart]:
-        """The logs are ready while one of them takes appends: the others are told of, and no reason to go elsewhere."""
+        """The logs are ready while at least one log takes appends; `why` counts the others."""
         with self._held.lock:
-            subjects = list(self._known.subjects.values())
+            subjects = list(self._catalog.subjects.values())
         states = [one.state for one in self._logs(subjects)]
         troubled_count = sum(state != "ok" for state in states)
         why = f"{troubled_count} of {len(states)} logs are stopped or damaged" if troubled_count else ""
@@ -136,24 +136,35 @@ class Survey:
             return logs, ReadyPart("state", False, str(error))
         return logs, ReadyPart("state", True)
 
-    def _look(self) -> _Memory:
-        leases = self._broker.leases
+    def live_lease_count(self) -> int:
+        with self._held.lock:
+            return 0 if self._broker is None else self._broker.leases.live_count()
+
+    def unstable_leases(self) -> tuple[RestlessLease, ...]:
+        """Call under the node's lock."""
+        return () if self._broker is None else self._broker.leases.changes.unstable()
+
+    def _from_memory(self) -> _Memory:
+        leases = None if self._broker is None else self._broker.leases
         with self._held.lock:
             return _Memory(
-                list(self._known.subjects.values()),
-                list(self._known.groups.values()),
+                list(self._catalog.subjects.values()),
+                list(self._catalog.groups.values()),
                 self._membership.counts(),
-                leases.live_counts(),
+                {} if leases is None else leases.live_counts(),
                 self._held.counts(),
-                dict(leases.changes.counts),
+                {} if leases is None else dict(leases.changes.counts),
             )
 
     def _logs(self, subjects: list[Subject]) -> list[LogFigures]:
-        """Without the lock: each figure of a log is one field, and changes by itself."""
+        """Needs no lock: each figure of a log is a separate field."""
+        broker = self._broker
+        if broker is None:
+            return []
         return [
-            _figures(subject.name, index, self._broker.log(subject, index))
+            _figures(subject.name, index, broker.log(subject, index))
             for subject in subjects
-            for index in self._broker.owned(subject)
+            for index in broker.owned(subject)
         ]
 
 

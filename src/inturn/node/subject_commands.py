@@ -1,31 +1,27 @@
-"""Where a group may move messages that failed: its own retry and dead-letter subjects, and nowhere else.
+"""Commands about subjects: create, find, describe, grow, derived subjects; and appends and moves to their logs.
 
-Growing a subject: what may grow, and into what.
-
-Subjects: made, opened with their logs, found and described.
-
-Growth: a subject gets more partitions while it is used.
-
-Derived subjects: the retry and dead-letter subjects of a group, and what is moved there.
+A derived subject is the retry or the dead-letter subject of a group. A group moves failed messages to its own derived
+subjects only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from inturn.broker.broker import Broker
 from inturn.meta.broker_registry import BrokerRegistry
 from inturn.meta.membership import Membership
-from inturn.model.errors import GroupConflict, InvalidInput
+from inturn.model.errors import BrokerGroupClosed, GroupConflict, InvalidInput
 from inturn.model.offsets import parse_position
 from inturn.model.routing import check_partition_count
-from inturn.model.settings import GroupMode, Keyless, Limits, Routing, Strategy, one_of
+from inturn.model.settings import BrokerGroupState, GroupMode, Keyless, Limits, Routing, Strategy, one_of
 from inturn.model.subject import RESERVED, Subject, check_name, dead_letter_subject, retry_subject
 from inturn.model.time import Clock
-from inturn.node.acceptance import AnswerTable, Intake, Try
-from inturn.node.catalog import Forward, Known, check_mode
-from inturn.node.long_polls import LongPolls, Waking, of_log
+from inturn.node.acceptance import Admission, AnswerTable, CommandService, SubmitTable, Try
+from inturn.node.catalog import Catalog, check_mode
+from inturn.node.long_polls import LongPolls, WakeUps, of_log
 from inturn.protocol.commands import (
     Answer,
     Append,
@@ -50,14 +46,17 @@ from inturn.store.cluster import LOCAL_BROKER_GROUP
 from inturn.store.groups import GroupRecord
 from inturn.store.subjects import Subjects
 
+# Sends a batch to the broker of another broker group.
+Forward: TypeAlias = Callable[[str, Append, Reply], None]
+
 
 def origin_of(group: str, subject: str) -> str:
-    """The subject that the group's messages come from in the first place: its retry subject is only a detour."""
+    """The subject that the messages were first sent to: the subject of a retry subject, or the subject itself."""
     return subject.removeprefix(retry_subject(group, ""))
 
 
 def check_target(group: GroupRecord, to_subject: str) -> None:
-    """Raise InvalidInput unless failed messages of the group may be moved there."""
+    """Raise InvalidInput unless the group may move failed messages to this subject."""
     origin = origin_of(group.name, group.subject)
     allowed = (retry_subject(group.name, origin), dead_letter_subject(group.name, origin))
     if to_subject not in allowed:
@@ -68,7 +67,7 @@ def check_target(group: GroupRecord, to_subject: str) -> None:
 
 
 def check_growth(subject: Subject, partition_count: int) -> None:
-    """Raise InvalidInput for a subject that cannot grow, or not into so many partitions."""
+    """Raise InvalidInput for a subject that cannot grow, or not to this number of partitions."""
     check_partition_count(subject.name, partition_count)
     if subject.name.startswith(RESERVED):
         raise InvalidInput(f"subject {subject.name!r} belongs to a group, and has as many partitions as that needs")
@@ -84,36 +83,108 @@ def check_growth(subject: Subject, partition_count: int) -> None:
         )
 
 
-class SubjectCommands:
-    """`sealed_for` tells the route version before which the logs of a subject take no appends."""
+def by_route(subject: Subject) -> int:
+    return subject.route.version
+
+
+class SubjectLogs(CommandService):
+    """The logs of subjects at this node: opened, sealed, described.
+
+    `sealed_for` returns the route version below which the logs of a subject take no appends.
+    """
+
+    def __init__(
+        self, catalog: Catalog, broker: Broker, held: LongPolls, sealed_for: Callable[[Subject], int] = by_route
+    ) -> None:
+        self._catalog = catalog
+        self._broker = broker
+        self._held = held
+        self._sealed_for = sealed_for
+
+    @property
+    def answers(self) -> AnswerTable:
+        return {DescribeSubject: self._describe, ResolvePosition: self._resolve_position}
+
+    def open(self, subject: Subject, first: int) -> None:
+        """Open the logs of the partitions from index `first` on."""
+        for index in self._broker.owned(subject):
+            if index < first:
+                continue
+            log = self._broker.open_log(subject.route.partitions[index])
+            log.on_grown(partial(self._held.wake, of_log(subject.name, index)))
+            log.seal(subject.name, self._sealed_for(subject))
+
+    def seal(self, before: Subject, subject: Subject) -> None:
+        """Seal the logs of the former route for the present route of the subject."""
+        self._broker.seal(before, self._sealed_for(subject))
+
+    def _describe(self, command: DescribeSubject, _: Try) -> Answer:
+        subject = self._catalog.subject(command.name)
+        return SubjectDescription(subject, self._broker.describe(subject))
+
+    def _resolve_position(self, command: ResolvePosition, _: Try) -> Answer:
+        subject = self._catalog.subject(command.subject)
+        return Offsets(self._broker.resolve(subject, parse_position(command.position)))
+
+
+class Routes(CommandService):
+    """Opens subjects and replaces their routes. `logs` None: the node has no logs, only routes."""
 
     def __init__(
         self,
-        known: Known,
-        rows: Subjects,
-        registry: BrokerRegistry,
-        broker: Broker,
-        held: LongPolls,
-        clock: Clock,
-        sealed_for: Callable[[Subject], int],
+        catalog: Catalog,
+        logs: SubjectLogs | None,
+        membership: Membership,
+        wake: WakeUps,
+        observer: Observer | None,
     ) -> None:
-        self._known = known
-        self.rows = rows
-        self._registry = registry
-        self._broker = broker
-        self._held = held
-        self._clock = clock
-        self.sealed_for = sealed_for
+        self._catalog = catalog
+        self._logs = logs
+        self._membership = membership
+        self._wake = wake
+        self._observer = observer
 
     @property
     def answers(self) -> AnswerTable:
         return {
-            CreateSubject: self._create,
-            FindSubject: lambda command, _: self._known.subject(command.name),
-            ListSubjects: lambda _, __: SubjectList(tuple(self._known.subjects.values())),
-            DescribeSubject: self._describe,
-            ResolvePosition: self._resolve_position,
+            FindSubject: lambda command, _: self._catalog.subject(command.name),
+            ListSubjects: lambda _, __: SubjectList(tuple(self._catalog.subjects.values())),
         }
+
+    def open(self, subject: Subject, first: int = 0) -> None:
+        """`first`: partitions with a lower index are open already."""
+        self._catalog.subjects[subject.name] = subject
+        if self._logs is not None:
+            self._logs.open(subject, first)
+
+    def replace(self, before: Subject, subject: Subject) -> None:
+        """The subject has grown: use the new route, open the new logs, notify all members."""
+        if self._logs is not None:
+            self._logs.seal(before, subject)
+        if self._observer is not None:
+            self._observer.grown(subject)
+        self.open(subject, before.partition_count)
+        for group in self._membership.groups():
+            if group.subject == subject.name:
+                self._membership.reassign(group, subject)
+                self._wake.announce(group)
+
+
+class SubjectCommands(CommandService):
+    """Creates subjects."""
+
+    def __init__(
+        self, catalog: Catalog, rows: Subjects, registry: BrokerRegistry, routes: Routes, clock: Clock
+    ) -> None:
+        self._catalog = catalog
+        self._rows = rows
+        self._registry = registry
+        self._routes = routes
+        self._clock = clock
+
+    @property
+    def answers(self) -> AnswerTable:
+        return {CreateSubject: self._create}
 
     def _create(self, command: CreateSubject, _: Try) -> Answer:
         return self.make(
@@ -138,183 +209,167 @@ class SubjectCommands:
         broker_groups: Sequence[str] = (),
         reserved: bool = False,
     ) -> Subject:
-        """Or the one that is there, if it is the same; AlreadyExists. `reserved`: its name may be one of ours."""
+        """Create the subject, or return an existing equal subject. Raise AlreadyExists for a different subject.
+
+        `reserved`: the name may begin with the reserved prefix.
+        """
         limits = limits if limits is not None else Limits()
-        known = self._known.subjects.get(name)
+        known = self._catalog.subjects.get(name)
         homes: Sequence[str] = broker_groups
         if known is None or broker_groups:
-            homes = self._registry.chosen(partitions, broker_groups, self._known.subjects.values())
-        subject = self.rows.create(
+            homes = self._registry.chosen(partitions, broker_groups, self._catalog.subjects.values())
+        subject = self._rows.create(
             name,
             partitions,
             routing,
             strategy,
             limits,
             self._clock.time_ms(),
-            homes or (LOCAL_BROKER_GROUP,),  # where it is, if it is there
+            homes or (LOCAL_BROKER_GROUP,),  # not used if the subject exists
             keyless=keyless,
             reserved=reserved,
             is_chosen=bool(broker_groups),
         )
-        if subject.name not in self._known.subjects:
-            self.open(subject)
+        if subject.name not in self._catalog.subjects:
+            self._routes.open(subject)
         return subject
 
-    def open(self, subject: Subject, first: int = 0) -> None:
-        """`first`: the partitions before are open already."""
-        self._known.subjects[subject.name] = subject
-        for index in self._broker.owned(subject):
-            if index < first:
-                continue
-            log = self._broker.open_log(subject.route.partitions[index])
-            log.on_grown(partial(self._held.wake, of_log(subject.name, index)))
-            log.seal(subject.name, self.sealed_for(subject))
 
-    def _describe(self, command: DescribeSubject, _: Try) -> Answer:
-        subject = self._known.subject(command.name)
-        return SubjectDescription(subject, self._broker.describe(subject))
+class Growth:
+    """The stored part of a growth."""
 
-    def _resolve_position(self, command: ResolvePosition, _: Try) -> Answer:
-        subject = self._known.subject(command.subject)
-        return Offsets(self._broker.resolve(subject, parse_position(command.position)))
-
-
-class GrowthCommands:
-    def __init__(
-        self,
-        known: Known,
-        subjects: SubjectCommands,
-        broker: Broker,
-        membership: Membership,
-        wake: Waking,
-        clock: Clock,
-        observer: Observer | None,
-    ) -> None:
-        self._known = known
-        self._rows = subjects.rows
-        self._subjects = subjects
-        self._broker = broker
-        self._membership = membership
-        self._wake = wake
+    def __init__(self, catalog: Catalog, rows: Subjects, routes: Routes, clock: Clock) -> None:
+        self._catalog = catalog
+        self._rows = rows
+        self._routes = routes
         self._clock = clock
-        self._observer = observer
+
+    def settled(self, name: str) -> Subject:
+        """The subject as stored: the database may have stored a growth whose answer was lost."""
+        subject, stored = self._catalog.subject(name), self._rows.get(name)
+        if stored.route.version > subject.route.version:
+            self._routes.replace(subject, stored)
+            return stored
+        return subject
+
+    def is_stored(self, subject: Subject) -> bool:
+        """Whether a growth is stored. `subject`: before the growth."""
+        return self._rows.get(subject.name).route.version != subject.route.version
+
+    def store(self, subject: Subject, partition_count: int, barriers: Mapping[int, int]) -> Subject:
+        """Store the growth durably; the node does not use the new route yet."""
+        return self._rows.grow(subject.route.grown(partition_count, barriers), self._clock.time_ms())
+
+
+class GrowthCommands(CommandService):
+    """Grows subjects whose logs are all at this node."""
+
+    def __init__(self, growth: Growth, routes: Routes, broker: Broker) -> None:
+        self._growth = growth
+        self._routes = routes
+        self._broker = broker
 
     @property
     def answers(self) -> AnswerTable:
         return {GrowSubject: self._grow}
 
     def _grow(self, command: GrowSubject, _: Try) -> Answer:
-        """Seal the parents, store route and barriers, tell everybody. Before the second step nothing has happened."""
-        subject = self.settled(command.name)
+        """Seal the parents, store route and barriers, notify the members. A failure before the second step undoes the
+        first."""
+        subject = self._growth.settled(command.name)
         check_growth(subject, command.partitions)
         if command.partitions == subject.partition_count:
             return subject
         barriers = self._broker.seal(subject, subject.route.version + 1)
         try:
-            for index in barriers:  # a gate looks at what is below the barrier, and readers see only what is synced
+            for index in barriers:  # a growth gate reads below the barrier, and readers see only synced messages
                 self._broker.log(subject, index).sync()
-            grown = self.store(subject, command.partitions, barriers)
+            grown = self._growth.store(subject, command.partitions, barriers)
         except BaseException:
-            if not self.is_stored(subject):
+            if not self._growth.is_stored(subject):
                 self._broker.seal(subject, subject.route.version)
             raise
-        self.grown(subject, grown)
+        self._routes.replace(subject, grown)
         return grown
 
-    def settled(self, name: str) -> Subject:
-        """As it is stored: perhaps the database took a growth, and its answer was lost."""
-        subject, stored = self._known.subject(name), self._rows.get(name)
-        if stored.route.version > subject.route.version:
-            self.grown(subject, stored)
-            return stored
-        return subject
 
-    def is_stored(self, subject: Subject) -> bool:
-        """Whether a growth of the subject as it was has come to something."""
-        return self._rows.get(subject.name).route.version != subject.route.version
+class DerivedSubjectCommands(CommandService):
+    """Opens the retry and dead-letter subjects of groups."""
 
-    def store(self, subject: Subject, partition_count: int, barriers: Mapping[int, int]) -> Subject:
-        """Durable, and known to nobody yet."""
-        return self._rows.grow(subject.route.grown(partition_count, barriers), self._clock.time_ms())
-
-    def grown(self, before: Subject, subject: Subject) -> None:
-        """Go on with it as it is now, and let all members hear of it."""
-        self._broker.seal(before, self._subjects.sealed_for(subject))
-        if self._observer is not None:
-            self._observer.grown(subject)
-        self._subjects.open(subject, before.partition_count)
-        for group in self._membership.groups():
-            if group.subject == subject.name:
-                self._membership.reassign(group, subject)
-                self._wake.announce(group)
-
-
-class DerivedSubjectCommands:
-    """`forward` is for a broker of a cluster; without it, only what is here can be moved to."""
-
-    def __init__(
-        self,
-        known: Known,
-        subjects: SubjectCommands,
-        broker: Broker,
-        intake: Intake,
-        held: LongPolls,
-        forward: Forward | None,
-    ) -> None:
-        self._known = known
+    def __init__(self, catalog: Catalog, subjects: SubjectCommands) -> None:
+        self._catalog = catalog
         self._subjects = subjects
-        self._broker = broker
-        self._intake = intake
-        self._held = held
-        self._forward = forward
 
     @property
     def answers(self) -> AnswerTable:
         return {OpenRetry: self._open_retry, OpenDeadLetters: self._open_dead_letters}
 
     def _open_retry(self, command: OpenRetry, _: Try) -> Answer:
-        subject = self._known.subject(command.subject)
+        subject = self._catalog.subject(command.subject)
         name = retry_subject(check_name("group", command.group), command.subject)
-        known = self._known.subjects.get(name)
+        known = self._catalog.subjects.get(name)
         if known is not None and known.partition_count != command.levels:
             raise GroupConflict(
                 command.group,
                 f"its retry subject has {known.partition_count} delays, this consumer asks for {command.levels}; "
                 "use as many RetryDelays.levels_s",
             )
-        return known if known is not None else self._made(name, command.levels, Routing.SELECTOR, subject)
+        return known if known is not None else self._make(name, command.levels, Routing.SELECTOR, subject)
 
     def _open_dead_letters(self, command: OpenDeadLetters, _: Try) -> Answer:
-        subject = self._known.subject(command.subject)
+        subject = self._catalog.subject(command.subject)
         name = dead_letter_subject(check_name("group", command.group), origin_of(command.group, subject.name))
-        known = self._known.subjects.get(name)
-        return known if known is not None else self._made(name, 1, Routing.SLOTS, subject, subject.limits)
+        known = self._catalog.subjects.get(name)
+        return known if known is not None else self._make(name, 1, Routing.SLOTS, subject, subject.limits)
 
-    def _made(
+    def _make(
         self, name: str, partitions: int, routing: Routing, subject: Subject, limits: Limits | None = None
     ) -> Subject:
-        """In the broker group of the first partition of the subject that it is for."""
+        """Place the derived subject in the broker group of the first partition of its subject."""
         home = (subject.route.partitions[0].broker_group,)
         return self._subjects.make(name, partitions, routing, limits=limits, broker_groups=home, reserved=True)
 
-    def move(self, command: Move, reply: Reply) -> None:
-        """Answered when it is durable, as an append; raises what is wrong with it before. Call it without the lock."""
+
+class MessageCommands(CommandService):
+    """Appends and moves: answered when the messages are durable.
+
+    `forward` sends a batch to the broker of another broker group; None: the node moves messages to its own logs only.
+    """
+
+    def __init__(
+        self, catalog: Catalog, broker: Broker, admission: Admission, held: LongPolls, forward: Forward | None
+    ) -> None:
+        self._catalog = catalog
+        self._broker = broker
+        self._admission = admission
+        self._held = held
+        self._forward = forward
+
+    @property
+    def submits(self) -> SubmitTable:
+        return {Append: self._append, Move: self._move}
+
+    def _append(self, command: Append, reply: Reply) -> None:
+        self._admission.check(command)
+        self._broker.append(self._catalog.subject(command.subject), command, reply)
+
+    def _move(self, command: Move, reply: Reply) -> None:
         with self._held.lock:
-            self._intake.check(command)
-            group = self._known.group(command.subject, command.group)
+            self._admission.check(command)
+            group = self._catalog.group(command.subject, command.group)
             check_target(group, command.to_subject)
-            target = self._known.subject(command.to_subject)
+            target = self._catalog.subject(command.to_subject)
             if not group.is_exclusive:
                 check_mode(group, GroupMode.SHARED)
-                self._broker.log(self._known.subject(command.subject), command.partition)
+                self._broker.log(self._catalog.subject(command.subject), command.partition)
                 self._broker.sharing.check(group, command.partition, command.epoch, command.member, command.receipts)
         self._store(group, target, command, reply)
 
     def _store(self, group: GroupRecord, target: Subject, command: Move, reply: Reply) -> None:
-        """A derived subject is in one broker group, for all partitions of the subject that it is for."""
-        is_there = 0 <= command.to_partition < target.partition_count
-        if self._forward is None or not is_there or command.to_partition in self._broker.owned(target):
-            self._intake.check_stores()
+        """A derived subject is in one broker group, for all partitions of its subject."""
+        exists = 0 <= command.to_partition < target.partition_count
+        if self._forward is None or not exists or command.to_partition in self._broker.owned(target):
+            self._check_stores()
             self._broker.move(group, target, command, reply)
             return
         self._broker.check_mover(group, command)
@@ -323,3 +378,8 @@ class DerivedSubjectCommands:
             Append(command.to_subject, command.to_partition, command.batch),
             lambda answer: reply(Done() if isinstance(answer, Appended) else answer),
         )
+
+    def _check_stores(self) -> None:
+        """Raise BrokerGroupClosed unless this broker group stores messages now."""
+        if self._broker.state is not BrokerGroupState.AVAILABLE:
+            raise BrokerGroupClosed(self._broker.broker_group, self._broker.state.value)

@@ -1,11 +1,5 @@
-"""Subjects: making them, growing them, looking at them.
-
-Groups: looking at them, and steering them as a whole.
-
-How a node is.
-
-Broker groups: looking at them, and taking them out of use.
-"""
+"""Commands of operators: create, grow and describe subjects; describe, reset and order groups; describe the node; list
+broker groups and set the state of a broker group."""
 
 from __future__ import annotations
 
@@ -19,7 +13,7 @@ from inturn.protocol.keys import KeyDescription
 
 
 class CreateSubject(Command, frozen=True, gc=False):
-    """Answered with the Subject. The same again is no error; other settings are (AlreadyExists)."""
+    """Answered with the Subject. A repeat with equal settings is no error; with other settings AlreadyExists."""
 
     name: str
     partitions: int
@@ -27,12 +21,12 @@ class CreateSubject(Command, frozen=True, gc=False):
     strategy: str
     limits: Limits
     keyless: str = "independent"
-    # Of the partitions, in turns; none given: over two that are available, or one if there is one.
+    # The partitions take them in turn. Empty: two available broker groups, or the only one.
     broker_groups: tuple[str, ...] = ()
 
 
 class GrowSubject(Command, frozen=True, gc=False):
-    """Give a subject that routes by slots more partitions. Answered with the Subject; the same again is no error."""
+    """Give a subject that routes by slots more partitions. Answered with the Subject; a repeat is no error."""
 
     name: str
     partitions: int
@@ -88,10 +82,10 @@ class DescribeGroup(Command, frozen=True, gc=False):
 
 
 class ShutGate(msgspec.Struct, frozen=True, gc=False):
-    """A partition is not open to a group yet: older messages of its keys are unfinished in this parent."""
+    """The growth gate of a partition is closed for a group: this parent has older unfinished messages."""
 
     parent: int
-    offset: int | None = None  # of the first of them, if known
+    offset: int | None = None  # of the first such message, if known
 
 
 class GroupPartition(msgspec.Struct, frozen=True, gc=False):
@@ -100,14 +94,14 @@ class GroupPartition(msgspec.Struct, frozen=True, gc=False):
     end_offset: int
     owner: str | None
     epoch: int
-    remaining_s: float | None  # until the lease ends unless it is renewed
-    finished_count: int = 0  # above `committed`, done all the same
+    remaining_s: float | None  # until the lease expires
+    finished_count: int = 0  # finished messages above `committed`
     done_per_s: float = 0.0  # over the last ten seconds
-    blocking: KeyDescription | None = None  # of the keys that fail, are blocked or parked: most waits behind it
+    blocking: KeyDescription | None = None  # the failing, blocked or parked key with the most waiting messages
     gate: ShutGate | None = None
-    outstanding: int = 0  # shared groups: given out and not acknowledged
-    waiting: int = 0  # shared groups: came back, and wait to be given out again
-    redeliveries: int = 0  # shared groups: messages given out again since the node was started
+    outstanding: int = 0  # shared groups: delivered and not acknowledged
+    waiting: int = 0  # shared groups: returned, and waiting for redelivery
+    redeliveries: int = 0  # shared groups: since the node was started
 
     @property
     def lag(self) -> int:
@@ -115,16 +109,16 @@ class GroupPartition(msgspec.Struct, frozen=True, gc=False):
 
 
 class MemberDescription(msgspec.Struct, frozen=True, gc=False):
-    """Its name says on which host and in which process it is."""
+    """The name contains the host and the process of the member."""
 
     name: str
-    since_ms: int  # when it came
+    since_ms: int  # when the member joined
     assigned: tuple[int, ...]
-    held: tuple[int, ...]  # partitions whose leases it has
+    held: tuple[int, ...]  # partitions whose leases the member holds
 
 
 class ClaimDescription(msgspec.Struct, frozen=True, gc=False):
-    """Who works on some slots of a partition under the lease of its owner."""
+    """A claim: a member works on some slots of a partition under the lease of the owner."""
 
     partition: int
     claimant: str
@@ -133,8 +127,8 @@ class ClaimDescription(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupDescription(msgspec.Struct, frozen=True, gc=False):
-    """`order` and `assignment` are what its members agree on; None if there are none. What a broadcast group has done
-    is known to its members only: it has no partitions here."""
+    """`order` and `assignment` come from the members; None without members. A broadcast group has no partitions here:
+    its progress is with the members."""
 
     subject: str
     group: str
@@ -144,10 +138,10 @@ class GroupDescription(msgspec.Struct, frozen=True, gc=False):
     order: str | None = None
     assignment: str | None = None  # one of AssignmentStrategy
     claims: tuple[ClaimDescription, ...] = ()
-    taken_over_by: str | None = None  # the member that all partitions are for
+    taken_over_by: str | None = None  # the member that has taken over all partitions
     mode: str = "exclusive"  # one of GroupMode
-    set_order: str | None = None  # what somebody decided, whatever the members ask for
-    tags: str | None = None  # the expression that its members agree on, empty for all; None if there are none
+    set_order: str | None = None  # set by an operator; overrides the order of the members
+    tags: str | None = None  # the tag expression of the members, empty for all tags; None without members
 
     @property
     def lag(self) -> int:
@@ -155,14 +149,14 @@ class GroupDescription(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetOrder(Command, frozen=True, gc=False):
-    """Decide which order the members of a group keep to, whatever they ask for; "" leaves it to them again.
+    """Set the order of a group; overrides the order that the members ask for. "": the members decide again.
 
-    They follow a stricter one than they asked for, and stop at a weaker one. Answered with Done, once it is durable.
+    A member follows a stricter order than asked for, and stops at a weaker order. Answered with Done, once durable.
     """
 
     subject: str
     group: str
-    order: str  # one of Order, or nothing
+    order: str  # one of Order, or empty
 
 
 class ResetGroup(Command, frozen=True, gc=False):
@@ -174,12 +168,12 @@ class ResetGroup(Command, frozen=True, gc=False):
 
 
 class DescribeNode(Command, frozen=True, gc=False):
-    """How the node itself is: whether it is ready, its clock, its disk, and leases that do not come to rest."""
+    """Readiness, clock, disk and unstable leases of the node."""
 
 
 class ReadyPart(msgspec.Struct, frozen=True, gc=False):
-    """One part of a node: "work" (it takes new work), "logs", "state" (the database), of meta "brokers". `why` says
-    what is the matter, also where that does not keep the part from being ready."""
+    """A part of a node: "work" (accepts new work), "logs", "state" (the database), at meta also "brokers". `why` states
+    the trouble, also for a part that is ready."""
 
     name: str
     is_ready: bool
@@ -194,7 +188,7 @@ class DiskRoom(msgspec.Struct, frozen=True, gc=False):
 
 
 class RestlessLease(msgspec.Struct, frozen=True, gc=False):
-    """A lease that was granted again and again in the last ten minutes."""
+    """An unstable lease: granted five times or more in the last ten minutes."""
 
     subject: str
     group: str
@@ -207,7 +201,7 @@ class NodeDescription(msgspec.Struct, frozen=True, gc=False):
     now_ms: int  # on the node's clock
     up_s: float
     parts: tuple[ReadyPart, ...]
-    disk: DiskRoom | None = None  # None: there is none to speak of, or it cannot be asked
+    disk: DiskRoom | None = None  # None: no disk, or no answer
     restless: tuple[RestlessLease, ...] = ()
 
     @property
@@ -216,18 +210,18 @@ class NodeDescription(msgspec.Struct, frozen=True, gc=False):
 
 
 class BrokerGroupDescription(msgspec.Struct, frozen=True, gc=False):
-    """`state` is what an operator has set; whether its broker is heard is another thing."""
+    """`state` is set by operators, and independent of whether the broker is heard."""
 
     name: str
     state: str  # one of BrokerGroupState
-    address: str = ""  # where clients reach its broker; empty: it is this node
+    address: str = ""  # of the broker, for clients; empty: this node
     is_heard: bool = True
     partition_count: int = 0
-    silent_s: float = 0.0  # since its broker was last heard
+    silent_s: float = 0.0  # since the last report of the broker
 
     @property
     def condition(self) -> str:
-        """In one word: the state, or "dead" if its broker is not heard."""
+        """The state, or "dead" if the broker is not heard."""
         return self.state if self.is_heard else "dead"
 
 
@@ -240,7 +234,7 @@ class BrokerGroupList(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetBrokerGroup(Command, frozen=True, gc=False):
-    """Make a broker group read-only, unavailable, or available again. Answered with its description, once durable."""
+    """Make a broker group read-only, unavailable, or available again. Answered with the description, once durable."""
 
     name: str
     state: str  # one of BrokerGroupState

@@ -1,4 +1,4 @@
-"""Between meta and brokers only."""
+"""Commands between meta and brokers."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from inturn.protocol.keys import KeyRequest
 
 
 class ReportBroker(Command, frozen=True, gc=False):
-    """A broker is alive. Sent every second or so; answered with BrokerOrders."""
+    """The report of a broker, about every second. Answered with BrokerOrders."""
 
     broker_group: str
-    identity: str  # of its folder: a broker group is one, and another one of the same name is refused
-    address: str  # where clients reach it
-    life_s: float  # of its leases; all brokers and meta have the same
-    seals: tuple[str, ...] = ()  # growths that it has sealed partitions for, and not heard the end of
+    identity: str  # of the broker's folder: a broker group has one folder, and meta refuses any other
+    address: str  # for clients
+    life_s: float  # of leases; equal at all brokers and meta
+    seals: tuple[str, ...] = ()  # growths with sealed partitions whose end the broker does not know
 
 
 class BrokerOrders(msgspec.Struct, frozen=True, gc=False):
-    """What a broker has to know. If its catalogue is not `version`, it reads that of meta."""
+    """The broker reads the catalogue if its own version differs from `version`."""
 
-    number: int  # of the broker group; counts up, and is never given twice
+    number: int  # of the broker group; rises, and is never used twice
     version: str  # of the catalogue
     state: str  # one of BrokerGroupState
-    void: tuple[str, ...] = ()  # growths that came to nothing: their seals are to be broken
+    void: tuple[str, ...] = ()  # void growths: the broker breaks their seals
 
 
 class ReadCatalogue(Command, frozen=True, gc=False):
-    """All subjects, and the epochs of producers that have a name. Answered with the Catalogue."""
+    """Read all subjects, and the epochs of named producers. Answered with the Catalogue."""
 
-    broker_group: str = ""  # of the broker that asks
+    broker_group: str = ""  # of the sender
 
 
 class NamedProducer(msgspec.Struct, frozen=True, gc=False):
@@ -44,26 +44,26 @@ class Catalogue(msgspec.Struct, frozen=True, gc=False):
     version: str
     subjects: tuple[Subject, ...]
     producers: tuple[NamedProducer, ...]
-    identity: str = ""  # of the folder that the broker group is; nothing if nobody has reported as it yet
-    state: str = ""  # one of BrokerGroupState, if somebody has
+    identity: str = ""  # of the broker group's folder; empty before the first report
+    state: str = ""  # one of BrokerGroupState; empty before the first report
 
 
 class LearnSubject(Command, frozen=True, gc=False):
-    """To a broker: a subject is new, or has a new route. Answered with Done, once its logs are there."""
+    """To a broker: a subject is new, or has a new route. Answered with Done, once the logs are open."""
 
     subject: Subject
 
 
 class LearnProducer(Command, frozen=True, gc=False):
-    """To a broker: a producer of this name was opened; from now on older epochs are fenced. Answered with Done."""
+    """To a broker: a named producer was opened; fence older epochs from now on. Answered with Done."""
 
     producer: NamedProducer
 
 
 class SealSubject(Command, frozen=True, gc=False):
-    """To a broker: take no more appends by routes before this version. Answered with Sealed, once that is durable.
+    """To a broker: take no more appends by routes below this version. Answered with Sealed, once durable.
 
-    It holds until the broker learns of a route of that version, or hears that the growth is void.
+    The seal holds until the broker knows a route of this version, or the growth is void.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Sealed(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenGroup(Command, frozen=True, gc=False):
-    """To a broker: a group is joined; it begins at `start` where it is new. Answered with GroupOpened."""
+    """To a broker: a group was joined. A new group begins at `start`. Answered with GroupOpened."""
 
     subject: str
     group: str
@@ -87,7 +87,7 @@ class OpenGroup(Command, frozen=True, gc=False):
 
 
 class GroupOpened(msgspec.Struct, frozen=True, gc=False):
-    """How the group was made, and who holds live leases of it at this broker: (member, partitions)."""
+    """The settings of the group, and the holders of its live leases at this broker: (member, partitions)."""
 
     start: str
     mode: str
@@ -95,14 +95,14 @@ class GroupOpened(msgspec.Struct, frozen=True, gc=False):
 
 
 class FindGroup(Command, frozen=True, gc=False):
-    """To meta: how a group was made. Answered with GroupOpened."""
+    """To meta: read the settings of a group. Answered with GroupOpened."""
 
     subject: str
     group: str
 
 
 class ForgetMember(Command, frozen=True, gc=False):
-    """To a broker: the member has left the group; its leases are free. Answered with Done."""
+    """To a broker: the member has left the group; release the member's leases. Answered with Done."""
 
     subject: str
     group: str
@@ -110,7 +110,7 @@ class ForgetMember(Command, frozen=True, gc=False):
 
 
 class ListRequests(Command, frozen=True, gc=False):
-    """To a broker: the key requests of a group that wait for somebody to act upon them. Answered with RequestList."""
+    """To a broker: list the waiting key requests of a group. Answered with RequestList."""
 
     subject: str
     group: str
@@ -121,7 +121,7 @@ class RequestList(msgspec.Struct, frozen=True, gc=False):
 
 
 class FindMessage(Command, frozen=True, gc=False):
-    """To a broker: whether there is a message at this place. Answered with Done, or NotFound that says why not."""
+    """To a broker: check that a message is stored at this offset. Answered with Done, or NotFound with the reason."""
 
     subject: str
     partition: int

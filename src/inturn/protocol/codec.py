@@ -1,12 +1,10 @@
-"""What the bodies of frames are: a number for every command, answer and error of `inturn.protocol.commands`.
+"""The codec: a code for every command, answer and error of `inturn.protocol.commands`, and limits on names.
 
-A body is the msgpack of its struct. New fields come last and have defaults, so an older end understands them; what
-cannot be understood that way gets a new code, or a new version of the protocol.
+A body is the msgpack of its struct. New fields come last and have defaults, so an older end can decode the struct. Any
+other change needs a new code, or a new version of the protocol.
 
-How long names in a command may be, before anybody looks at what they name.
-
-A name could fill a whole frame. Whoever checks, remembers or writes down names (the guard, the audit log, the node) is
-to see only such as could exist. Whether one does, and has the right characters, is the node's business.
+A name could fill a whole frame. `check_names` limits the length, so that the guard, the audit log and the node never
+store or compare longer names. The node checks the characters and the existence of a name.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ _LIMITS = {
     "group": NAME_LENGTH_MAX,
     "member": MEMBER_LENGTH_MAX,
     "owner": MEMBER_LENGTH_MAX,
-    "nonce": NAME_LENGTH_MAX,  # of a producer; kept with its name
+    "nonce": NAME_LENGTH_MAX,  # of a producer; stored with its name
 }
-# By kind, so that nobody asks each command for what it does not have.
+# The limited fields of each kind of command.
 _OF_KIND = {
     kind: tuple((field, _LIMITS[field]) for field in kind.__struct_fields__ if field in _LIMITS)
     for kind in Command.__subclasses__()
@@ -40,7 +38,7 @@ _OF_KIND = {
 
 
 def check_names(command: object) -> None:
-    """Raises InvalidInput for a name that nothing can have."""
+    """Raise InvalidInput for a name above the limit."""
     for field, limit in _OF_KIND.get(type(command), ()):  # type: ignore[arg-type]
         named = getattr(command, field)
         name = named.name if isinstance(named, Subject) else named
@@ -48,10 +46,10 @@ def check_names(command: object) -> None:
             raise InvalidInput(f"{field}: a name of {len(name)} characters; the limit is {limit}, use a shorter one")
 
 
-VERSIONS = (1, 1)  # of the protocol: the lowest and the highest that we speak
+VERSIONS = (1, 1)  # of the protocol: lowest and highest of this software
 ERROR = 0
 
-# A number is never given to something else.
+# A code never changes its meaning.
 KINDS: dict[int, type] = {
     1: commands.Hello,
     2: commands.Welcome,
@@ -139,7 +137,7 @@ CODES = {kind: code for code, kind in KINDS.items()}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """An error: `code` is the name of its class, `fields` are its attributes."""
+    """An error: `code` is the class name, `fields` are the attributes."""
 
     code: str
     message: str
@@ -165,7 +163,7 @@ def pack(number: int, value: Command | Answer | InturnError) -> bytes:
 
 
 def unpack(frame: Frame) -> Command | Answer | InturnError:
-    """What was packed. ProtocolError if this end does not know it."""
+    """Decode a frame. Raise ProtocolError for an unknown code or a wrong body."""
     try:
         if frame.code == ERROR:
             return _error(_error_decoder.decode(frame.body))
@@ -187,7 +185,7 @@ _PLAIN = (str, bytes, int, float, tuple, type(None))
 
 
 def _error(body: ErrorBody) -> InturnError:
-    """As it was raised at the other end; an error that only that end knows is a plain InturnError."""
+    """The error as raised at the other end; a plain InturnError for an unknown class."""
     kind = _ERRORS.get(body.code, InturnError)
     error = kind.__new__(kind, body.message)
     error.args = (body.message,)

@@ -1,7 +1,4 @@
-"""What all commands have in common.
-
-Connecting: between a client and a server only.
-"""
+"""The base of all commands, and the greeting between a client and a server."""
 
 from __future__ import annotations
 
@@ -19,27 +16,27 @@ class Done(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hello(Command, frozen=True, gc=False):
-    """The first frame of a client; nothing else is taken before. Answered with Welcome, VersionMismatch or
-    AuthenticationFailed."""
+    """The first frame of a client; a server accepts no other first frame. Answered with Welcome, VersionMismatch,
+    AuthenticationFailed or QuotaExceeded."""
 
-    versions: tuple[int, int]  # of the protocol, the lowest and the highest that the client speaks
+    versions: tuple[int, int]  # of the protocol: lowest and highest of the client
     software: str = ""
     token: str = ""
 
     def __repr__(self) -> str:
-        """Without the token: it is nobody's business but the server's."""
+        """Without the token, which is a secret."""
         return f"Hello(versions={self.versions!r}, software={self.software!r})"
 
 
 class Welcome(msgspec.Struct, frozen=True, gc=False):
-    """The version that both speak from now on, and what the client has to keep to."""
+    """The protocol version of the stream, and limits of the server."""
 
     version: int
     software: str
-    frame_bytes: int  # the largest frame that is taken
+    frame_bytes: int  # the largest accepted frame
     lease: LeaseSettings
-    role: str = ""  # one of Role; empty: a node that is meta and broker in one
+    role: str = ""  # one of Role; empty: meta and broker in one node
 
 
 class Ping(Command, frozen=True, gc=False):
-    """Is anybody there? Answered with Done. A client that has been silent for a minute is hung up on."""
+    """Answered with Done. A server hangs up on a client that is silent for a minute."""

@@ -1,9 +1,9 @@
-"""What a client can ask of a node, and what it answers. These structs are the protocol.
+"""All commands of clients and all answers of nodes. These structs are the protocol.
 
-Every command is answered once: by its answer, or by an InturnError. Commands with `wait_s` are held back by the
-node until there is something to say, or the time is over (long poll). All of them may be repeated after a lost answer:
-most change nothing then; a Move stores its messages again, and a SteerKey that skips has to name the offset that it
-means. Partitions are given by their index in the subject's route.
+Every command is answered once: by an answer, or by an InturnError. The node holds a command with `wait_s` back until
+an answer exists, or the time is over (long poll). Any command may be repeated after a lost answer: most repeats have no
+effect; a Move stores the messages again, and a SteerKey that skips has to name the offset. A partition is given by its
+index in the subject's route.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ Reply: TypeAlias = Callable[[Answer | InturnError], None]
 
 
 class Node(Protocol):
-    """Where commands go: a node in this process, or a connection to one."""
+    """The receiver of commands: a node in this process, or a connection to a node."""
 
     def submit(self, command: Command, reply: Reply) -> None:
-        """Returns at once. `reply` is called exactly once, from any thread, maybe before this returns."""
+        """Returns at once. `reply` is called exactly once, in any thread, maybe before this call returns."""
         ...

@@ -1,9 +1,4 @@
-"""Consuming under a lease: reading, and saying what is done.
-
-Leases and claims: who may consume what, and since when.
-
-Membership: who is in a group, and who should consume what.
-"""
+"""Commands of consumers: leases, claims, pulls, commits, heartbeats and assignments."""
 
 from __future__ import annotations
 
@@ -16,10 +11,10 @@ from inturn.protocol.keys import KeyRequest, Lot, LotChange, Trial
 
 
 class Acquire(Command, frozen=True, gc=False):
-    """Ask for the lease of a partition; held back until it is free or `wait_s` is over (then LeaseHeld).
+    """Acquire the lease of a partition. Held back until the lease is free, or `wait_s` is over (then LeaseHeld).
 
-    Every grant has a higher epoch than all before. `ask` counts up per member: the same ask again is answered
-    with the same grant, an older one is refused.
+    Every grant has a higher epoch than all before. `ask`, the acquire number, rises per member: a repeat of the same
+    number is answered with the same grant, a lower number is refused.
     """
 
     subject: str
@@ -28,16 +23,17 @@ class Acquire(Command, frozen=True, gc=False):
     member: str
     ask: int
     wait_s: float = 0.0
-    keeps: bool = False  # others are to work under it
-    outlives: bool = False  # something of the member may outlive its process, so the lease does not end with that
+    keeps: bool = False  # claims under the lease will follow
+    outlives: bool = False  # the member's work may outlive its process, so the lease does, too
 
 
 class Claim(Command, frozen=True, gc=False):
-    """Ask for the right to work on some slots of a partition, under the lease of `owner`; answered as an Acquire is.
+    """Claim some slots of a partition, under the lease of `owner`. Answered like an Acquire.
 
-    Held back while another claimant has any of the slots. From then on `member` pulls, commits, moves and releases with
-    the lease's epoch as an owner would, but is given messages of its slots only, and its commits add to what is stored.
-    What renews a claim renews the lease. A lease with live claims is not released (LeaseHeld): they are called back.
+    Held back while a different claimant has any of the slots. Once granted, `member` pulls, commits, moves and releases
+    with the lease's epoch like an owner, but gets messages of the claimed slots only; commits add to the stored
+    progress. Renewing a claim renews the lease. A lease with live claims is not released (LeaseHeld): the node calls
+    the claims back.
     """
 
     subject: str
@@ -52,32 +48,32 @@ class Claim(Command, frozen=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """A message that failed and waits to be repeated: what the next holder has to know of it."""
+    """A failed message that waits for its retry, for the next holder of the lease."""
 
-    offset: int  # of one that came to the partition with a parking lot: its mark (see `inturn.model.offsets`)
+    offset: int  # of a message that came with a parking lot: its mark (see `inturn.model.offsets`)
     key: bytes | None
     attempts: int  # so far
     error: str
-    waiting: int = 0  # messages behind it in its lane, as far as pulled
-    is_exhausted: bool = False  # not repeated any more until somebody resumes or skips its key
+    waiting: int = 0  # pulled messages behind it in its lane
+    is_exhausted: bool = False  # no retry until an operator resumes or skips the key
 
 
 class Granted(msgspec.Struct, frozen=True, gc=False):
-    """The lease, and how far the holder before came."""
+    """The lease, with the progress of the former holder."""
 
     epoch: int
-    offset: int  # where to go on
-    life_s: float  # counted from before the lease was asked for
-    finished: bytes = b""  # offsets above `offset` that are done all the same: a roaring bitmap, or nothing
+    offset: int  # the next offset to consume
+    life_s: float  # from before the Acquire was sent
+    finished: bytes = b""  # finished offsets above `offset`: a roaring bitmap, or empty
     failures: tuple[Failure, ...] = ()
     lots: tuple[Lot, ...] = ()
-    requests: tuple[KeyRequest, ...] = ()  # that wait for this partition
-    request_mark: int = 0  # requests in an assignment count only above this
-    is_claim: bool = False  # others work on the partition, too: commits say what was finished, not how far it is
+    requests: tuple[KeyRequest, ...] = ()  # waiting requests of this partition
+    request_mark: int = 0  # requests in an assignment count only above this id
+    is_claim: bool = False  # there are other claims: commits list finished offsets only
 
 
 class Renew(Command, frozen=True, gc=False):
-    """Keep leases, each given as (partition, epoch)."""
+    """Renew leases, each given as (partition, epoch)."""
 
     subject: str
     group: str
@@ -86,16 +82,16 @@ class Renew(Command, frozen=True, gc=False):
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False):
-    """The partitions whose leases live on; the others are over. `wanted_back` are claims among them whose lease is
-    to be released: their holders come to an end with them, commit and give them back."""
+    """The partitions with live leases; all other leases are over. `wanted_back`: claims under a lease that is to be
+    released. The claimants finish running messages, commit and release."""
 
     partitions: tuple[int, ...]
     wanted_back: tuple[int, ...] = ()
-    unreached: tuple[int, ...] = ()  # their broker could not be asked: nothing is known of them, nothing was renewed
+    unreached: tuple[int, ...] = ()  # unreachable broker: not renewed, state unknown
 
 
 class Pull(Command, frozen=True, gc=False, array_like=True):
-    """Read from an offset on, under a lease, which this renews."""
+    """Read from an offset on, under a lease. Renews the lease."""
 
     subject: str
     group: str
@@ -105,37 +101,37 @@ class Pull(Command, frozen=True, gc=False, array_like=True):
     offset: int
     max_bytes: int
     wait_s: float = 0.0
-    tags: str = ""  # an expression: other messages are left out (see `inturn.model.batch.tagged`)
+    tags: str = ""  # an expression: other messages are filtered out (see `inturn.model.batch.tagged`)
 
 
 class Pulled(msgspec.Struct, frozen=True, gc=False, array_like=True):
     batches: tuple[StoredBatch, ...]
-    next_offset: int  # where to go on; behind the last batch, or behind a gap in which nothing is stored
-    end_offset: int  # one past the newest that may be read
-    now_ms: int = 0  # on the clock that `stored_at_ms` was taken from
-    unwanted: bytes = b""  # offsets that were left out for their tags, and count as done: a roaring bitmap, or nothing
+    next_offset: int  # of the next pull: behind the last batch, or behind a gap without messages
+    end_offset: int  # one past the newest readable message
+    now_ms: int = 0  # on the clock of `stored_at_ms`
+    unwanted: bytes = b""  # offsets filtered out by tags, which count as finished: a roaring bitmap, or empty
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
-    """How far a member is with a partition that it holds. All of it is stored together, or nothing.
+    """The progress of a member in a partition. Stored as a whole, or not at all.
 
-    `number` counts up within an epoch: what comes late, after a higher one, changes nothing.
+    `number` rises within an epoch: progress with a lower number than stored has no effect.
     """
 
     partition: int
     epoch: int
-    offset: int  # everything below is done
+    offset: int  # all messages below are finished
     number: int = 0
-    finished: bytes = b""  # offsets above that are done, too: a roaring bitmap, or nothing
-    failed: tuple[Failure, ...] = ()  # since the last commit that was answered
-    settled: tuple[int, ...] = ()  # offsets that failed before and are over now
+    finished: bytes = b""  # finished offsets above: a roaring bitmap, or empty
+    failed: tuple[Failure, ...] = ()  # since the last answered commit
+    settled: tuple[int, ...] = ()  # offsets of earlier failures that are finished now
     lots: tuple[LotChange, ...] = ()
-    requests: tuple[int, ...] = ()  # ids of those that were acted upon
-    ask: int = 0  # of a claimant: what its claim was granted for, since all claims under a lease have its epoch
+    requests: tuple[int, ...] = ()  # ids of executed requests
+    ask: int = 0  # of a claimant: the acquire number of its claim, since all claims of a lease share its epoch
 
 
 class Commit(Command, frozen=True, gc=False):
-    """Store progress. Partitions whose lease is not held with that epoch are refused."""
+    """Store progress. Refused for a partition whose lease the member does not hold with this epoch."""
 
     subject: str
     group: str
@@ -144,14 +140,14 @@ class Commit(Command, frozen=True, gc=False):
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """The partitions whose offset was taken; for the others the epoch is over."""
+    """The partitions with accepted progress; the epoch of all other partitions is over."""
 
     partitions: tuple[int, ...]
-    unreached: tuple[int, ...] = ()  # their broker could not be asked: whether it was taken is not known
+    unreached: tuple[int, ...] = ()  # unreachable broker: stored or not, unknown
 
 
 class Release(Command, frozen=True, gc=False):
-    """Commit and give the lease back, in one step; whoever waits for it gets it at once."""
+    """Commit and release the lease in one step. A waiting Acquire gets the lease at once."""
 
     subject: str
     group: str
@@ -164,9 +160,9 @@ class Release(Command, frozen=True, gc=False):
 
 
 class Heartbeat(Command, frozen=True, gc=False):
-    """A member is alive. Answered at once if the assignment is newer than `generation`, else after `wait_s`.
+    """A member is alive. Answered at once if the assignment is newer than `generation`, otherwise after `wait_s`.
 
-    The first heartbeat joins the group and creates it if needed, starting at `start`.
+    The first heartbeat joins the group. A new group is created, and starts at `start`.
     """
 
     subject: str
@@ -176,27 +172,27 @@ class Heartbeat(Command, frozen=True, gc=False):
     start: str
     generation: int = 0
     wait_s: float = 0.0
-    assignment: str = "sticky"  # one of AssignmentStrategy; as with `order`, the members of a group agree
-    takes_over: bool = False  # all partitions are its own as long as it is there; one member at most (GroupConflict)
-    mode: str = "exclusive"  # one of GroupMode; the group has that of its first member for good (else GroupConflict)
-    tags: str = ""  # an expression, see `inturn.model.message`; as with `order`, the members of a group agree
+    assignment: str = "sticky"  # one of AssignmentStrategy; like `order`, equal for all members
+    takes_over: bool = False  # gets all partitions while it is a member; at most one member (GroupConflict)
+    mode: str = "exclusive"  # one of GroupMode; fixed by the first member of the group (else GroupConflict)
+    tags: str = ""  # an expression (see `inturn.model.message`); like `order`, equal for all members
 
 
 class Assignment(msgspec.Struct, frozen=True, gc=False):
-    """Who should consume what. Advice: only a lease gives the right to."""
+    """The partitions that a member should consume. Advice: only a lease permits consuming."""
 
     generation: int
     partitions: tuple[int, ...]
     subject: Subject
-    authorised_s: float  # counted from before the heartbeat was sent; then the member stops by itself
-    requests: tuple[KeyRequest, ...] = ()  # all that wait in the group; whoever holds the partition acts on them
-    order: str = ""  # what all members of the group keep to: what they asked for, unless somebody has set another
+    authorised_s: float  # from before the heartbeat was sent; after that time the member stops
+    requests: tuple[KeyRequest, ...] = ()  # all waiting requests of the group, executed by the partitions' holders
+    order: str = ""  # of all members of the group: as they asked, or as an operator has set
     assignment: str = ""  # the assignment strategy of the group
-    trials: tuple[Trial, ...] = ()  # for this member only: each until it is reported, or given up
+    trials: tuple[Trial, ...] = ()  # of this member: until the result is reported, or the operator gives up
 
 
 class Leave(Command, frozen=True, gc=False):
-    """The member goes. Send it after the last lease was released."""
+    """The member leaves the group. Sent after the last lease was released."""
 
     subject: str
     group: str

@@ -1,15 +1,15 @@
-"""Frames: what a stream between a client and a server is cut into.
+"""Frames: the units of a stream between a client and a server.
 
-    length    u32, little endian: how many bytes follow
+    length    u32, little endian: the number of bytes that follow
     guard     u16: a checksum of the length
-    code      u16: what the body is, see `inturn.protocol.codec`
+    code      u16: the kind of the body, see `inturn.protocol.codec`
     checksum  u32: the low half of xxh3-64 of the body, seeded with number and code
-    number    u32: given by the client, counts up; an answer has the number of what it answers
+    number    u32: set by the client, rises; an answer has the number of the command
     body      msgpack
 
-The length is looked at before anything of the frame is kept, so that nobody can make us allocate what we do not want.
-It has a guard of its own: whoever believed a damaged length would take all that follows for a part of that frame, and
-wait for the rest of it while the other end seems to be alive.
+The reader checks the length before buffering the frame, so that no peer can force a large allocation. The length has a
+separate checksum: with a damaged length, the reader would take all later frames for a part of that frame, and wait for
+the rest while the other end seems to be alive.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ SMALL_BYTES = 4096  # up to this a copy costs less than a view
 class Frame(msgspec.Struct, frozen=True, gc=False):
     number: int
     code: int
-    body: bytes | memoryview  # a view of what was read, if it is large
+    body: bytes | memoryview  # a view of the received bytes if large
 
 
 def frame_of(number: int, code: int, body: bytes) -> bytes:
-    """The bytes that a FrameReader makes a Frame of."""
+    """The bytes of one frame, for a FrameReader."""
     length = len(body) + _BODY_AT
     checksum = xxh3_64_intdigest(body, number << 16 | code) & 0xFFFFFFFF
     return _HEADER.pack(length, _guard(length), code, checksum, number) + body
 
 
 def _guard(length: int) -> int:
-    """Any single bit of the length changes it."""
+    """Changes with any single bit of the length."""
     return length * 0x9E3779B1 >> 16 & 0xFFFF
 
 
@@ -54,7 +54,7 @@ def _check_guard(length: int, guard: int) -> None:
 
 
 class FrameReader:
-    """Gets the bytes of a stream as they come, gives whole frames. A ProtocolError is the end of the stream."""
+    """Makes whole frames of the bytes of a stream. After a ProtocolError the stream cannot be read further."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max  # of one frame; may be changed between calls of `feed`
@@ -88,7 +88,7 @@ class FrameReader:
             at = stop
         self._rest += view[at:]
         if self._rest:
-            self._has_frame(self._rest)  # a length that cannot be is refused by its first bytes
+            self._has_frame(self._rest)  # refuses a wrong length as early as possible
         return frames
 
     def _has_frame(self, data: bytearray) -> bool:

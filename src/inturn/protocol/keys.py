@@ -1,9 +1,4 @@
-"""Keys: looking at those that do not go on by themselves, and steering them.
-
-Parking lots: the messages of keys that are set aside.
-
-Trials: one message, handled out of turn for diagnosis.
-"""
+"""Commands about keys: parking lots, key requests, and trials of single messages for diagnosis."""
 
 from __future__ import annotations
 
@@ -20,26 +15,26 @@ class Lot(msgspec.Struct, frozen=True, gc=False):
 
 
 class ParkedMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message in the parking lot of its key, with all there is of it: the log may forget it meanwhile."""
+    """A whole message in the parking lot of its key: retention may remove the message from the log."""
 
     partition: int
     offset: int
     content: bytes  # an Outgoing, as msgpack
-    position: int = 0  # counts up in the lot; given by the node
+    position: int = 0  # rises in the parking lot; set by the node
 
 
 class LotChange(msgspec.Struct, frozen=True, gc=False):
-    """What becomes of the parking lot of one key."""
+    """A change of the parking lot of one key."""
 
     key: bytes
     state: str  # one of LotState, from now on
     reason: str = ""
-    added: tuple[ParkedMessage, ...] = ()  # to its end; one that is there already stays where it is
+    added: tuple[ParkedMessage, ...] = ()  # appended; a message that is parked already stays in place
     removed: tuple[tuple[int, int], ...] = ()  # handled or skipped: (partition, offset)
 
 
 class ReadLot(Command, frozen=True, gc=False):
-    """Read the parking lot of a key, under the lease of the partition, behind a position."""
+    """Read the parking lot of a key after a position, under the lease of the partition."""
 
     subject: str
     group: str
@@ -53,27 +48,27 @@ class ReadLot(Command, frozen=True, gc=False):
 
 class LotContent(msgspec.Struct, frozen=True, gc=False):
     messages: tuple[ParkedMessage, ...]
-    is_end: bool  # nothing is behind the last of them
+    is_end: bool  # the last message of the parking lot is included
 
 
 class KeyRequest(msgspec.Struct, frozen=True, gc=False):
-    """Somebody asks the holder of a partition to park, resume or skip a key."""
+    """A request of an operator to the holder of a partition: park, resume or skip a key."""
 
-    id: int  # counts up within the node
+    id: int  # rises within the node
     partition: int
     key: bytes
     kind: str  # one of KeyAction
-    offset: int | None = None  # skip: which message; only if it is still the first of its key
+    offset: int | None = None  # skip: the message; only if still the first of its key
     by: str = ""
     why: str = ""
-    origin: int | None = None  # skip: the partition that the message was read from, if it is another one
+    origin: int | None = None  # skip: the partition that stores the message, if another
 
 
 class SteerKey(Command, frozen=True, gc=False):
-    """Ask the holder of a key's partition to park, resume or skip it. Answered with the KeyRequest, once it is durable.
+    """Ask the holder of a key's partition to park, resume or skip the key. Answered with the KeyRequest, once durable.
 
-    `partition` is needed only where the route does not tell it. Refused with NotFound if there is nothing to resume
-    or to skip. `offset` makes a skip safe to repeat: it is refused unless that is the first message of the key.
+    `partition` is needed only for a subject that is routed by a selector. NotFound without a message to resume or to
+    skip. `offset` makes a skip safe to repeat: a skip is refused unless the first message of the key has this offset.
     """
 
     subject: str
@@ -87,7 +82,7 @@ class SteerKey(Command, frozen=True, gc=False):
 
 
 class FindRequest(Command, frozen=True, gc=False):
-    """Whether a request was acted upon; held back until then, or until `wait_s` is over."""
+    """Answered with the RequestState. Held back until the request is executed, or `wait_s` is over."""
 
     subject: str
     group: str
@@ -96,7 +91,7 @@ class FindRequest(Command, frozen=True, gc=False):
 
 
 class RequestState(msgspec.Struct, frozen=True, gc=False):
-    """What became of a request: `done_at_ms` is None while nobody has acted upon it."""
+    """The state of a key request. `done_at_ms` is None until the request is executed."""
 
     request: KeyRequest
     asked_at_ms: int
@@ -104,18 +99,18 @@ class RequestState(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListKeys(Command, frozen=True, gc=False):
-    """The keys of a group that do not go on by themselves, or that somebody asked something of."""
+    """List the failing, blocked and parked keys of a group, and keys with waiting requests."""
 
     subject: str
     group: str
 
 
 class KeyDescription(msgspec.Struct, frozen=True, gc=False):
-    """`offset` is that of its first message that is not over, `waiting` counts those behind it."""
+    """`offset` is the key's first unfinished message; `waiting` counts the messages behind it."""
 
     key: bytes | None
     partition: int
-    # "failing" (repeated by itself), "blocked" (attempts used up), one of LotState, or "requested" (nothing else yet)
+    # "failing" (is retried), "blocked" (attempts used up), one of LotState, or "requested" (only a request waits)
     state: str
     offset: int | None
     attempts: int
@@ -123,7 +118,7 @@ class KeyDescription(msgspec.Struct, frozen=True, gc=False):
     since_ms: int
     waiting: int
     reason: str = ""
-    requests: tuple[KeyRequest, ...] = ()  # not acted upon yet
+    requests: tuple[KeyRequest, ...] = ()  # not executed yet
 
 
 class KeyList(msgspec.Struct, frozen=True, gc=False):
@@ -131,7 +126,7 @@ class KeyList(msgspec.Struct, frozen=True, gc=False):
 
 
 class DescribeKey(Command, frozen=True, gc=False):
-    """One key of a group, with what is parked of it, from `after` on. NotFound if nothing is the matter with it."""
+    """Describe a key of a group, with parked messages after position `after`. NotFound for a key without trouble."""
 
     subject: str
     group: str
@@ -141,27 +136,27 @@ class DescribeKey(Command, frozen=True, gc=False):
 
 
 class KeyDetails(msgspec.Struct, frozen=True, gc=False):
-    """A key with what is parked of it, and what was asked of it."""
+    """A key with its parked messages and the history of requests."""
 
     description: KeyDescription
     parked: tuple[ParkedMessage, ...]
     parked_is_end: bool
-    history: tuple[RequestState, ...]  # who asked what, newest first
+    history: tuple[RequestState, ...]  # newest first
 
 
 class Trial(msgspec.Struct, frozen=True, gc=False):
-    """One stored message that one member is to handle out of turn, for diagnosis."""
+    """A stored message that a member handles out of turn, for diagnosis."""
 
-    id: str  # given by whoever asks for it
+    id: str  # set by the operator's client
     partition: int
     offset: int
 
 
 class TryMessage(Command, frozen=True, gc=False):
-    """Have one member handle one stored message now, out of turn. Answered with the Trial; the same id again is the
-    same trial. NotFound if the member or the message is not there.
+    """Have a member handle a stored message now, out of turn. Answered with the Trial; a repeat of the id is the
+    same trial. NotFound for an unknown member or message.
 
-    `member` is a name, or the beginning of one (up to a `-`) that no other member has.
+    `member` is a name, or the unique beginning of a name (up to a `-`).
     """
 
     subject: str
@@ -173,9 +168,10 @@ class TryMessage(Command, frozen=True, gc=False):
 
 
 class FindTrial(Command, frozen=True, gc=False):
-    """What became of a trial; held back until it is over, or until `wait_s` is. NotFound if its member left before.
+    """Answered with the TrialState. Held back until the trial has a result, or `wait_s` is over. NotFound if the member
+    left before.
 
-    `gives_up`: whoever asked waits no longer. If its member has not begun when it hears of that, it never does.
+    `gives_up`: the operator waits no longer. A member that has not begun by then does not begin.
     """
 
     subject: str
@@ -186,18 +182,18 @@ class FindTrial(Command, frozen=True, gc=False):
 
 
 class TrialState(msgspec.Struct, frozen=True, gc=False):
-    """What became of a trial. `result` is None while its member has not reported."""
+    """The state of a trial. `result` is None until the member reports."""
 
     trial: Trial
     member: str
     result: str | None = None  # one of ResultKind
-    error: str = ""  # what the handler raised, or what was wrong with what it returned
+    error: str = ""  # the exception of the handler, or why its return value is wrong
     duration_s: float = 0.0
-    traceback: str = ""  # of what the handler raised
+    traceback: str = ""  # of the handler's exception
 
 
 class ReportTrial(Command, frozen=True, gc=False):
-    """A member tells what became of a trial. Answered with Done, also when nobody waits for it any more."""
+    """A member reports the result of a trial. Answered with Done, also if the operator has given up."""
 
     subject: str
     group: str

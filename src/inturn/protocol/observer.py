@@ -1,4 +1,4 @@
-"""Who wants to know what a node decides: tests, traces."""
+"""The observer of a node's decisions, for tests and traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inturn.protocol.commands import Progress
 
 
 class Observer(Protocol):
-    """Called in the order of the decisions, under the node's lock: be quick, call nothing back."""
+    """Called in the order of the decisions, under the node's lock. Must be quick, and must not call the node."""
 
     def lease_granted(self, subject: str, group: str, partition: int, owner: str, epoch: int) -> None: ...
 
@@ -18,17 +18,17 @@ class Observer(Protocol):
         ...
 
     def claim_granted(self, subject: str, group: str, partition: int, claimant: str, epoch: int, slots: bytes) -> None:
-        """Under the lease of this epoch. Whoever had any of the slots (a SlotSet) has lost its claim by that."""
+        """Under the lease of this epoch. Any former claim on one of the slots (a SlotSet) is lost."""
         ...
 
     def claim_ended(self, subject: str, group: str, partition: int, claimant: str, epoch: int) -> None:
-        """It was given back."""
+        """The claim was released."""
         ...
 
     def grown(self, subject: Subject) -> None:
-        """It has a new route; what comes from now on is stored by that."""
+        """The subject has a new route, which applies to all later appends."""
         ...
 
     def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
-        """Progress that was stored: what is done, what is parked, what came out of a parking lot."""
+        """Progress was stored: finished, parked and unparked messages."""
         ...

@@ -1,7 +1,4 @@
-"""Producing: opening a producer, and storing batches.
-
-Reading without a lease or a commit.
-"""
+"""Commands of producers: open a producer, append batches; and reads without a lease or commits."""
 
 from __future__ import annotations
 
@@ -12,9 +9,10 @@ from inturn.protocol.command import Command
 
 
 class OpenProducer(Command, frozen=True, gc=False):
-    """Ask for a producer id. A name gets its id back with a higher epoch, which fences whoever had it before.
+    """Ask for a producer id. A name keeps its id, and gets a higher epoch: the former producer of the name is fenced.
 
-    With the nonce of whoever opened it last, it is answered as it was then: a repeated or late copy fences nobody.
+    With the nonce of the last OpenProducer of the name, the answer is repeated: a repeated or late copy fences no
+    producer.
     """
 
     name: str | None = None
@@ -27,10 +25,10 @@ class ProducerOpened(msgspec.Struct, frozen=True, gc=False):
 
 
 class Append(Command, frozen=True, gc=False, array_like=True):
-    """Store a batch. Answered when it is durable as the log's flush setting says.
+    """Store a batch. Answered when the batch is durable according to the log's flush setting.
 
-    A batch whose sequence was stored already is answered with its first offset again. A sequence that leaves
-    one out is refused, unless `gap` says that the producer gave up what is missing.
+    A batch with a stored sequence is answered with the stored offset again. A sequence after a gap is refused,
+    unless `gap` is set: the producer has given up the missing messages.
     """
 
     subject: str
@@ -51,13 +49,13 @@ class Read(Command, frozen=True, gc=False):
     offset: int
     max_bytes: int
     wait_s: float = 0.0
-    slots: bytes = b""  # a SlotSet: messages of other slots are left out (see `inturn.model.batch.chosen`)
-    tags: str = ""  # an expression: messages with other tags are left out
-    group: str = ""  # that of the member that reads, if one does: then its right to consume counts
+    slots: bytes = b""  # a SlotSet: messages of other slots are filtered out (see `inturn.model.batch.chosen`)
+    tags: str = ""  # an expression: messages with other tags are filtered out
+    group: str = ""  # of a reading member: its permission to consume is checked
 
 
 class ResolvePosition(Command, frozen=True, gc=False):
-    """The offset of a start position in every partition of the subject."""
+    """Resolve a start position to an offset in every partition of the subject."""
 
     subject: str
     position: str

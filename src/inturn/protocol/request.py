@@ -1,4 +1,4 @@
-"""Asking a node and waiting for the answer."""
+"""Submit a command and wait for the answer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from inturn.model.errors import ConnectionLost, InturnError, ServerStopping
 from inturn.protocol.commands import Answer, Command, Node
 
 _Wanted = TypeVar("_Wanted")
-PATIENCE_S = 15.0  # as long as a server may take to be started again
+PATIENCE_S = 15.0  # time for a restart of a server
 _PAUSE_S = 0.05
 
 
 class Ask(Protocol):
-    """How somebody asks a node, whichever that is, and waits: the answer, or its error raised."""
+    """A function that submits a command to some node, waits, and returns the answer or raises the error."""
 
     def __call__(self, command: Command, wanted: type[_Wanted], /) -> _Wanted: ...
 
 
 def ask(node: Node, command: Command, wanted: type[_Wanted], patience_s: float = PATIENCE_S) -> _Wanted:
-    """Submit a command, wait, and return its answer or raise its error. While there is no connection it is repeated,
+    """Submit a command, wait, and return the answer or raise the error. Without a connection, the command is repeated
     for `patience_s`."""
     check_may_wait = getattr(node, "check_may_wait", None)
     if check_may_wait is not None:
@@ -41,7 +41,7 @@ def ask(node: Node, command: Command, wanted: type[_Wanted], patience_s: float =
 
 def _ask_once(node: Node, command: Command) -> Answer | InturnError:
     answers: list[Answer | InturnError] = []
-    answered = threading.Lock()  # a bare lock wakes its waiter sooner than an event does
+    answered = threading.Lock()  # a bare lock wakes its waiter sooner than an event
     answered.acquire()
 
     def reply(answer: Answer | InturnError) -> None:

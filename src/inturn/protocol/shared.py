@@ -1,7 +1,4 @@
-"""Shared groups: messages are given out one by one, against receipts.
-
-Moving messages that failed to the group's retry or dead-letter subject.
-"""
+"""Commands of shared groups: deliveries and receipts; and moves of failed messages to derived subjects."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from inturn.protocol.consuming import Pulled
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One message, given out once: valid in the epoch it came with, until it is acknowledged, returned or over."""
+    """A delivery of a message: valid in the epoch until the message is acknowledged or returned, or time is over."""
 
     offset: int
-    number: int  # counts up within an epoch
+    number: int  # rises within an epoch
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A message that was given out; `deliveries` counts how often, this one included."""
+    """A delivered message; `deliveries` counts all deliveries of the message, this delivery included."""
 
     offset: int
     number: int  # of the receipt
@@ -28,10 +25,10 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Fetch(Command, frozen=True, gc=False, array_like=True):
-    """Be given messages of a partition of a shared group, `max_count` at the most; held back until there are any.
+    """Fetch at most `max_count` messages of a partition of a shared group. Held back until a message is available.
 
-    They are this member's for `visibility_s`, counted from when they are given out. `ask` counts up per member and
-    partition; `answered` is the highest whose answer arrived: what was given out for later ones did not, and is free.
+    The messages belong to the member for `visibility_s` from their delivery on. `ask` rises per member and partition;
+    `answered` is the highest `ask` whose answer arrived: messages delivered for a higher `ask` are free again.
     """
 
     subject: str
@@ -47,16 +44,16 @@ class Fetch(Command, frozen=True, gc=False, array_like=True):
 
 
 class Fetched(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """`pulled` holds the messages of `deliveries`, and maybe others beside them, which are not to be handled."""
+    """`pulled` holds the messages of `deliveries`, and may hold further messages, which are not to be handled."""
 
-    epoch: int  # of their receipts; rises whenever the node has forgotten what it gave out
+    epoch: int  # of the receipts; rises when the node has lost its record of deliveries
     deliveries: tuple[Delivery, ...]
     pulled: Pulled
-    waited_s: float = 0.0  # between when the ask was heard and when they were given out
+    waited_s: float = 0.0  # from the arrival of the Fetch until the delivery
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A message that is to be given out again, after a while; with an error it has failed, and that is counted."""
+    """A message for redelivery after `delay_s`. With an error, the message has failed, and the failure is counted."""
 
     offset: int
     number: int  # of the receipt
@@ -66,7 +63,7 @@ class Returned(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class PartitionReceipts(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What became of messages that were given out."""
+    """The results of delivered messages of a partition."""
 
     partition: int
     epoch: int
@@ -75,10 +72,10 @@ class PartitionReceipts(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Acknowledge(Command, frozen=True, gc=False):
-    """Messages of a shared group are done, or are to be given out again. Stored together, or nothing.
+    """Messages of a shared group are finished, or return for redelivery. Stored as a whole, or not at all.
 
-    `number` counts up per member: the same again is answered as it was; older ones, to whose answers nobody listens any
-    more, change nothing. Receipts that are over are refused, each alone.
+    `number` rises per member: a repeat is answered as before; a lower number has no effect, since the member has
+    stopped waiting for the answer. Expired receipts are refused one by one.
     """
 
     subject: str
@@ -89,13 +86,13 @@ class Acknowledge(Command, frozen=True, gc=False):
 
 
 class Acknowledged(msgspec.Struct, frozen=True, gc=False):
-    """All was taken but these, (partition, offset), whose receipts are over."""
+    """All receipts were accepted but `refused`, as (partition, offset): those receipts are over."""
 
     refused: tuple[tuple[int, int], ...] = ()
 
 
 class OpenRetry(Command, frozen=True, gc=False):
-    """Make the group's retry subject, with one partition per delay, if it is not there. Answered with the Subject."""
+    """Create the group's retry subject, with a partition per delay, unless present. Answered with the Subject."""
 
     subject: str
     group: str
@@ -103,18 +100,18 @@ class OpenRetry(Command, frozen=True, gc=False):
 
 
 class OpenDeadLetters(Command, frozen=True, gc=False):
-    """Make the group's dead-letter subject, with one partition, if it is not there. Answered with the Subject."""
+    """Create the group's dead-letter subject, with one partition, unless present. Answered with the Subject."""
 
     subject: str
     group: str
 
 
 class Move(Command, frozen=True, gc=False):
-    """Store messages that failed in the group's retry or dead-letter subject, under the lease of their partition.
+    """Store failed messages in the group's retry or dead-letter subject, under the lease of the partition.
 
-    Answered when they are durable: only then are they done where they came from. A repeated Move stores them again.
-    In a shared group it is done under the receipts of the messages, all of them or none (ReceiptExpired names those
-    that are over); they are to be acknowledged afterwards.
+    Answered when the messages are durable: only then are the messages finished in the partition. A repeated Move stores
+    the messages again. In a shared group, the receipts of all messages have to be valid (otherwise ReceiptExpired names
+    the expired receipts); the member acknowledges the messages afterwards.
     """
 
     subject: str

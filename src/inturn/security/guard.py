@@ -54,7 +54,7 @@ class Guard:
         self._not_reloaded: dict[str, str] = {}  # error by name of the file
         self._principals: dict[str, ActivePrincipal] = {}  # with a stream, or with a partly used quota
 
-    def visitor(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> SessionGuard:
+    def session_guard(self, address: str, certificate: Mapping[str, Any] | None, *, is_local: bool) -> SessionGuard:
         """The session guard of a new stream. `certificate` is the client's certificate, if TLS has verified it."""
         return SessionGuard(self, address, certificate, is_local=is_local)
 

@@ -26,6 +26,7 @@ from inturn.protocol.commands import (
     Reply,
     SubjectList,
 )
+from inturn.protocol.reply import WrappedReply
 from inturn.security.audit_log import AuditLog
 from inturn.security.permissions import AS_MEMBER, Need, Permission, derived, is_act, needed
 from inturn.security.rate_limit import PrincipalMeter
@@ -208,28 +209,26 @@ def _anything(subject: str) -> Need:
     return Need(tuple(Permission), derived(subject).origin)
 
 
-class MappedReply:
+class MappedReply(WrappedReply):
     """A reply that changes answers. Errors pass unchanged."""
 
-    __slots__ = ("_change", "_reply", "session")
+    __slots__ = ("_change",)
 
     def __init__(self, reply: Reply, change: Callable[[Answer], Answer]) -> None:
-        self.session = getattr(reply, "session", None)
-        self._reply = reply
+        super().__init__(reply)
         self._change = change
 
     def __call__(self, answer: Answer | InturnError) -> None:
         self._reply(answer if isinstance(answer, InturnError) else self._change(answer))
 
 
-class AuditedReply:
+class AuditedReply(WrappedReply):
     """A reply that writes the outcome of an act into the audit log, before the client receives the answer."""
 
-    __slots__ = ("_address", "_command", "_log", "_principal", "_reply", "session")
+    __slots__ = ("_address", "_command", "_log", "_principal")
 
     def __init__(self, reply: Reply, log: AuditLog, principal: str, address: str, command: Command) -> None:
-        self.session = getattr(reply, "session", None)
-        self._reply = reply
+        super().__init__(reply)
         self._log = log
         self._principal = principal
         self._address = address

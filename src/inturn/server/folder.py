@@ -1,13 +1,9 @@
-"""The folder: one process has it open at a time, and serves the others. Says who, when it is not us.
+"""The folder of a node: lock, database and logs. One process has the folder open, and serves other processes.
 
-A folder that this process has open: its lock, its database, its logs, and the node on top of them.
-
-A folder that several processes use: whoever has it open serves the others through a socket in it.
-
-The first to lock the folder opens it and listens; the others are its clients. When it ends, however it does, they lose
-their streams, and the first of them to get the lock opens the folder in its place: what was acknowledged is there, and
-so are the leases of everybody who lives on. Only a server (`inturn serve`) is given some time to come back first: it is
-restarted, and finds its folder free.
+The first process that locks the folder opens the folder and listens on a socket in it. All other processes are clients
+of that process. When the process ends, in whatever way, the clients lose their streams, and the first client that gets
+the lock opens the folder: acknowledged messages are still stored, and living members keep their leases. Only a server
+(`inturn serve`) gets some time to come back first, so that a restarted server finds the folder free.
 """
 
 from __future__ import annotations
@@ -32,14 +28,15 @@ from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings, LogSettings, Role
 from inturn.model.time import Clock, TimerThread
 from inturn.node.node import InProcessNode
+from inturn.node.service_node import ServiceNode
 from inturn.protocol.commands import Command, DiskRoom, Reply
 from inturn.protocol.observer import Observer
 from inturn.store.cluster import take_role
 from inturn.store.database import Database
 from inturn.transport.address import Address
 from inturn.transport.client import RemoteNode
-from inturn.transport.client_stream import LinkSettings
-from inturn.transport.stream_server import Server
+from inturn.transport.client_stream import StreamSettings
+from inturn.transport.stream_server import StreamServer
 from inturn.version import SOFTWARE
 
 LOCK_NAME = "inturn.lock"
@@ -48,43 +45,44 @@ LOG_NAME = "log"
 SOCKET_NAME = "inturn.sock"
 _SERVER = " server"  # after the process id
 SOCKET_PATH_MAX = 100  # the system's limit is 104 to 108 bytes
-# A forked child inherits their locks, which must not stay with it, whatever its parent was about to do with them.
+# A forked child inherits the locks, and must release them at once.
 _locked: set[Folder] = set()
-_changing = threading.RLock()  # held over a fork, too, so that no lock is taken and not yet in `_locked`
-# SQLite cannot open a database a second time in a child that was forked while it was open: it would wait for the locks
-# of the parent for ever. Such a child can only be a client of whoever has the folder open.
+_changing = threading.RLock()  # held during a fork, so that every taken lock is in `_locked`
+# A child that was forked while a SQLite database was open cannot open the database: SQLite would wait forever for the
+# locks of the parent. Such a child can only be a client of the process that has the folder open.
 _inherited: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a folder open, or had it open last."""
+    """The process that has a folder open, or had the folder open last."""
 
     pid: int | None = None
     is_server: bool = False
 
     @property
     def is_live_server(self) -> bool:
-        """As far as this process can see: in another container it would not."""
+        """Whether the server process runs. Not visible for processes of a different container."""
         if not self.is_server or self.pid is None:
             return False
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
-        except PermissionError:  # it is there, and somebody else's
+        except PermissionError:  # the process runs as a different user
             pass
         return True
 
 
 class Folder:
-    """Locked from construction to `close`; the lock goes with the process, however it ends, and not to its children.
+    """Locked from construction to `close`. The lock ends with the process, in whatever way, and is not inherited by
+    children.
 
-    Raises FolderInUse if another process has it, or if this one was forked from one that had it.
+    Raise FolderInUse if a different process has the folder open, or if this process was forked from such a process.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, is_server: bool = False) -> None:
-        """`is_server`: others may rely on it to come back. That is written down, and stays when it ends."""
+        """`is_server`: clients may expect the process to come back. Stored in the lock file, also after the end."""
         if not isinstance(path, str | os.PathLike):
             raise InvalidInput(f"folder {path!r} is a {type(path).__name__}; give a path")
         self.path = Path(path)
@@ -92,7 +90,7 @@ class Folder:
         if not create and not self.path.is_dir():
             raise InvalidInput(f"no folder {str(self.path)!r}; give the folder that connect() was called with")
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # messages are nobody else's business
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # messages are private to the user
             self._real_path = os.path.realpath(self.path)
         except (OSError, ValueError) as error:
             raise self._not_opened(error) from error
@@ -121,7 +119,7 @@ class Folder:
         with _changing:
             if self._lock_file is not None:
                 os.close(self._lock_file)
-                self._lock_file = None  # the number may be somebody else's from now on
+                self._lock_file = None  # a different file may have the number from now on
                 _locked.discard(self)
 
     def _not_opened(self, error: OSError | ValueError) -> InvalidInput:
@@ -140,15 +138,15 @@ class Folder:
 
 
 def socket_path(folder: str | os.PathLike[str]) -> str:
-    """Where the process that has the folder open listens for the others. If the folder's path is too long for a socket,
-    it is in a folder of this user's own, under a name that only this folder has."""
+    """The socket of the process that has the folder open. If the folder's path is too long for a socket, the socket is
+    in a private folder of this user, under a name derived from the folder's path."""
     path = os.path.join(os.path.realpath(folder), SOCKET_NAME)
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path
     own = os.path.join(tempfile.gettempdir(), f"inturn-{os.getuid()}")
     os.makedirs(own, mode=0o700, exist_ok=True)
     if os.lstat(own).st_uid != os.getuid():
-        raise InvalidInput(f"{own!r} belongs to somebody else; remove it, or use a folder with a shorter path")
+        raise InvalidInput(f"{own!r} belongs to another user; remove it, or use a folder with a shorter path")
     return os.path.join(own, f"{xxh3_64_hexdigest(os.fsencode(path))}.sock")
 
 
@@ -167,7 +165,7 @@ def holder_in(lock_file: int) -> Holder:
 
 
 def holder_of(folder: str | os.PathLike[str]) -> Holder:
-    """Nobody, if the folder was never opened or cannot be read."""
+    """An empty Holder if the folder was never opened or cannot be read."""
     try:
         lock_file = os.open(os.path.join(folder, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -186,7 +184,7 @@ RETENTION_CHECK_S = 60.0
 
 
 class OpenedFolder:
-    """Raises FolderInUse if another process has it."""
+    """A folder that this process has open, with its node. Raise FolderInUse if a different process has the folder."""
 
     def __init__(
         self,
@@ -199,10 +197,10 @@ class OpenedFolder:
         create: bool,
         role: Role = Role.NODE,
         broker_group: str = "",
-        make: Callable[..., InProcessNode] = InProcessNode,
+        make: Callable[..., ServiceNode] = InProcessNode,
         is_server: bool = False,
     ) -> None:
-        """`make` is what makes the node of that role; one that is not a plain one is told the id of the folder."""
+        """`make` makes the node of the role; a broker also gets the broker group and the id of the folder."""
         self._clock = clock
         with contextlib.ExitStack() as undo:
             self.folder = Folder(path, create=create, is_server=is_server)
@@ -224,20 +222,20 @@ class OpenedFolder:
             self._apply_retention()
 
     def close(self) -> None:
-        """Sync the logs, give the folder free."""
-        with contextlib.ExitStack() as closing:  # backwards, and each of them whatever another one raises
+        """Sync the logs and unlock the folder."""
+        with contextlib.ExitStack() as closing:  # in reverse order, and all of them even if one raises
             for close in (self.folder.close, self._database.close, self._timer_thread.close, self.node.close):
                 closing.callback(close)
 
     def room(self, log: LogSettings) -> DiskRoom | None:
-        """How full the disk of the logs is; None if it cannot be asked."""
+        """The free space of the logs' disk; None if unknown."""
         for path in (self.folder.log_path, self.folder.path):  # before the first subject there are no logs
             with contextlib.suppress(OSError):
                 return DiskRoom(RealDisk().free_bytes(str(path)), log.reserve_bytes)
         return None
 
     def disown(self) -> None:
-        """In a forked child: everything here is the parent's. The folder has seen to its lock itself."""
+        """In a forked child: all resources are the parent's. The folder has released its lock already."""
         self.node.disown()
 
     def _apply_retention(self) -> None:
@@ -248,13 +246,13 @@ class OpenedFolder:
         self._timer_thread.timers.at(self._clock.monotonic() + RETENTION_CHECK_S, self._apply_retention)
 
 
-LINK = LinkSettings(backoff_min_s=0.005, backoff_max_s=0.05)  # next door: asking often costs little
-SERVER_BACK_S = 5.0  # a restart by systemd takes about two: RestartSec, and starting Python
-OPENING_S = 10.0  # how long the process that has the folder may take until it listens
+STREAM = StreamSettings(backoff_min_s=0.005, backoff_max_s=0.05)  # on the same machine: dialling often costs little
+SERVER_BACK_S = 5.0  # a restart by systemd takes about 2 s: RestartSec, and the start of Python
+OPENING_S = 10.0  # time until the process with the folder listens
 
 
 class SharedFolder:
-    """A node: in this process, or in the one that has the folder open."""
+    """A node in this process, or in the process that has the folder open."""
 
     def __init__(
         self,
@@ -274,10 +272,10 @@ class SharedFolder:
         self._lock = threading.Lock()
         self._is_closed = False
         self._opened: OpenedFolder | None = None
-        self._server: Server | None = None
+        self._server: StreamServer | None = None
         self._remote: RemoteNode | None = None
         self._path = path
-        self._missed_at_s: float | None = None  # since when there is no server, if there was one
+        self._missed_at_s: float | None = None  # since when the server is missing, if a server had the folder
         try:
             self._open()
         except FolderInUse as error:
@@ -285,7 +283,7 @@ class SharedFolder:
 
     @property
     def lease(self) -> LeaseSettings:
-        """What holds for the leases in this folder: as whoever has it open decided."""
+        """The lease settings of the folder: those of the process that has the folder open."""
         remote = None if self._opened is not None or self._remote is None else self._remote.lease
         return self._lease if remote is None else remote
 
@@ -309,14 +307,14 @@ class SharedFolder:
                 return
             self._is_closed = True
         if self._remote is not None:
-            self._remote.close()  # its thread may have been about to open the folder
+            self._remote.close()  # the client's thread may be opening the folder
         if self._server is not None:
             self._server.close()
         if self._opened is not None:
             self._opened.close()
 
     def disown(self) -> None:
-        """In a forked child: everything here is the parent's."""
+        """In a forked child: all resources are the parent's."""
         self._is_closed = True
         if self._remote is not None:
             self._remote.disown()
@@ -326,22 +324,22 @@ class SharedFolder:
             self._opened.disown()
 
     def _open(self) -> None:
-        """Open it here and serve the others. Raises FolderInUse."""
+        """Open the folder and serve other processes. Raise FolderInUse."""
         with contextlib.ExitStack() as undo:
             opened = OpenedFolder(self._path, self._log, self._lease, self._clock, self._observer, create=self._create)
             undo.callback(opened.close)
-            server = Server(opened.node, self._lease, self._clock, SOFTWARE)
+            server = StreamServer(opened.node, self._lease, self._clock, SOFTWARE)
             undo.callback(server.close)
             try:
                 listen_in(server, opened.folder)
             except (InturnError, OSError) as error:
-                # Nothing is lost but company: a file system without sockets, for one.
+                # The node works without clients in other processes, e.g. on a file system without sockets.
                 _log.warning("folder.not_shared", folder=str(opened.folder.path), error=str(error))
             undo.pop_all()
         self._server, self._opened = server, opened
 
     def _join(self, in_use: FolderInUse) -> None:
-        self._remote = RemoteNode(self._dial, str(self._path), SOFTWARE, self._clock, LINK)
+        self._remote = RemoteNode(self._dial, str(self._path), SOFTWARE, self._clock, STREAM)
         try:
             self._remote.wait_until_up(OPENING_S)
             if self._remote.role is not Role.NODE:
@@ -350,13 +348,13 @@ class SharedFolder:
                     "connect to the address of its meta server"
                 )
         except BaseException as error:
-            self.close()  # else its thread would go on trying to open the folder
+            self.close()  # otherwise the thread would go on trying to open the folder
             if isinstance(error, InturnError) and not isinstance(error, VersionMismatch | InvalidInput):
                 raise FolderInUse(in_use.folder, in_use.pid) from error
             raise
 
     def _dial(self, timeout_s: float) -> socket.socket | None:
-        """Called whenever there is no stream: perhaps whoever had the folder is gone."""
+        """Called without a stream: the process that had the folder open may be gone."""
         with self._lock:
             if self._is_closed or (not self._awaits_server() and self._takes_over()):
                 return None
@@ -374,7 +372,7 @@ class SharedFolder:
 
     def _takes_over(self) -> bool:
         try:
-            self._lease = self.lease  # as we and the other clients were told until now
+            self._lease = self.lease  # the settings that all clients use until now
             self._open()
         except FolderInUse:
             return False
@@ -384,9 +382,9 @@ class SharedFolder:
         return True
 
 
-def listen_in(server: Server, folder: Folder) -> None:
-    """Serve the processes that open the folder by its path."""
+def listen_in(server: StreamServer, folder: Folder) -> None:
+    """Serve other processes that connect to the folder by path."""
     path = socket_path(folder.path)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # of a process that was killed: nobody else listens, we have the lock
+        os.unlink(path)  # of a killed process: this process has the lock, so no other process listens
     server.listen(Address(path=path))

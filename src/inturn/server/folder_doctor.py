@@ -1,14 +1,9 @@
-"""What `inturn doctor` says: of a folder, or of a server.
+"""The checks of `inturn doctor` for a folder: read-only, with findings and next steps.
 
-A full check of a folder that changes nothing in it: what is found, and what to do about it.
+A log is checked in two steps. First the recovery of an opening is rehearsed on a disk that only notes the changes. So
+the same rules tell a torn tail, which opening cuts, from damage. Then all remaining messages are read and verified.
 
-The log is checked in two steps. First the recovery that an opening would do is rehearsed, on a disk that only notes
-what it is told to change: so a torn tail (which opening cuts) is told from damage by the very same rules. Then all
-that would be kept is read and verified in full.
-
-The folder may be open in another process meanwhile; then what is in motion is not taken for trouble.
-
-One section per check, each a few small functions that share nothing but the findings.
+A different process may have the folder open meanwhile; changes by that process are not reported as trouble.
 """
 
 from __future__ import annotations
@@ -44,7 +39,7 @@ from inturn.store.leases import LeaseRow, LeaseRows
 from inturn.store.offsets import OffsetRows
 from inturn.store.subjects import Subjects
 
-LOW_FACTOR = 4  # warn below so many times the reserve
+LOW_FACTOR = 4  # warn below this multiple of the reserve
 NOTHING_TO_DO = "nothing to do"
 
 
@@ -56,7 +51,7 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked. `partition` is "subject/index" where it is about one."""
+    """The result of a check. `partition` is "subject/index" for a check of a partition."""
 
     check: str
     level: Level
@@ -77,12 +72,12 @@ def disk_finding(free_bytes: int, reserve_bytes: int) -> Finding:
     return Finding("disk", Level.OK, what)
 
 
-REHEARSALS_MAX = 3  # of a log that is written meanwhile
+REHEARSALS_MAX = 3  # of a log with concurrent appends
 
 
 @dataclass(frozen=True, slots=True)
 class _LogFolder:
-    """A partition's log: what people call it, its folder, and its name, which seeds the checksums."""
+    """The log of a partition: label, folder, and name. The name seeds the checksums."""
 
     label: str
     name: str
@@ -92,7 +87,7 @@ class _LogFolder:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """From where to where a log goes."""
+    """The first offset and the end of a log."""
 
     start: int
     end: int
@@ -100,26 +95,26 @@ class _Extent:
 
 @dataclass(slots=True)
 class _State:
-    """What the database says; empty where it could not be read."""
+    """The contents of the database; empty where reading failed."""
 
     subjects: list[Subject]
     groups: list[GroupRecord]
     offsets: OffsetRows | None = None
     leases: LeaseRows | None = None
-    broker_group: str = ""  # whose logs are here
+    broker_group: str = ""  # of the folder
 
 
 def log_bytes(path: str | os.PathLike[str]) -> int:
-    """How much `examine` will read, for a progress bar."""
+    """The bytes that `examine` will read, for a progress bar."""
     return sum(one.size_bytes for one in _log_folders(Path(path), []))
 
 
 def examine(
     path: str | os.PathLike[str], *, settings: LogSettings | None = None, advance: Advance | None = None
 ) -> list[Finding]:
-    """Check everything; the findings in the order of the checks. `advance` is told how many bytes were read.
+    """Run all checks; the findings in the order of the checks. `advance` gets the number of bytes read.
 
-    Raises InvalidInput if the path is no folder of inturn. Blocks; takes as long as reading all logs.
+    Raise InvalidInput if the path is no folder of inturn. Blocks while all logs are read.
     """
     folder = Path(path)
     if not (folder / DATABASE_NAME).is_file():
@@ -151,7 +146,7 @@ def _check_lock(folder: Path) -> tuple[bool, list[Finding]]:
 
 
 def _holder(folder: Path) -> tuple[bool, int | None]:
-    """Whether somebody holds the lock, and who. Takes it for a moment, shared, and writes nothing."""
+    """Whether a process holds the lock, and which. Takes a shared lock for a moment, without writing."""
     try:
         lock_file = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -187,10 +182,10 @@ def _opened_state(folder: Path, is_open: bool, findings: list[Finding]) -> Itera
 
 @contextlib.contextmanager
 def _read_only(path: Path, is_open: bool) -> Iterator[sqlite3.Connection]:
-    """A connection that leaves no trace beside the file.
+    """A connection that creates no files beside the database.
 
-    Without a write-ahead log the file is all there is. One that a dead process left has to be read too, and SQLite
-    would make files for that: so it is done on a copy. While the folder is open these files are there already.
+    Without a write-ahead log, the database is read as a plain file. The write-ahead log of a dead process has to be
+    read, too, and SQLite would create files for that: so a copy is read. While the folder is open, the files exist.
     """
     with contextlib.ExitStack() as stack:
         wal = path.with_name(path.name + "-wal")
@@ -209,7 +204,7 @@ def _read_only(path: Path, is_open: bool) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def _as_database(connection: sqlite3.Connection) -> Iterator[Database]:
-    """The state as its own classes read it. They only select here."""
+    """The database for the classes of the store, which only read here."""
     engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
     database = Database(engine, engine.connect())
     try:
@@ -253,7 +248,7 @@ def _load(database: Database) -> _State:
 
 
 def _log_folders(folder: Path, subjects: Sequence[Subject]) -> list[_LogFolder]:
-    """The logs of all subjects that have a folder; if no subject is known, all folders there are."""
+    """The logs of all subjects with a folder; without known subjects, all folders."""
     root = folder / LOG_NAME
     if subjects:
         labels = {
@@ -275,7 +270,7 @@ def _segment_bytes(path: Path) -> int:
     total = 0
     for name in os.listdir(path):
         if parse_name(name) is not None:
-            with contextlib.suppress(FileNotFoundError):  # gone by retention just now
+            with contextlib.suppress(FileNotFoundError):  # removed by retention just now
                 total += (path / name).stat().st_size
     return total
 
@@ -283,7 +278,7 @@ def _segment_bytes(path: Path) -> int:
 def _check_logs(
     folder: Path, state: _State, is_open: bool, settings: LogSettings, advance: Advance, findings: list[Finding]
 ) -> dict[str, _Extent]:
-    """The extents of the logs that are whole, by label."""
+    """The extents of undamaged logs, by label."""
     extents: dict[str, _Extent] = {}
     logs = _log_folders(folder, state.subjects)
     sound_count, sound_bytes = 0, 0
@@ -306,7 +301,7 @@ def _check_logs(
 def _check_log(
     log: _LogFolder, is_open: bool, settings: LogSettings, advance: Advance
 ) -> tuple[_Extent | None, list[Finding]]:
-    """Its extent if it is whole, and what is wrong with it."""
+    """The extent of an undamaged log, and the findings."""
     for _ in range(REHEARSALS_MAX if is_open else 1):
         disk = RehearsalDisk()
         seed = partition_seed(log.name)
@@ -330,7 +325,7 @@ def _check_log(
 
 
 def _all_segments(disk: RehearsalDisk, log: _LogFolder, seed: int, settings: LogSettings) -> list[Segment]:
-    """With all they hold, also behind the damage."""
+    """All segments with all contents, also behind the damage."""
     segments = []
     for name in sorted(os.listdir(log.path)):
         parsed = parse_name(name)
@@ -367,7 +362,7 @@ def _check_missing(folder: Path, state: _State, extents: dict[str, _Extent]) -> 
     for subject in state.subjects:
         for index, partition in enumerate(subject.route.partitions):
             path = folder / LOG_NAME / partition.name
-            if path.is_dir() or partition.broker_group != state.broker_group:  # in a cluster others are elsewhere
+            if path.is_dir() or partition.broker_group != state.broker_group:  # or at another broker
                 continue
             label = f"{subject.name}/{index}"
             if path.exists():

@@ -1,9 +1,7 @@
-"""A small HTTP server for what operators ask: GET, one answer per connection, in a thread of its own.
+"""A small HTTP server for operators: /metrics, /healthz and /readyz. GET only, one answer per connection.
 
-It must not be able to disturb whom it tells about: connections, requests and times are bounded, and what has to be
-worked out for an answer is so in one thread per path, however many ask.
-
-What a server tells operators over HTTP: /metrics, /healthz and /readyz.
+The HTTP server runs in a thread of its own and must never slow the broker down: connections, requests and times are
+bounded, and each path computes its answers in one thread, for any number of requests.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ _log = get_logger("inturn.http")
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """What may be asked of it."""
+    """Limits of the HTTP server."""
 
-    connections: int = 16  # at once; more are told to come back
+    connections: int = 16  # at once; further requests get 503
     request_bytes: int = 8192  # of the request line and the headers
-    request_s: float = 5.0  # until they are there
-    answer_s: float = 10.0  # until there is an answer, and again until it is taken
+    request_s: float = 5.0  # until the headers have arrived
+    answer_s: float = 10.0  # until the answer is computed, and again until the client has taken it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class HttpAnswer:
     content_type: str = "text/plain; charset=utf-8"
 
 
-# Is given the Accept header. May block: it runs in the thread of its path.
+# Takes the Accept header. May block: runs in the thread of the path.
 Route: TypeAlias = Callable[[str], HttpAnswer]
 
 
@@ -61,7 +59,7 @@ class _Request:
 
 
 class _Refused(Exception):
-    """The request cannot be answered as it was meant."""
+    """The request is refused, with this status and next step."""
 
     def __init__(self, status: HTTPStatus, next_step: str) -> None:
         super().__init__(next_step)
@@ -69,7 +67,7 @@ class _Refused(Exception):
 
 
 class HttpServer:
-    """Serves from construction to `close`. Raises InvalidInput if it cannot listen there; port 0 is any."""
+    """Serves from construction to `close`. Raise InvalidInput if listening fails; port 0: any free port."""
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Route], settings: HttpSettings | None = None) -> None:
         self.host = host
@@ -95,11 +93,11 @@ class HttpServer:
         return f"http://{host}:{self.port}"
 
     def close(self) -> None:
-        """Hang up on everybody. May be called twice."""
+        """Hang up on all clients. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
-        with contextlib.suppress(RuntimeError):  # its loop has ended by itself
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
         self._end_threads()
@@ -136,7 +134,7 @@ class HttpServer:
             else:
                 await self._answer(reader, writer)
         except (OSError, EOFError, TimeoutError):
-            pass  # whoever asked is gone, or as good as that
+            pass  # the client is gone, or too slow
         except Exception:
             _log.exception("http.failed")
         finally:
@@ -204,7 +202,7 @@ def _told(status: HTTPStatus, text: str) -> HttpAnswer:
 
 
 def parse_http(text: str) -> tuple[str, int]:
-    """Host and port from `host:port`, `[::1]:port`, or a port alone, which is on this machine only."""
+    """Host and port from `host:port` or `[::1]:port`. A port alone listens on this machine only."""
     host, colon, port = text.removeprefix("http://").rstrip("/").rpartition(":")
     if not colon:
         host = "127.0.0.1"
@@ -214,12 +212,12 @@ def parse_http(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-KEPT_S = 1.0  # so long an answer is given again, so that asking often costs the node nothing
+KEPT_S = 1.0  # an answer is reused for this time, so that frequent requests do not load the node
 JSON = "application/json"
 
 
 class Endpoint:
-    """Answers from construction to `close`, also while the server stops: /readyz says so then."""
+    """Answers from construction to `close`, also while the server stops: /readyz reports that."""
 
     def __init__(
         self,
@@ -261,7 +259,7 @@ def _alive(_: str) -> HttpAnswer:
 
 
 class _MetricsPage:
-    """The text of all metrics, kept for a moment for each format that is asked for."""
+    """The text of all metrics, cached for KEPT_S per format."""
 
     def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
         self._registry = registry

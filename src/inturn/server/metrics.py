@@ -1,14 +1,10 @@
-"""How long something takes: counts in buckets, cheap to add to.
+"""Metrics of a server for Prometheus, collected at each scrape.
 
-A node that is measured: what is asked of it, and how long it takes.
+`MeasuredNode` stands between the server and the node, and counts commands and times. Without metrics, the server uses
+the node directly, at no cost.
 
-It stands between a server and its node, so that a node which nobody measures pays nothing.
-
-The figures of a server for Prometheus, gathered when somebody asks for them.
-
-No label has values that users make up as they go (keys, members, messages): subjects, groups, partitions and names of
-ours are all. Of each metric there are SERIES_MAX series at the most, in the order of their names; what is left out is
-counted.
+Labels are subjects, groups, partitions and fixed names, never keys, members or messages. A metric has at most
+SERIES_MAX series, in the order of the label values; series above the limit are counted and left out.
 """
 
 from __future__ import annotations
@@ -23,19 +19,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from inturn.model.errors import InturnError
 from inturn.model.time import Clock
-from inturn.node.statistics import LOG_STATES, NodeFigures, Survey
+from inturn.node.statistics import LOG_STATES, NodeFigures, Statistics
 from inturn.protocol.codec import KINDS
 from inturn.protocol.commands import Answer, Append, Command, Commit, DiskRoom, ReadyPart, Release, Reply
+from inturn.protocol.reply import WrappedReply
 from inturn.transport.server_session import ServedNode
-from inturn.transport.stream_server import Server
+from inturn.transport.stream_server import StreamServer
 from inturn.version import VERSION
 
-# From a tenth of a millisecond, which a sync of a quick disk takes, to what somebody waits for in vain.
+# From 0.1 ms (a sync of a fast disk) to more than a client waits.
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class Histogram:
-    """Any thread may add. It costs a third of a microsecond."""
+    """Counts of durations in buckets. Any thread may add; an `add` takes a third of a microsecond."""
 
     def __init__(self, bounds_s: tuple[float, ...] = BOUNDS_S) -> None:
         self._bounds_s = bounds_s
@@ -50,7 +47,7 @@ class Histogram:
             self._sum_s += took_s
 
     def snapshot(self) -> tuple[list[tuple[str, float]], float]:
-        """Buckets as Prometheus has them (up to a bound, all below it included), and the sum."""
+        """Cumulative buckets, as in Prometheus, and the sum."""
         with self._lock:
             counts, sum_s = list(self._counts), self._sum_s
         buckets, total = [], 0
@@ -60,12 +57,12 @@ class Histogram:
         return buckets, sum_s
 
 
-# An append costs a server about seven microseconds, and timing it one and a half: so at most a thousand per second.
+# An append costs a server about 7 µs, and timing an append 1.5 µs: so at most a thousand appends per second are timed.
 TIMED_EVERY_S = 0.001
 
 
 class Measures:
-    """What was counted since the start. Any thread may read it."""
+    """Counts since the start. Any thread may read."""
 
     def __init__(self) -> None:
         self.append_s = Histogram()
@@ -81,14 +78,14 @@ class Measures:
 
 
 class MeasuredNode:
-    """See `ServedNode`. Remote commands come from one thread, the server's."""
+    """See `ServedNode`. Remote commands come from the server's thread only."""
 
     def __init__(self, node: ServedNode, clock: Clock, measures: Measures) -> None:
         self._node = node
         self._monotonic = clock.monotonic
         self._measures = measures
         self._commands = measures.commands
-        self._timed_at_s = float("-inf")  # the last append that was
+        self._timed_at_s = float("-inf")  # the last timed append
 
     def submit(self, command: Command, reply: Reply) -> None:
         self._node.submit(command, reply)
@@ -103,7 +100,7 @@ class MeasuredNode:
                 reply = _TimedReply(reply, self._measures.append_s, self._monotonic)
         elif kind is Commit or kind is Release:
             began_s = self._monotonic()
-            self._node.submit_remote(command, reply)  # they are answered at once
+            self._node.submit_remote(command, reply)  # answered at once
             self._measures.commit_s.add(self._monotonic() - began_s)
             return
         self._node.submit_remote(command, reply)
@@ -112,20 +109,19 @@ class MeasuredNode:
         self._node.hung_up(session)
 
 
-class _TimedReply:
-    """The reply to an append, which is called when that is durable."""
+class _TimedReply(WrappedReply):
+    """The reply to an append, called when the append is durable."""
 
-    __slots__ = ("_began_s", "_histogram", "_monotonic", "_reply", "session")
+    __slots__ = ("_began_s", "_histogram", "_monotonic")
 
     def __init__(self, reply: Reply, histogram: Histogram, monotonic: Callable[[], float]) -> None:
-        self.session = getattr(reply, "session", None)
-        self._reply = reply
+        super().__init__(reply)
         self._histogram = histogram
         self._monotonic = monotonic
         self._began_s = monotonic()
 
     def __call__(self, answer: Answer | InturnError) -> None:
-        self._reply(answer)  # first: somebody waits for it
+        self._reply(answer)  # first: the client waits for the answer
         self._histogram.add(self._monotonic() - self._began_s)
 
 
@@ -137,18 +133,18 @@ _Rows: TypeAlias = Iterable[tuple[Sequence[str], float]]
 
 
 class ServerCollector:
-    """Register it in a registry. `collect` blocks for as long as it takes to read the state of all groups."""
+    """A collector for a Prometheus registry. `collect` blocks while the states of all groups are read."""
 
     def __init__(
         self,
-        survey: Survey,
-        server: Server,
+        statistics: Statistics,
+        server: StreamServer,
         measures: Measures,
         readiness: Callable[[], tuple[ReadyPart, ...]],
         room: Callable[[], DiskRoom | None],
         clock: Clock,
     ) -> None:
-        self._survey = survey
+        self._statistics = statistics
         self._server = server
         self._measures = measures
         self._readiness = readiness
@@ -157,15 +153,15 @@ class ServerCollector:
         self._started_at_s = clock.time_ms() / 1000
 
     def describe(self) -> list[Metric]:
-        """Nothing: so that registering it does not ask the node."""
+        """Empty, so that registering does not read the node."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         began_s = self._clock.monotonic()
         page = _Page()
         try:
-            figures: NodeFigures | None = self._survey.take()
-        except InturnError:  # readiness says which part it is
+            figures: NodeFigures | None = self._statistics.take()
+        except InturnError:  # readiness reports the part with trouble
             figures = None
         yield from self._of_process(page)
         yield from self._of_server(page)
@@ -258,7 +254,7 @@ class ServerCollector:
 
 
 class _Page:
-    """What one look gives; counts what is left out of it."""
+    """The metrics of one scrape. Counts the series that are left out."""
 
     def __init__(self) -> None:
         self.left_out = 0

@@ -1,4 +1,4 @@
-"""The service: a folder, opened and served at an address, until it is stopped."""
+"""A server: a folder, opened and served at an address, until `close`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inturn.cluster.broker_server import BrokerNode
+from inturn.cluster.broker_server import BrokerServer
 from inturn.cluster.settings import ClusterSettings, node_maker
 from inturn.model.settings import LeaseSettings, LogSettings
 from inturn.model.time import Clock, SystemClock
@@ -19,7 +19,7 @@ from inturn.server.folder import OpenedFolder, listen_in
 from inturn.server.metrics import MeasuredNode, Measures
 from inturn.transport.address import DEFAULT_PORT, Address
 from inturn.transport.server_session import ServedNode, ServerSettings
-from inturn.transport.stream_server import Server
+from inturn.transport.stream_server import StreamServer
 from inturn.version import SOFTWARE
 
 if TYPE_CHECKING:
@@ -30,10 +30,11 @@ _LOOK_S = 0.01
 _UNGUARDED, _INSECURE = SecuritySettings(), SecuritySettings(is_insecure=True)
 
 
-class Service:
-    """Meta and broker in one process, or one of them. It also listens on the socket in the folder, for `connect(path)`.
+class Server:
+    """Meta and broker in one process, or either of the two. Also listens on the socket in the folder, for
+    `connect(path)`.
 
-    Unless `security` says how clients are known, it serves nobody but this machine: InvalidInput for another address.
+    Without authentication in `security`, the server serves this machine only: InvalidInput for an address on a network.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Service:
         security: SecuritySettings | None = None,
         cluster: ClusterSettings | None = None,
     ) -> None:
-        """`http` is where to tell operators how it is: host and port, 0 for any. Measuring is on only then. `cluster`
-        None: it is meta and broker in one."""
+        """`http`: host and port for metrics and readiness; port 0: any free port. None: nothing is measured. `cluster`
+        None: meta and broker in one server."""
         cluster = cluster if cluster is not None else ClusterSettings()
         security = security if security is not None else SecuritySettings()
         address = address if address is not None else Address("127.0.0.1", DEFAULT_PORT)
@@ -63,7 +64,7 @@ class Service:
         self._clock = clock
         self._is_closed = False
         with contextlib.ExitStack() as undo:
-            # Before the folder is opened or made: what is wrong with its files is told first.
+            # Before the folder is opened or made: report wrong files of the guard first.
             guard = None if security in (_UNGUARDED, _INSECURE) else Guard(security, clock)
             if guard is not None:
                 undo.callback(guard.close)
@@ -88,26 +89,26 @@ class Service:
             if measures is not None:
                 node = MeasuredNode(node, clock, measures)
             on_error = None if measures is None else measures.failed
-            self._server = Server(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
+            self._server = StreamServer(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
             undo.callback(self._server.close)
-            if isinstance(self._opened.node, BrokerNode):
+            if isinstance(self._opened.node, BrokerServer):
                 self._opened.node.catch_up()
             listen_in(self._server, self._opened.folder)
             self.address = self._server.listen(address)
-            if isinstance(self._opened.node, BrokerNode):
+            if isinstance(self._opened.node, BrokerServer):
                 self._opened.node.report(cluster.advertise or str(self.address))
             self._endpoint: Endpoint | None = None
             if http is not None and measures is not None:
-                self._endpoint = self._told_over_http(*http, measures, log)
+                self._endpoint = self._new_endpoint(*http, measures, log)
             undo.pop_all()
 
-    def _told_over_http(self, host: str, port: int, measures: Measures, log: LogSettings) -> Endpoint:
-        # Only who wants it pays for it: most of the time to start would be for this.
+    def _new_endpoint(self, host: str, port: int, measures: Measures, log: LogSettings) -> Endpoint:
+        # Imported only with `http`: these imports would take most of the start time.
         from inturn.server.http import Endpoint
         from inturn.server.metrics import ServerCollector
 
         node, room = self._opened.node, partial(self._opened.room, log)
-        collector = ServerCollector(node.survey, self._server, measures, node.readiness, room, self._clock)
+        collector = ServerCollector(node.statistics, self._server, measures, node.readiness, room, self._clock)
         return Endpoint(host, port, collector, node.readiness, self._clock)
 
     @property
@@ -116,20 +117,20 @@ class Service:
 
     @property
     def connection_count(self) -> int:
-        return len(self._server.peers)
+        return len(self._server.streams)
 
     @property
     def held_count(self) -> int:
-        """How many leases are live."""
+        """The number of live leases."""
         return self._opened.node.held_count
 
     def reload(self) -> None:
-        """Read tokens, rules and certificates again. That also happens by itself, about a second after they change."""
+        """Read tokens, rules and certificates again. The server also does so within about a second after a change."""
         self._server.reload()
 
     def close(self, grace_s: float = GRACE_S) -> bool:
-        """Take no new work, ask consumers to give their partitions back and let their commits in, for `grace_s` at the
-        most; then hang up. False if somebody still held a lease then: it stays theirs for its life."""
+        """Accept no new work, ask consumers to release partitions and accept commits for at most `grace_s`; then hang
+        up. False if a lease was still held then: the holder keeps the lease for the lease's life."""
         if self._is_closed:
             return True
         self._is_closed = True

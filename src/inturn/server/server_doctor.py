@@ -1,7 +1,6 @@
-"""A check of a server that runs: what it says of itself and of its groups, and what to do about it.
+"""The checks of `inturn doctor` for a running server: read-only, through the protocol, with findings and next steps.
 
-It only asks, through the protocol, and changes nothing. What is in motion (a hand-over) is looked at twice before it is
-taken for trouble. One section per check, each a few small functions.
+A hand-over in progress is checked twice before it is reported as trouble.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ from inturn.server.folder_doctor import Finding, Level, disk_finding
 from inturn.version import SOFTWARE
 
 PATIENCE_S = 5.0
-CLOCK_S_MAX = 2.0  # beyond this the clocks differ; what a round trip leaves open is taken off
-LOOK_AGAIN_S = 2.0  # a hand-over is over by then, unless a handler runs on
-LAG_MIN = 1_000  # below this, a lag is what is just being worked on
-KEYS_NAMED = 5  # of one group and state, the longest in trouble
+CLOCK_S_MAX = 2.0  # above, the clocks differ; the uncertainty of the round trip is subtracted
+CHECK_AGAIN_S = 2.0  # a hand-over takes less, unless a handler runs longer
+LAG_MIN = 1_000  # a smaller lag is work in progress
+KEYS_NAMED = 5  # per group and state, the oldest trouble first
 REFUSED_NAMED = 5
 _MAY_DESCRIBE = "use the token of a principal that may `describe` all subjects, or leave these to their owners"
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the server has, as far as it could be asked."""
+    """The answers of the server, as far as permitted."""
 
     subjects: list[SubjectDescription]
     groups: list[GroupDescription]
-    refused: list[Finding]  # what one may not ask for
+    refused: list[Finding]  # for commands without permission
 
 
 def examine_server(
     node: Node, *, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
 ) -> list[Finding]:
-    """Ask everything; the findings in the order of the checks. Blocks, for a few seconds at the most.
+    """Run all checks; the findings in the order of the checks. Blocks for at most a few seconds.
 
-    Raises ConnectionLost if the server is gone meanwhile.
+    Raise ConnectionLost if the server is gone meanwhile.
     """
     clock = clock if clock is not None else SystemClock()
     findings = [*_check_node(node, clock), *_check_brokers(node)]
@@ -80,7 +79,7 @@ def _look(node: Node) -> _Seen:
     for subject in ask(node, ListSubjects(), SubjectList, PATIENCE_S).subjects:
         try:
             subjects.append(ask(node, DescribeSubject(subject.name), SubjectDescription, PATIENCE_S))
-        except BrokerGroupClosed:  # which is told by itself
+        except BrokerGroupClosed:  # has a finding of its own
             continue
         except AccessDenied:
             refused_subjects.append(subject.name)
@@ -106,7 +105,7 @@ def _refused(noun: str, names: Sequence[str], of: str = "") -> Iterator[Finding]
 def _group(node: Node, subject: str, group: str) -> GroupDescription | None:
     try:
         return ask(node, DescribeGroup(subject, group), GroupDescription, PATIENCE_S)
-    except (NotFound, BrokerGroupClosed):  # gone since, or told by itself
+    except (NotFound, BrokerGroupClosed):  # gone since, or has a finding of its own
         return None
 
 
@@ -117,7 +116,7 @@ def _check_node(node: Node, clock: Clock) -> Iterator[Finding]:
     asked_at_ms, asked_at_s = clock.time_ms(), clock.monotonic()
     try:
         described = ask(node, DescribeNode(), NodeDescription, PATIENCE_S)
-    except InvalidInput as error:  # it does not know the question
+    except InvalidInput as error:  # the server does not know the command
         what = f"the server cannot say how it is: {error}"
         yield Finding(
             "version", Level.WARNING, what, f"it is older than this {SOFTWARE}: use its own doctor, or renew it"
@@ -138,7 +137,7 @@ def _check_node(node: Node, clock: Clock) -> Iterator[Finding]:
 def _check_brokers(node: Node) -> Iterator[Finding]:
     try:
         groups = ask(node, ListBrokerGroups(), BrokerGroupList, PATIENCE_S).groups
-    except InvalidInput:  # it is older than broker groups
+    except InvalidInput:  # the server is older than broker groups
         return
     for one in groups:
         if not one.is_heard:
@@ -175,7 +174,7 @@ def _check_ready(described: NodeDescription) -> Iterator[Finding]:
 
 
 def _check_clock(difference_ms: int, round_trip_s: float) -> Finding:
-    """The server took its time somewhere within the round trip."""
+    """The server read its clock at some moment of the round trip."""
     difference_s = difference_ms / 1000
     if difference_s > 0:
         difference_s = max(0.0, difference_s - round_trip_s)
@@ -239,7 +238,7 @@ def _check_lag(seen: _Seen) -> list[Finding]:
         if group.lag and not group.members:
             next_step = "start its consumers; if nobody needs it any more, there is nothing to do"
             findings.append(Finding("lag", Level.WARNING, f"{lag}, and no members", next_step))
-        elif group.lag >= LAG_MIN and done_per_s <= appended_per_s.get(group.subject, -1.0):  # if that is known
+        elif group.lag >= LAG_MIN and done_per_s <= appended_per_s.get(group.subject, -1.0):  # if the rate is known
             rates = f"{done_per_s:,.1f} done/s, {appended_per_s[group.subject]:,.1f} in/s"
             next_step = (
                 f"raise concurrency=, or work it off with `inturn drain {group.subject} --group {group.group}`; look "
@@ -255,7 +254,7 @@ def _check_lag(seen: _Seen) -> list[Finding]:
 
 
 def _check_holders(group: GroupDescription) -> Iterator[Finding]:
-    if not group.members or group.mode != GroupMode.EXCLUSIVE.value:  # others hold messages, or nothing at all
+    if not group.members or group.mode != GroupMode.EXCLUSIVE.value:  # other groups have no leases
         return
     for one in group.partitions:
         if one.owner is None and one.lag >= LAG_MIN:
@@ -313,7 +312,7 @@ def _check_members(node: Node, groups: Sequence[GroupDescription], sleep: Callab
     suspects = [group for group in groups if _beyond(group)]
     findings: list[Finding] = []
     if suspects:
-        sleep(LOOK_AGAIN_S)
+        sleep(CHECK_AGAIN_S)
     for before in suspects:
         now = _group(node, before.subject, before.group)
         kept = set() if now is None else _beyond(now) & _beyond(before)
@@ -334,7 +333,7 @@ def _check_members(node: Node, groups: Sequence[GroupDescription], sleep: Callab
 
 
 def _beyond(group: GroupDescription) -> set[tuple[str, int, int]]:
-    """What members hold without being assigned to it: member, partition, epoch."""
+    """Held but unassigned partitions: member, partition, epoch."""
     epochs = {one.partition: one.epoch for one in group.partitions}
     return {
         (member.name, partition, epochs.get(partition, 0))

@@ -1,7 +1,5 @@
-"""Where a server is: `inturn://host:port`, with TLS `inturns://host:port`, or the path of a socket,
+"""Addresses of servers: `inturn://host:port`, with TLS `inturns://host:port`, or the path of a socket,
 `inturn+unix:///path`.
-
-How to come to a server: where it is, and how to talk TLS there.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ TCP, TLS, UNIX = "inturn", "inturns", "inturn+unix"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`path` is set for a socket in the file system, else host and port."""
+    """`path` is set for a socket in the file system; otherwise host and port."""
 
     host: str = ""
     port: int = 0
@@ -36,7 +34,7 @@ class Address:
         return f"{TLS if self.is_tls else TCP}://{host}:{self.port}"
 
     def dial(self, timeout_s: float) -> socket.socket:
-        """A connected socket. Raises OSError."""
+        """A connected socket. Raise OSError."""
         if self.path is not None:
             dialed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             dialed.settimeout(timeout_s)
@@ -52,7 +50,7 @@ class Address:
 
 
 def is_address(text: object) -> bool:
-    """Whether this is meant as an address, and not as the path of a folder."""
+    """Whether the text is an address, not the path of a folder."""
     return isinstance(text, str) and "://" in text
 
 
@@ -78,7 +76,8 @@ _log = get_logger("inturn.connection")
 
 
 def dialled(target: str, credentials: Credentials) -> tuple[Address, tuple[ssl.SSLContext, str] | None]:
-    """Where to connect to, and how to talk TLS there, if that is to be done. InvalidInput if files are wrong."""
+    """The address to dial, and the TLS context with the server's name if the stream uses TLS. Raise InvalidInput for
+    wrong files."""
     address = parse_address(target)
     if address.path is not None:
         return address, None

@@ -1,6 +1,6 @@
-"""The client on an event loop: `Link` around a transport, without threads. It looks like a node, as `RemoteNode` does.
+"""A remote node on an event loop: a transport around `ClientStream`, without threads.
 
-Commands may be submitted from any thread; replies are called in the loop.
+Commands may be submitted in any thread; replies are called in the loop.
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ from inturn.model.time import Clock
 from inturn.protocol.commands import Answer, Command, Reply
 from inturn.transport.address import Address
 from inturn.transport.client_stream import (
-    Link,
-    LinkSettings,
-    LinkState,
+    ClientStream,
     NotLetIn,
+    StreamSettings,
+    StreamState,
     deliver,
     hung_up_text,
     tls_error_text,
 )
 
 _log = get_logger("inturn.wire")
-_READ_S = 0.05  # for what has come while the process was frozen to be read
-_LOOK_S = 0.5  # how often it is looked whether the loop still runs
+_READ_S = 0.05  # time to read bytes that arrived while the process was frozen
+_CHECK_S = 0.5  # between checks that the loop still runs
 
 
 class AsyncRemoteNode:
-    """Made and closed in the loop that it lives in, which must run as long as it is used. `tls` comes with the name of
-    the server."""
+    """Made and closed in its event loop, which must run while the node is used. `tls`: context and server name."""
 
     def __init__(
         self,
         address: Address,
         software: str,
         clock: Clock,
-        settings: LinkSettings | None = None,
+        settings: StreamSettings | None = None,
         token: str = "",
         tls: tuple[ssl.SSLContext, str] | None = None,
     ) -> None:
@@ -53,38 +52,38 @@ class AsyncRemoteNode:
         self._tls = None if tls is None else tls[0]
         self._server_name = None if tls is None else tls[1]
         self._clock = clock
-        self._settings = settings if settings is not None else LinkSettings()
-        self._link = Link(str(address), software, self._settings, random.Random(), self._send, token)
+        self._settings = settings if settings is not None else StreamSettings()
+        self._stream = ClientStream(str(address), software, self._settings, random.Random(), self._send, token)
         self._loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
         self._transport: asyncio.Transport | None = None
-        self._ended: asyncio.Future[str] | None = None  # why the present stream is over
+        self._ended: asyncio.Future[str] | None = None  # why the present stream ended
         self._tried = asyncio.Event()
         self._is_closed = False
         self._task = self._loop.create_task(self._run())
 
     @property
     def lease(self) -> LeaseSettings | None:
-        """As the server told; None before it was first reached."""
-        return self._link.lease
+        """The lease settings of the server; None before the first greeting."""
+        return self._stream.lease
 
     @property
     def role(self) -> Role:
-        """What the server is, as it told."""
-        return self._link.role
+        """The role of the server."""
+        return self._stream.role
 
     async def wait_until_up(self, timeout_s: float) -> None:
-        """Return when the server has answered. Raises what is in the way: after the first try, or `timeout_s` later."""
+        """Return when the server has greeted. Otherwise raise the error after the first try, or after `timeout_s`."""
         until_s = self._clock.monotonic() + timeout_s
         while True:
             await self._tried.wait()
             self._tried.clear()
-            if self._link.state is LinkState.UP:
+            if self._stream.state is StreamState.UP:
                 return
-            if self._link.refusal is not None:
-                raise self._link.refusal
+            if self._stream.refusal is not None:
+                raise self._stream.refusal
             if self._is_closed or self._clock.monotonic() >= until_s:
-                raise ConnectionLost(str(self._address), self._link.why)
+                raise ConnectionLost(str(self._address), self._stream.why)
 
     def submit(self, command: Command, reply: Reply) -> None:
         """See `inturn.protocol.commands.Node`."""
@@ -97,7 +96,7 @@ class AsyncRemoteNode:
             reply(Closed("connection"))
 
     def check_may_wait(self) -> None:
-        """For those who are about to wait for an answer. InturnError where it could never come."""
+        """Called before a thread waits for an answer. Raise InturnError in the loop's thread."""
         if threading.current_thread() is self._thread and not self._is_closed:
             raise InturnError(
                 f"this would wait for the event loop that it runs in, where the answers of {self._address} come; await "
@@ -105,11 +104,11 @@ class AsyncRemoteNode:
             )
 
     def ask(self, command: Command) -> asyncio.Future[Answer]:
-        """Submit a command in the loop; the future has its answer or its error."""
+        """Submit a command in the loop. The future gets the answer or the error."""
         asked: asyncio.Future[Answer] = self._loop.create_future()
 
         def reply(answer: Answer | InturnError) -> None:
-            if asked.done():  # it was cancelled
+            if asked.done():  # the future was cancelled
                 return
             if isinstance(answer, InturnError):
                 asked.set_exception(answer)
@@ -120,7 +119,7 @@ class AsyncRemoteNode:
         return asked
 
     def close(self) -> None:
-        """In any thread. It waits until that is done, but in the loop, which will do it."""
+        """Any thread may call, and waits for the end; a call in the loop's thread returns at once."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -133,35 +132,35 @@ class AsyncRemoteNode:
             self._close_from_outside()
 
     def _close_from_outside(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed just now, and all that was in it
+        with contextlib.suppress(RuntimeError):  # the loop was closed just now, with the stream
             closing = asyncio.run_coroutine_threadsafe(self.aclose(), self._loop)
-            while self._loop.is_running():  # if it stops, nobody will ever answer
-                if concurrent.futures.wait([closing], _LOOK_S).done:
+            while self._loop.is_running():  # a stopped loop never answers
+                if concurrent.futures.wait([closing], _CHECK_S).done:
                     return
 
     async def aclose(self) -> None:
-        """In the loop."""
+        """Call in the loop."""
         self._is_closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     def disown(self) -> None:
-        """In a forked child: neither the loop nor the stream is ours."""
+        """In a forked child: the loop and the stream are the parent's."""
         self._is_closed = True
         if (number := self._file_number()) >= 0:
-            # Not closed: the transport still owns the number, and would close it again when somebody else has it.
+            # Not closed: the transport owns the number, and would close it again when another file has the number.
             with open(os.devnull, "rb") as nothing:
                 os.dup2(nothing.fileno(), number, inheritable=False)
 
     def _file_number(self) -> int:
-        """Of the stream; -1 if there is none."""
+        """The file number of the stream; -1 without a stream."""
         if self._transport is None:
             return -1
         number: int = self._transport.get_extra_info("socket").fileno()
         return number
 
     def _hang_up(self) -> None:
-        """Without the loop, which does not run: it would close the stream when it runs again, if ever."""
+        """Without the loop: a loop that does not run would close the stream only when it runs again."""
         if (number := self._file_number()) >= 0:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as stream:
                 stream.shutdown(socket.SHUT_RDWR)
@@ -169,32 +168,32 @@ class AsyncRemoteNode:
     async def _run(self) -> None:
         why = "the connection is closed"
         try:
-            while self._link.refusal is None and not self._is_closed:
+            while self._stream.refusal is None and not self._is_closed:
                 lost = await self._connect_and_talk()
-                deliver(self._link.lost(lost, self._clock.monotonic()))
+                deliver(self._stream.lost(lost, self._clock.monotonic()))
                 self._tried.set()
                 _log.info("wire.lost", address=str(self._address), why=lost)
-                await asyncio.sleep(max(0.0, self._link.retry_at_s - self._clock.monotonic()))
-        except Exception as error:  # a task that dies in silence would be waited for
-            if not self._is_closed:  # else it is the ruins of a loop that never ran to its end
+                await asyncio.sleep(max(0.0, self._stream.retry_at_s - self._clock.monotonic()))
+        except Exception as error:  # callers would wait forever for a dead task
+            if not self._is_closed:  # after a close, the loop never ran to its end
                 _log.exception("wire.failed", address=str(self._address))
             why = f"the client failed: {error!r}"
         finally:
-            if self._link.refusal is None:  # which would be the better answer
+            if self._stream.refusal is None:  # a refusal is the better answer
                 self._is_closed = True
             self._drop(why)
             self._tried.set()
 
     def _drop(self, why: str) -> None:
-        """Hang up, and tell those who wait. In the loop, or when it does not run."""
+        """Hang up, and answer waiting commands with Closed. Call in the loop, or while the loop does not run."""
         if self._transport is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._transport.abort()
-        lost = self._link.lost(why, self._clock.monotonic())
+        lost = self._stream.lost(why, self._clock.monotonic())
         deliver([(reply, Closed("connection")) for reply, _ in lost])
 
     async def _connect_and_talk(self) -> str:
-        """Returns why that is over."""
+        """Returns why the stream ended."""
         self._ended = self._loop.create_future()
         try:
             async with asyncio.timeout(self._settings.dial_timeout_s):
@@ -205,7 +204,7 @@ class AsyncRemoteNode:
                     await self._loop.create_connection(
                         lambda: _Stream(self), host, port, ssl=self._tls, server_hostname=self._server_name
                     )
-        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one of a host
+        except (OSError, ValueError) as error:  # ValueError: an invalid host name
             return tls_error_text(error) or "no answer"
         watching = self._loop.create_task(self._watch())
         try:
@@ -220,22 +219,22 @@ class AsyncRemoteNode:
         was_silent = False
         while True:
             now_s = self._clock.monotonic()
-            is_silent = self._link.is_silent(now_s)
+            is_silent = self._stream.is_silent(now_s)
             if is_silent and was_silent:
                 break
-            # Once is not enough: after a freeze of this process timers run before what has come meanwhile is read.
+            # Once is not enough: after a freeze of this process, timers run before received bytes are read.
             was_silent = is_silent
-            await asyncio.sleep(_READ_S if is_silent else max(0.001, self._link.next_due_s() - now_s))
+            await asyncio.sleep(_READ_S if is_silent else max(0.001, self._stream.next_due_s() - now_s))
         self.end(f"no answer for {self._settings.silence_s:g} s")
 
     def opened(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._link.opened(self._clock.monotonic())
+        self._stream.opened(self._clock.monotonic())
 
     def received(self, data: bytes) -> None:
-        was_up = self._link.state is LinkState.UP
+        was_up = self._stream.state is StreamState.UP
         try:
-            deliveries = self._link.received(data, self._clock.monotonic())
+            deliveries = self._stream.received(data, self._clock.monotonic())
         except ProtocolError as error:
             _log.warning("wire.protocol_error", address=str(self._address), error=str(error))
             self.end(error.why)
@@ -246,19 +245,19 @@ class AsyncRemoteNode:
             return
         if not was_up:
             self._tried.set()
-            if self._link.refusal is not None:
-                self.end(str(self._link.refusal))
+            if self._stream.refusal is not None:
+                self.end(str(self._stream.refusal))
         deliver(deliveries)
 
     def hung_up(self, error: Exception | None) -> None:
-        self.end(hung_up_text(self._link.state, str(self._address)) if error is None else tls_error_text(error))
+        self.end(hung_up_text(self._stream.state, str(self._address)) if error is None else tls_error_text(error))
 
     def end(self, why: str) -> None:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(why)
 
     def _submit(self, command: Command, reply: Reply) -> None:
-        instead = (reply, Closed("connection")) if self._is_closed else self._link.submit(command, reply)
+        instead = (reply, Closed("connection")) if self._is_closed else self._stream.submit(command, reply)
         if instead is not None:
             reply(instead[1])
 

@@ -1,7 +1,7 @@
-"""The client: a socket, a thread and a lock around `Link`. It looks like a node to producers and consumers.
+"""A remote node for threads: a socket, a thread and a lock around `ClientStream`.
 
-Whoever submits a command sends it, if the socket takes it at once; the thread reads answers, sends what was left over,
-and connects again when the stream is lost.
+The caller of `submit` sends the command if the socket takes the frame at once. The thread reads answers, sends the
+remaining bytes, and reconnects when the stream is lost.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from inturn.model.settings import LeaseSettings, Role
 from inturn.model.time import Clock
 from inturn.protocol.commands import Command, Reply
 from inturn.transport.client_stream import (
+    ClientStream,
     Delivery,
-    Link,
-    LinkSettings,
-    LinkState,
     NotLetIn,
+    StreamSettings,
+    StreamState,
     TlsStream,
     deliver,
     hung_up_text,
@@ -33,14 +33,17 @@ from inturn.transport.client_stream import (
 
 _log = get_logger("inturn.wire")
 READ_BYTES = 256 * 1024
-MANY = 64  # unanswered: then nobody waits for a single one, and those that come are sent together
+MANY = 64  # unanswered commands: above, latency matters less, and the thread sends new frames together
 
 
 class RemoteNode:
-    """`dial` gives a connected socket, raises OSError, or returns None when there is nothing to be connected to any
-    more: then this is over. It is called from the client's own thread. `tls` with the name of the server (or what gives
-    it, after each dial): each stream begins with a TLS handshake. What is submitted before the first try is over waits
-    for it."""
+    """See `inturn.protocol.commands.Node`. Any thread may call.
+
+    `dial` returns a connected socket, raises OSError, or returns None when the server is gone for good: then the node
+    ends. `dial` is called in the client's own thread. `tls` is a context with the name of the server, or a function
+    that returns both after each dial: each stream then begins with a TLS handshake. Commands that are submitted before
+    the end of the first try wait for that end.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class RemoteNode:
         address: str,
         software: str,
         clock: Clock,
-        settings: LinkSettings | None = None,
+        settings: StreamSettings | None = None,
         token: str = "",
         tls: tuple[ssl.SSLContext, str] | Callable[[], tuple[ssl.SSLContext, str] | None] | None = None,
     ) -> None:
@@ -57,17 +60,17 @@ class RemoteNode:
         self._tls: TlsStream | None = None
         self._address = address
         self._clock = clock
-        self._settings = settings if settings is not None else LinkSettings()
-        self._link = Link(address, software, self._settings, random.Random(), self._send, token)
+        self._settings = settings if settings is not None else StreamSettings()
+        self._stream = ClientStream(address, software, self._settings, random.Random(), self._send, token)
         self._lock = threading.Lock()
         self._tried = threading.Condition(self._lock)
         self._tries = 0
-        self._early: list[tuple[Command, Reply]] = []  # submitted before anybody could know whether the server is there
+        self._early: list[tuple[Command, Reply]] = []  # submitted before the end of the first try
         self._out: list[bytes] = []  # frames
-        self._rest = b""  # bytes that the socket did not take
+        self._rest = b""  # bytes that the socket has not taken
         self._socket: socket.socket | None = None
         self._is_closed = False
-        self._is_over = False  # there is nothing to be connected to any more
+        self._is_over = False  # the server is gone for good
         self._has_pipe = True
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name=f"inturn-client-{address}", daemon=True)
@@ -75,40 +78,44 @@ class RemoteNode:
 
     @property
     def lease(self) -> LeaseSettings | None:
-        """As the server told; None before it was first reached."""
-        return self._link.lease
+        """The lease settings of the server; None before the first greeting."""
+        return self._stream.lease
 
     @property
     def role(self) -> Role:
-        """What the server is, as it told."""
-        return self._link.role
+        """The role of the server."""
+        return self._stream.role
 
     @property
     def is_refused(self) -> bool:
-        """The server did not let us in; this is over."""
-        return self._link.refusal is not None
+        """The server refused the client; the node has ended."""
+        return self._stream.refusal is not None
 
     def wait_until_up(self, timeout_s: float) -> None:
-        """Return when the server has answered. Raises what is in the way: after the first try, or `timeout_s` later."""
+        """Return when the server has greeted. Otherwise raise the error after the first try, or after `timeout_s`."""
         until_s = self._clock.monotonic() + timeout_s
         with self._tried:
-            while self._link.state is not LinkState.UP and not self._is_over:
-                if self._link.refusal is not None:
-                    raise self._link.refusal
+            while self._stream.state is not StreamState.UP and not self._is_over:
+                if self._stream.refusal is not None:
+                    raise self._stream.refusal
                 left_s = until_s - self._clock.monotonic()
                 if self._is_closed:
                     raise Closed("connection")
                 if self._tries and left_s <= 0:
-                    raise ConnectionLost(self._address, self._link.why)
+                    raise ConnectionLost(self._address, self._stream.why)
                 self._tried.wait(left_s if self._tries else None)
 
     def submit(self, command: Command, reply: Reply) -> None:
         """See `inturn.protocol.commands.Node`."""
         with self._lock:
-            if not self._tries and not self._is_ended and self._link.state in (LinkState.DOWN, LinkState.GREETING):
+            if (
+                not self._tries
+                and not self._is_ended
+                and self._stream.state in (StreamState.DOWN, StreamState.GREETING)
+            ):
                 self._early.append((command, reply))
                 return
-            instead = (reply, Closed("connection")) if self._is_closed else self._link.submit(command, reply)
+            instead = (reply, Closed("connection")) if self._is_closed else self._stream.submit(command, reply)
         if instead is not None:
             reply(instead[1])
 
@@ -123,7 +130,7 @@ class RemoteNode:
             self._close_pipe()
 
     def disown(self) -> None:
-        """In a forked child: the thread is not here, and the socket is the parent's."""
+        """In a forked child: the thread does not run here, and the socket is the parent's."""
         self._lock = threading.Lock()
         self._is_closed = True
         self._close_pipe()
@@ -132,7 +139,7 @@ class RemoteNode:
             self._socket = None
 
     def _close_pipe(self) -> None:
-        """Once: then the numbers may be somebody else's."""
+        """Close once: later, other files may have the numbers."""
         if self._has_pipe:
             self._has_pipe = False
             os.close(self._wake_in)
@@ -146,10 +153,10 @@ class RemoteNode:
 
     def _run(self) -> None:
         try:
-            while not self._is_ended and self._link.refusal is None:
+            while not self._is_ended and self._stream.refusal is None:
                 why = self._connect_and_talk()
                 with self._tried:
-                    deliveries = self._link.lost(why, self._clock.monotonic())
+                    deliveries = self._stream.lost(why, self._clock.monotonic())
                     self._out.clear()
                     self._rest = b""
                     self._tries += 1
@@ -158,24 +165,24 @@ class RemoteNode:
                 deliver(deliveries)
                 if not self._is_ended:
                     _log.info("wire.lost", address=self._address, why=why)
-                    self._sleep_until(self._link.retry_at_s)
+                    self._sleep_until(self._stream.retry_at_s)
             with self._lock:
-                early = self._submit_early()  # it was closed before it could be tried
+                early = self._submit_early()  # closed before the first try
             deliver(early)
-        except BaseException:  # a thread that dies in silence would be waited for
+        except BaseException:  # callers would wait forever for a dead thread
             _log.exception("wire.failed", address=self._address)
             with self._tried:
                 self._is_closed = True
-                deliveries = self._link.lost("the client failed", self._clock.monotonic())
+                deliveries = self._stream.lost("the client failed", self._clock.monotonic())
                 deliveries += self._submit_early()
                 self._tried.notify_all()
             deliver([(reply, Closed("connection")) for reply, _ in deliveries])
 
     def _connect_and_talk(self) -> str:
-        """Returns why that is over."""
+        """Returns why the stream ended."""
         try:
             dialed = self._dial(self._settings.dial_timeout_s)
-        except UnicodeError as error:  # a host that cannot be one
+        except UnicodeError as error:  # an invalid host name
             return str(error)
         except OSError as error:
             return error.strerror or str(error)
@@ -208,7 +215,7 @@ class RemoteNode:
         with self._lock:
             self._tls = tls
             self._socket = dialed
-            self._link.opened(self._clock.monotonic())
+            self._stream.opened(self._clock.monotonic())
 
     def _talk(self, dialed: socket.socket) -> str:
         poll = select.poll()
@@ -219,7 +226,7 @@ class RemoteNode:
         while not self._is_closed:
             now_s = self._clock.monotonic()
             with self._lock:
-                wait_s = self._link.next_due_s() - now_s
+                wait_s = self._stream.next_due_s() - now_s
             for ready, event in poll.poll(max(0.0, wait_s) * 1000 + 1):
                 if ready != number:
                     os.read(self._wake_in, 4096)
@@ -233,40 +240,40 @@ class RemoteNode:
                     with self._lock:
                         if self._tls is not None:
                             data = self._unseal(self._tls, data)
-                        deliveries = self._link.received(data, self._clock.monotonic())
-                        if not is_up and self._link.state is LinkState.UP:
+                        deliveries = self._stream.received(data, self._clock.monotonic())
+                        if not is_up and self._stream.state is StreamState.UP:
                             is_up = True
                             deliveries += self._submit_early()
                             self._tried.notify_all()
                     deliver(deliveries)
-                    if self._link.refusal is not None:
-                        return str(self._link.refusal)
+                    if self._stream.refusal is not None:
+                        return str(self._stream.refusal)
                     if self._tls is not None and self._tls.is_ended:
                         return self._hung_up()
-            # By the time before the look: whoever was frozen since then has not read yet what came meanwhile.
+            # By the time before the poll: after a freeze of this process, received bytes are not read yet.
             with self._lock:
-                if self._link.is_silent(now_s):
+                if self._stream.is_silent(now_s):
                     return f"no answer for {self._settings.silence_s:g} s"
         return "the connection is closed"
 
     def _submit_early(self) -> list[Delivery]:
-        """What waited for the first try; under the lock. Returns what cannot be sent."""
+        """Submit the commands that waited for the first try. Call under the lock. Returns unsent commands' replies."""
         early, self._early = self._early, []
-        instead = [self._link.submit(command, reply) for command, reply in early]
+        instead = [self._stream.submit(command, reply) for command, reply in early]
         return [one for one in instead if one is not None]
 
     def _hung_up(self) -> str:
-        if self._link.refusal is not None:
-            return str(self._link.refusal)
-        return hung_up_text(self._link.state, self._address)
+        if self._stream.refusal is not None:
+            return str(self._stream.refusal)
+        return hung_up_text(self._stream.state, self._address)
 
     def _unseal(self, tls: TlsStream, data: bytes) -> bytes:
-        said = tls.unseal(data)
+        decrypted = tls.unseal(data)
         to_send = tls.to_send()
-        if to_send:  # TLS has its own business, now and then
+        if to_send:  # TLS sends messages of its own
             self._rest += to_send
             self._wake()
-        return said
+        return decrypted
 
     def _sleep_until(self, at_s: float) -> None:
         poll = select.poll()
@@ -281,7 +288,7 @@ class RemoteNode:
     # Sending, under the lock
 
     def _send(self, frame: bytes) -> None:
-        if self._out or self._rest or self._link.unanswered_count > MANY:
+        if self._out or self._rest or self._stream.unanswered_count > MANY:
             self._out.append(frame)
             if len(self._out) == 1:
                 self._wake()
@@ -291,7 +298,7 @@ class RemoteNode:
             self._wake()
 
     def _write_rest(self, dialed: socket.socket) -> bool:
-        """Whether everything is sent."""
+        """Whether all bytes are sent."""
         with self._lock:
             if self._rest:
                 self._rest = self._rest[self._send_some(self._rest) :]
@@ -302,13 +309,13 @@ class RemoteNode:
             return not self._rest
 
     def _put(self, data: bytes) -> None:
-        """Nothing may be left over from before."""
+        """Only without remaining bytes."""
         if self._tls is not None:
             data = self._tls.seal(data)
         self._rest = data[self._send_some(data) :]
 
     def _send_some(self, data: bytes) -> int:
-        """How much the socket took."""
+        """The number of bytes that the socket took."""
         if self._socket is None:
             return 0
         try:
@@ -316,10 +323,10 @@ class RemoteNode:
         except BlockingIOError:
             return 0
         except OSError:
-            return len(data)  # it is lost, as the thread will see
+            return len(data)  # the stream is lost, as the thread will find
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is awake
+        with contextlib.suppress(BlockingIOError):  # the thread is awake
             os.write(self._wake_out, b"\0")
 
     def __repr__(self) -> str:

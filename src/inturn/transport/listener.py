@@ -1,9 +1,8 @@
-"""The doors of a server: how many streams there may be, before anything of them is read.
+"""Limits on the connections of a server, and the listener for TLS.
 
-Most of those who have not said yet who they are do so within milliseconds. The host that keeps the doors full without a
-word loses the oldest of its own: others get in.
-
-The door of a server that talks TLS: connections are counted and timed from the moment that they are there.
+Connections are counted before their first byte is read. Most clients greet within milliseconds. A host that fills the
+limit of ungreeted connections loses the oldest of its own, so clients of other hosts can connect. TLS connections are
+counted and timed from their acceptance on.
 """
 
 from __future__ import annotations
@@ -20,72 +19,73 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from inturn.model.logs import get_logger
 from inturn.transport.server_session import ServerSettings
-from inturn.transport.server_stream import Peer
+from inturn.transport.server_stream import ServerStream
 
 if TYPE_CHECKING:
-    from inturn.transport.server_session import Guard
-    from inturn.transport.stream_server import Server
+    from inturn.transport.server_session import GuardProtocol
+    from inturn.transport.stream_server import StreamServer
 
 
-class Visit(Protocol):
+class CountedConnection(Protocol):
     def abort(self) -> None:
-        """Hang up; calls `leave`, now or later."""
+        """Hang up. Calls `leave`, now or later."""
 
 
-_Visit = TypeVar("_Visit", bound=Visit)
+_Connection = TypeVar("_Connection", bound=CountedConnection)
 
 
-class Doors(Generic[_Visit]):
-    """Used by one thread."""
+class ConnectionLimits(Generic[_Connection]):
+    """Counts connections. Called by one thread."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._hosts: dict[_Visit, str] = {}
-        self._ungreeted: dict[_Visit, None] = {}  # oldest first
+        self._hosts: dict[_Connection, str] = {}
+        self._ungreeted: dict[_Connection, None] = {}  # oldest first
         self._per_host: Counter[str] = Counter()
-        self._silent_per_host: Counter[str] = Counter()  # of `_ungreeted`
+        self._ungreeted_per_host: Counter[str] = Counter()  # of `_ungreeted`
 
-    def come(self, visit: _Visit, host: str) -> str | None:
-        """None if there is room, which it has until `leave`; else the limit. No `host`: it is not counted by host."""
+    def admit(self, connection: _Connection, host: str) -> str | None:
+        """Count the connection until `leave`, and return None; or return the limit that is reached. An empty `host` has
+        no limit."""
         settings = self._settings
         if len(self._hosts) >= settings.connections:
             return f"{settings.connections} connections"
         if host and self._per_host[host] >= settings.connections_per_address:
             return f"{settings.connections_per_address} connections of one address"
         if len(self._ungreeted) >= settings.ungreeted:
-            oldest = self._oldest_of_the_most()
+            oldest = self._oldest_of_busiest()
             self.leave(oldest)
             oldest.abort()
-        self._hosts[visit] = host
-        self._ungreeted[visit] = None
+        self._hosts[connection] = host
+        self._ungreeted[connection] = None
         self._per_host[host] += 1
-        self._silent_per_host[host] += 1
+        self._ungreeted_per_host[host] += 1
         return None
 
-    def _oldest_of_the_most(self) -> _Visit:
-        """The oldest that was not greeted, of the host (or of those) that has the most of them."""
-        most = max(self._silent_per_host.values())
-        return next(one for one in self._ungreeted if self._silent_per_host[self._hosts[one]] == most)
+    def _oldest_of_busiest(self) -> _Connection:
+        """The oldest ungreeted connection of the host, or hosts, with the most ungreeted connections."""
+        most = max(self._ungreeted_per_host.values())
+        return next(one for one in self._ungreeted if self._ungreeted_per_host[self._hosts[one]] == most)
 
-    def replace(self, visit: _Visit, by: _Visit) -> None:
-        """The same stream, in its next state; as old as it was."""
-        if visit in self._hosts:
-            self._hosts[by] = self._hosts.pop(visit)
-            self._ungreeted = {by if one is visit else one: None for one in self._ungreeted}
+    def replace(self, connection: _Connection, by: _Connection) -> None:
+        """The same connection as a new object. The age of the connection stays."""
+        if connection in self._hosts:
+            self._hosts[by] = self._hosts.pop(connection)
+            self._ungreeted = {by if one is connection else one: None for one in self._ungreeted}
 
-    def all(self) -> list[_Visit]:
+    def all(self) -> list[_Connection]:
         return list(self._hosts)
 
-    def greeted(self, visit: _Visit) -> None:
-        """It has said who it is."""
-        if visit in self._ungreeted:
-            del self._ungreeted[visit]
-            _count_down(self._silent_per_host, self._hosts[visit])
+    def greeted(self, connection: _Connection) -> None:
+        """The client of the connection has greeted."""
+        if connection in self._ungreeted:
+            del self._ungreeted[connection]
+            _count_down(self._ungreeted_per_host, self._hosts[connection])
 
-    def leave(self, visit: _Visit) -> None:
-        """Again is no harm."""
-        self.greeted(visit)
-        host = self._hosts.pop(visit, None)
+    def leave(self, connection: _Connection) -> None:
+        """May be called twice."""
+        self.greeted(connection)
+        host = self._hosts.pop(connection, None)
         if host is not None:
             _count_down(self._per_host, host)
 
@@ -101,10 +101,10 @@ ACCEPT_AGAIN_S = 0.1
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class TlsDoor:
-    """Takes connections itself, so that they count and have their time before TLS has heard a word of them."""
+class TlsListener:
+    """Accepts connections itself, so that connections are counted and timed before the TLS handshake."""
 
-    def __init__(self, server: Server, guard: Guard, listening: socket.socket) -> None:
+    def __init__(self, server: StreamServer, guard: GuardProtocol, listening: socket.socket) -> None:
         self._server = server
         self._guard = guard
         self.listening = listening
@@ -120,7 +120,7 @@ class TlsDoor:
         self.listening.close()
 
     def disown(self) -> None:
-        """In a forked child: all of them are the parent's."""
+        """In a forked child: all sockets are the parent's."""
         for one in (self.listening, *(handshake.socket for handshake in self._handshakes)):
             with contextlib.suppress(OSError):
                 os.close(one.fileno())
@@ -133,7 +133,7 @@ class TlsDoor:
             accepted, address = self.listening.accept()
         except (BlockingIOError, InterruptedError):
             return
-        except OSError as error:  # a client that is gone again, or no room for another file
+        except OSError as error:  # the client is gone again, or there are too many open files
             _log.warning("wire.not_accepted", error=str(error))
             if error.errno in _NO_ROOM:
                 loop = asyncio.get_running_loop()
@@ -147,27 +147,27 @@ class TlsDoor:
 
     def _over(self, handshake: _Handshake, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(handshake)
-        if task.cancelled():  # perhaps before it had begun
+        if task.cancelled():  # perhaps before the task began
             handshake.end()
 
 
 class _Handshake:
-    """A stream until TLS is there."""
+    """A connection during its TLS handshake."""
 
     task: asyncio.Task[None]
 
-    def __init__(self, server: Server, guard: Guard, accepted: socket.socket, host: str) -> None:
+    def __init__(self, server: StreamServer, guard: GuardProtocol, accepted: socket.socket, host: str) -> None:
         self._server = server
         self._guard = guard
         self.socket = accepted
-        self._peer = Peer(server)
+        self._stream = ServerStream(server)
         self._host = host
 
     def begin(self) -> bool:
-        """False if there is no room."""
+        """False: a limit of connections is reached."""
         tls = self._guard.tls
-        assert tls is not None, "or there would be no such door"
-        if self._server.is_closed or not self._peer.enter(self._host, self):
+        assert tls is not None, "a TLS listener needs a TLS context"
+        if self._server.is_closed or not self._stream.enter(self._host, self):
             self.socket.close()
             return False
         self.task = asyncio.get_running_loop().create_task(self._shake_hands(tls))
@@ -179,9 +179,9 @@ class _Handshake:
             self.socket.setblocking(False)
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._peer, self.socket, ssl=tls, ssl_handshake_timeout=timeout_s
+                lambda: self._stream, self.socket, ssl=tls, ssl_handshake_timeout=timeout_s
             )
-        except OSError as error:  # whatever TLS does not like, or it took too long
+        except OSError as error:  # any error of TLS, or the handshake took too long
             _log.info("wire.tls_failed", address=self._host, error=str(error))
             refusal = _refusal(error)
             if refusal is not None:
@@ -189,7 +189,7 @@ class _Handshake:
             self.end()
 
     def end(self) -> None:
-        self._peer.leave()
+        self._stream.leave()
         self.socket.close()
 
     def abort(self) -> None:
@@ -197,7 +197,7 @@ class _Handshake:
 
 
 def _refusal(error: OSError) -> str | None:
-    """Why a client was not let in; None if it was not the server that said no, or nobody knows who it was to be."""
+    """Why the server refused the client; None if the client hung up, or no certificate is concerned."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":

@@ -1,4 +1,4 @@
-"""A session on a socket of the server's event loop."""
+"""A server session on a socket of the server's event loop."""
 
 from __future__ import annotations
 
@@ -9,74 +9,74 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from inturn.model.logs import get_logger
-from inturn.transport.server_session import Session
+from inturn.transport.server_session import ServerSession
 
 if TYPE_CHECKING:
-    from inturn.transport.listener import Visit
-    from inturn.transport.stream_server import Server
+    from inturn.transport.listener import CountedConnection
+    from inturn.transport.stream_server import StreamServer
 
 _log = get_logger("inturn.wire")
-OUT_BYTES_MAX = 256 << 20  # of answers that a client does not take
+OUT_BYTES_MAX = 256 << 20  # of answers that the client has not taken
 OUT_BYTES_HIGH = 4 << 20
-KEEP_ALIVE_S = 1.0  # of clients that have to wait: they give up after 6
+KEEP_ALIVE_S = 1.0  # between frames to a waiting client, which drops a stream that is silent for 6 s
 
 
-class Peer(asyncio.Protocol):
-    """From the first byte, or from the end of its TLS handshake, to the last."""
+class ServerStream(asyncio.Protocol):
+    """A connection from the first byte, or from the end of the TLS handshake, to the last byte."""
 
-    session: Session
+    session: ServerSession
 
-    def __init__(self, server: Server, *, is_local: bool = False) -> None:
+    def __init__(self, server: StreamServer, *, is_local: bool = False) -> None:
         self._server = server
         self._is_local = is_local
-        self._visit: Visit | None = None
+        self._counted: CountedConnection | None = None  # this stream, or its TLS handshake
         self._address = ""
         self._out: deque[bytes] = deque()
-        self._is_flushing = False  # a flush comes by itself
+        self._is_flushing = False  # a flush will follow
         self._is_reading = True
-        self._is_resuming = False  # when its quota allows
+        self._is_resuming = False  # a timer for the quota runs
         self._heard_at_s = server.clock.monotonic()
         self._hangs_up = False
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        has_entered = self._visit is not None or self.enter(_host_of(self._transport), self)
+        is_counted = self._counted is not None or self.enter(_host_of(self._transport), self)
         self.session = self._new_session()
-        self._server.peers.add(self)
-        if not has_entered or self._server.is_closed:
+        self._server.streams.add(self)
+        if not is_counted or self._server.is_closed:
             self._transport.abort()
             return
-        if self._visit is not None and self._visit is not self:  # it was a handshake until now
-            self._server.doors.replace(self._visit, self)
-            self._visit = self
+        if self._counted is not None and self._counted is not self:  # a handshake until now
+            self._server.limits.replace(self._counted, self)
+            self._counted = self
         self._transport.set_write_buffer_limits(high=OUT_BYTES_HIGH)
 
-    def enter(self, host: str, visit: Visit) -> bool:
-        """Before anything is read: False if there is no room, else there is until `leave`."""
+    def enter(self, host: str, connection: CountedConnection) -> bool:
+        """Count the connection before its first byte is read, until `leave`. False: a limit is reached."""
         self._address = host
-        doors, settings = self._server.doors, self._server.settings
-        why = doors.come(visit, "" if self._is_local else self._address)
-        if why is not None:
-            _log.warning("wire.too_many_connections", limit=why, address=self._address)
+        settings = self._server.settings
+        limit = self._server.limits.admit(connection, "" if self._is_local else self._address)
+        if limit is not None:
+            _log.warning("wire.too_many_connections", limit=limit, address=self._address)
             return False
-        self._visit = visit
+        self._counted = connection
         self._late = asyncio.get_running_loop().call_later(settings.greeting_s, self._hang_up_if_ungreeted)
         return True
 
     def leave(self) -> None:
         if self._late is not None:
             self._late.cancel()
-        if self._visit is not None:
-            self._server.doors.leave(self._visit)
+        if self._counted is not None:
+            self._server.limits.leave(self._counted)
 
-    def _new_session(self) -> Session:
+    def _new_session(self) -> ServerSession:
         server = self._server
-        visitor = None
+        session_guard = None
         if server.guard is not None:
             certificate = self._transport.get_extra_info("peercert")
-            visitor = server.guard.visitor(self._address, certificate, is_local=self._is_local)
-        return Session(
+            session_guard = server.guard.session_guard(self._address, certificate, is_local=self._is_local)
+        return ServerSession(
             server.node,
             server.settings,
             server.lease,
@@ -84,7 +84,7 @@ class Peer(asyncio.Protocol):
             self._send,
             self._hang_up_soon,
             server.on_error,
-            visitor,
+            session_guard,
             server.role,
         )
 
@@ -95,41 +95,41 @@ class Peer(asyncio.Protocol):
         if self._late is not None and self.session.is_greeted:
             self._greeted()
         self.flush()
-        self._look()
+        self._update_reading()
 
     def _greeted(self) -> None:
-        if self._late is not None and self._visit is not None:
+        if self._late is not None and self._counted is not None:
             self._late.cancel()
             self._late = None
-            self._server.doors.greeted(self._visit)
+            self._server.limits.greeted(self._counted)
 
     def _hang_up_if_ungreeted(self) -> None:
-        if self._late is not None and self._visit is not None:
+        if self._late is not None and self._counted is not None:
             _log.info("wire.not_greeted", greeting_s=self._server.settings.greeting_s, address=self._address)
-            self._visit.abort()
+            self._counted.abort()
 
     def pause_writing(self) -> None:
         self.session.pause(True)
-        self._look()
+        self._update_reading()
 
     def resume_writing(self) -> None:
         self.session.pause(False)
-        self._look()
+        self._update_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.leave()
-        if self in self._server.peers:
-            self._server.peers.discard(self)
+        if self in self._server.streams:
+            self._server.streams.discard(self)
             self.session.lost()
 
     def hang_up_if_silent(self, now_s: float) -> None:
-        self._look()
+        self._update_reading()
         if now_s >= self._heard_at_s + self._server.settings.silence_s and self._is_reading:
             _log.info("wire.silent", silence_s=self._server.settings.silence_s)
             self._transport.abort()
 
     def hang_up_if_invalid(self) -> None:
-        """Its token was revoked, or has expired."""
+        """The client's token was revoked, or has expired."""
         if not self.session.is_valid:
             _log.info("wire.token_over", address=self._address)
             self._transport.abort()
@@ -139,7 +139,7 @@ class Peer(asyncio.Protocol):
         return self.session.unwritten_bytes + self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
-        """Without another word: what comes from the node from now on is not to be heard."""
+        """Hang up at once: answers of the node are dropped from now on."""
         self.session.is_closed = True
         self._transport.abort()
 
@@ -151,7 +151,7 @@ class Peer(asyncio.Protocol):
         self._is_flushing = False
         out = self._out
         if self._transport.is_closing():
-            out.clear()  # nobody is there to take it, and others wait behind it
+            out.clear()  # the client is gone; other streams wait to be flushed
         if not out:
             return
         if len(out) == 1:
@@ -170,7 +170,7 @@ class Peer(asyncio.Protocol):
             self._transport.abort()
         if not self._is_reading or self.session.has_waiting:
             self.session.go_on()
-            self._look()
+            self._update_reading()
 
     def _send(self, frame: bytes) -> None:
         self._out.append(frame)
@@ -181,8 +181,8 @@ class Peer(asyncio.Protocol):
     def _hang_up_soon(self) -> None:
         self._hangs_up = True
 
-    def _look(self) -> None:
-        """Read only while there is room for what is read."""
+    def _update_reading(self) -> None:
+        """Read only while the session is not full."""
         if self.session.is_full == self._is_reading and not self._transport.is_closing():
             self._is_reading = not self._is_reading
             if self._is_reading:
@@ -193,7 +193,7 @@ class Peer(asyncio.Protocol):
             self._resume_later()
 
     def _resume_later(self) -> None:
-        """If it is its quota that the client waits for, nothing else will tell that it is over."""
+        """If the client waits for its quota, only a timer ends the wait."""
         wait_s = self.session.deaf_s or self.session.quota_wait_s
         if wait_s > 0 and not self._is_resuming and not self._transport.is_closing():
             self._is_resuming = True
@@ -204,11 +204,11 @@ class Peer(asyncio.Protocol):
         if self._transport.is_closing() or self.session.is_closed:
             return
         if not self._is_reading:
-            self._heard_at_s = self._server.clock.monotonic()  # it could not be heard
+            self._heard_at_s = self._server.clock.monotonic()  # the server did not read meanwhile
         if self.session.quota_wait_s > 0:
             self.session.keep_alive()
         self.session.go_on()
-        self._look()
+        self._update_reading()
 
 
 def _host_of(transport: asyncio.Transport) -> str:

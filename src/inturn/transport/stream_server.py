@@ -1,4 +1,4 @@
-"""The server: sessions on the sockets of one event loop, in a thread of its own."""
+"""The stream server: listeners and server streams on one event loop, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from inturn.model.logs import get_logger
 from inturn.model.settings import LeaseSettings, Role
 from inturn.model.time import Clock
 from inturn.transport.address import Address
-from inturn.transport.listener import Doors, TlsDoor, Visit
-from inturn.transport.server_session import Guard, ServedNode, ServerSettings
-from inturn.transport.server_stream import Peer
+from inturn.transport.listener import ConnectionLimits, CountedConnection, TlsListener
+from inturn.transport.server_session import GuardProtocol, ServedNode, ServerSettings
+from inturn.transport.server_stream import ServerStream
 
 _log = get_logger("inturn.wire")
 WATCH_S = 5.0
-GUARDED_WATCH_S = 1.0  # so soon a token that was revoked is of no use any more
+GUARDED_WATCH_S = 1.0  # a revoked token is refused after at most this time
 CLOSING_TURNS = 5
-LOAD_S = 1.0  # how long somebody who looks waits for an answer
+LOAD_S = 1.0  # how long `load` waits
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """What a server has to do."""
+    """The load of a server."""
 
     connection_count: int
-    unanswered_count: int  # commands, those that are held back included
+    unanswered_count: int  # commands, waiting long polls included
     untaken_bytes: int  # of answers
-    delay_s: float  # until its thread came to tell this
+    delay_s: float  # until the server's thread answered
 
 
-BACKLOG = 100  # as asyncio has it
+BACKLOG = 100  # as in asyncio
 
 
-class Server:
+class StreamServer:
     """Serves a node from `listen` to `close`."""
 
     def __init__(
@@ -54,10 +54,10 @@ class Server:
         software: str,
         settings: ServerSettings | None = None,
         on_error: Callable[[InturnError], None] | None = None,
-        guard: Guard | None = None,
+        guard: GuardProtocol | None = None,
         role: Role = Role.NODE,
     ) -> None:
-        """`on_error` is told of answers that are errors, from any thread. `guard` None: whoever comes may do all."""
+        """`on_error` gets answers that are errors, in any thread. `guard` None: every client may send every command."""
         self.guard = guard
         self.role = role
         self.node = node
@@ -66,12 +66,12 @@ class Server:
         self.clock = clock
         self.software = software
         self.settings = settings if settings is not None else ServerSettings()
-        self.peers: set[Peer] = set()
-        self.doors: Doors[Visit] = Doors(self.settings)
+        self.streams: set[ServerStream] = set()
+        self.limits: ConnectionLimits[CountedConnection] = ConnectionLimits(self.settings)
         self._unix_paths: list[str] = []
         self._servers: list[asyncio.Server] = []
-        self._tls_doors: list[TlsDoor] = []
-        self._dirty: deque[Peer] = deque()
+        self._tls_listeners: list[TlsListener] = []
+        self._dirty: deque[ServerStream] = deque()
         self._is_woken = False
         self.is_closed = False
         self._started: Future[None] = Future()
@@ -80,7 +80,7 @@ class Server:
         self._started.result()
 
     def listen(self, address: Address) -> Address:
-        """Take connections at this address; port 0 is any. Returns the address with the port that it got."""
+        """Accept connections at this address; port 0: any free port. Returns the address with the actual port."""
         listening = asyncio.run_coroutine_threadsafe(self._listen(address), self._loop)
         try:
             return listening.result()
@@ -88,22 +88,22 @@ class Server:
             raise InvalidInput(f"cannot listen at {address}: {error.strerror or error}; choose another") from error
 
     def load(self, patience_s: float = LOAD_S) -> ServerLoad | None:
-        """What it has to do just now; None if it does not come to this question in time. From any other thread."""
+        """The present load; None if the server's thread does not answer in time. Call from any other thread."""
         if self.is_closed:
             return None
         asked_at_s = self.clock.monotonic()
         try:
             return asyncio.run_coroutine_threadsafe(self._load(asked_at_s), self._loop).result(patience_s)
-        except (TimeoutError, RuntimeError, CancelledError):  # it is busy, or was closed just now
+        except (TimeoutError, RuntimeError, CancelledError):  # the server is busy, or was closed just now
             return None
 
     def reload(self) -> None:
-        """Have the guard read its files again, from any thread."""
-        with contextlib.suppress(RuntimeError):  # it was closed just now
-            self._loop.call_soon_threadsafe(self._look_at_guard, True)
+        """Have the guard read its files again. Any thread may call."""
+        with contextlib.suppress(RuntimeError):  # the server was closed just now
+            self._loop.call_soon_threadsafe(self._reload_guard, True)
 
     def close(self) -> None:
-        """Hang up on everybody. What is not answered will not be."""
+        """Hang up on all clients. Unanswered commands stay unanswered."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -111,23 +111,23 @@ class Server:
         self._thread.join()
 
     def disown(self) -> None:
-        """In a forked child: the thread is not here. The listening sockets are the parent's."""
+        """In a forked child: the thread does not run here, and the sockets are the parent's."""
         self.is_closed = True
         for server in self._servers:
             for listening in server.sockets:
                 with contextlib.suppress(OSError):
                     os.close(listening.fileno())
-        for door in self._tls_doors:
-            door.disown()
-        for peer in self.peers:
-            peer.disown()
+        for listener in self._tls_listeners:
+            listener.disown()
+        for stream in self.streams:
+            stream.disown()
 
-    def wake(self, peer: Peer) -> None:
-        """There is something to send, from any thread; one wake-up is for all that come before it."""
-        self._dirty.append(peer)
+    def wake(self, stream: ServerStream) -> None:
+        """The stream has frames to send. Any thread may call. One wake-up flushes all streams noted before."""
+        self._dirty.append(stream)
         if not self._is_woken:
             self._is_woken = True
-            with contextlib.suppress(RuntimeError):  # it was closed just now
+            with contextlib.suppress(RuntimeError):  # the server was closed just now
                 self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
@@ -146,25 +146,25 @@ class Server:
         while not self._ended.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), WATCH_S if self.guard is None else GUARDED_WATCH_S)
-            self._look_at_guard(False)
+            self._reload_guard(False)
             now_s = self.clock.monotonic()
-            for peer in list(self.peers):
-                peer.hang_up_if_silent(now_s)
+            for stream in list(self.streams):
+                stream.hang_up_if_silent(now_s)
 
     async def _load(self, asked_at_s: float) -> ServerLoad:
         return ServerLoad(
-            len(self.peers),
-            sum(peer.session.unanswered_count for peer in self.peers),
-            sum(peer.untaken_bytes for peer in self.peers),
+            len(self.streams),
+            sum(stream.session.unanswered_count for stream in self.streams),
+            sum(stream.untaken_bytes for stream in self.streams),
             self.clock.monotonic() - asked_at_s,
         )
 
-    def _look_at_guard(self, always: bool) -> None:
+    def _reload_guard(self, always: bool) -> None:
         if self.guard is None:
             return
         self.guard.reload(always=always)
-        for peer in list(self.peers):
-            peer.hang_up_if_invalid()
+        for stream in list(self.streams):
+            stream.hang_up_if_invalid()
 
     async def _listen(self, address: Address) -> Address:
         if address.path is not None:
@@ -172,8 +172,8 @@ class Server:
             try:
                 bound.bind(address.path)
                 self._unix_paths.append(address.path)
-                os.chmod(address.path, 0o600)  # before anybody can be heard there
-                unix_server = await self._loop.create_unix_server(lambda: Peer(self, is_local=True), sock=bound)
+                os.chmod(address.path, 0o600)  # before the first client can connect
+                unix_server = await self._loop.create_unix_server(lambda: ServerStream(self, is_local=True), sock=bound)
             except BaseException:
                 bound.close()
                 raise
@@ -181,34 +181,34 @@ class Server:
             return address
         if self.guard is not None and self.guard.tls is not None:
             return await self._listen_tls(address, self.guard)
-        server = await self._loop.create_server(lambda: Peer(self), address.host, address.port)
+        server = await self._loop.create_server(lambda: ServerStream(self), address.host, address.port)
         self._servers.append(server)
         return Address(address.host, server.sockets[0].getsockname()[1])
 
-    async def _listen_tls(self, address: Address, guard: Guard) -> Address:
+    async def _listen_tls(self, address: Address, guard: GuardProtocol) -> Address:
         found = await self._loop.getaddrinfo(
             address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, _, _, _, where in dict.fromkeys(found):
             listening = socket.create_server(cast(tuple[str, int], where[:2]), family=family, backlog=BACKLOG)
             listening.setblocking(False)
-            self._tls_doors.append(TlsDoor(self, guard, listening))
-        return Address(address.host, self._tls_doors[0].listening.getsockname()[1], is_tls=True)
+            self._tls_listeners.append(TlsListener(self, guard, listening))
+        return Address(address.host, self._tls_listeners[0].listening.getsockname()[1], is_tls=True)
 
     async def _close(self) -> None:
         for server in self._servers:
             server.close()
-        for door in self._tls_doors:
-            door.close()
+        for listener in self._tls_listeners:
+            listener.close()
         for path in self._unix_paths:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         await asyncio.sleep(0)
-        # Whoever was accepted at the last moment is here only a little later.
+        # A connection that was accepted at the last moment appears only a little later.
         for _ in range(CLOSING_TURNS):
-            for visit in self.doors.all():
-                visit.abort()
-            for peer in list(self.peers):
-                peer.abort()
-            await asyncio.sleep(0.001 if self.peers else 0)
+            for connection in self.limits.all():
+                connection.abort()
+            for stream in list(self.streams):
+                stream.abort()
+            await asyncio.sleep(0.001 if self.streams else 0)
         self._ended.set()
