@@ -101,7 +101,7 @@ def _wait_for_half(scene: Scene, name: str) -> list[int]:
     """The partitions of the one that came."""
     until_s = time.monotonic() + STALL_S
     while time.monotonic() < until_s:
-        partitions = scene.mq.describe_group(SUBJECT, GROUP).partitions
+        partitions = scene.mq.group(SUBJECT, GROUP).describe().partitions
         # A name is completed with something random: each start is a member of its own.
         held = [one.partition for one in partitions if (one.owner or "").startswith(f"{name}-")]
         if len(held) == PARTITIONS // 2:

@@ -7,7 +7,7 @@ import time
 
 from benchmarks.child import answer_lines, end_with_stdin, say
 from inturn.client import connect
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import InturnError
 from inturn.model.settings import ConsumerSettings, Order
 from inturn.spark.shipping import load_handler
@@ -24,7 +24,7 @@ def main(address: str, subject: str, handler: str, concurrency: str) -> None:
 
         def consume(words: list[str]) -> str:
             consumer = mq.consumer(
-                subject, words[0], function, order=Order.KEY, settings=settings, duty=Duty(until=ends)
+                subject, words[0], function, order=Order.KEY, settings=settings, duty=Scope(until=ends)
             )
             began = time.perf_counter()
             consumer.start()

@@ -14,7 +14,7 @@ import time
 from benchmarks.child import answer_lines, end_with_stdin, say
 from inturn.client import Connection, connect
 from inturn.consumer.context import Context
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.routing import slot_of
@@ -55,7 +55,7 @@ def _consume(mq: Connection, subject: str, count: int) -> tuple[float, float]:
     partitions = len(mq.describe_subject(subject).partitions)
     until = {index: offset + count // partitions for index, offset in _committed(mq, subject, partitions).items()}
     began_s, taken_s = time.perf_counter(), time.process_time()
-    consumer = mq.consumer(subject, GROUP, _ignore, settings=ConsumerSettings(concurrency=1), duty=Duty(until=until))
+    consumer = mq.consumer(subject, GROUP, _ignore, settings=ConsumerSettings(concurrency=1), duty=Scope(until=until))
     consumer.start()
     if not consumer.wait_until_through(STALL_S, STALL_S):
         raise InturnError(f"the consumer stands still: {consumer.statistics()}")
@@ -65,7 +65,7 @@ def _consume(mq: Connection, subject: str, count: int) -> tuple[float, float]:
 
 def _committed(mq: Connection, subject: str, partitions: int) -> dict[int, int]:
     if any(one.subject == subject for one in mq.groups()):
-        return {one.partition: one.committed for one in mq.describe_group(subject, GROUP).partitions}
+        return {one.partition: one.committed for one in mq.group(subject, GROUP).describe().partitions}
     return dict.fromkeys(range(partitions), 0)
 
 

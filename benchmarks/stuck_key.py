@@ -68,7 +68,7 @@ def run(quick: bool) -> BenchReport:
                 raise InturnError(f"the process that consumed the rest ended with {child.returncode}")
         second = _read(second_notes)
         with connect(folder, flush=Flush.OS) as mq:
-            lag = sum(one.lag for one in mq.describe_group(SUBJECT, GROUP).partitions)
+            lag = sum(one.lag for one in mq.group(SUBJECT, GROUP).describe().partitions)
     return _report(count, keys, stuck, behind, first, second, lag)
 
 

@@ -123,7 +123,7 @@ class IncidentStory(Act):
             self._is_closing.set()  # nobody sends any more when the connection is closed
             till.join()
         children.stop(*ONLINE)
-        self._board.described(connection.describe_group(INCIDENT_SUBJECT, INCIDENT_GROUP))
+        self._board.described(connection.group(INCIDENT_SUBJECT, INCIDENT_GROUP).describe())
         self.handled = read_handled(self._traces)
         self.stored = {(one.partition, one.offset): one for one in connection.reader(INCIDENT_SUBJECT)}
         self._audit()
@@ -255,7 +255,7 @@ class IncidentStory(Act):
 
     def _look(self, connection: Connection) -> None:
         try:
-            self._board.described(connection.describe_group(INCIDENT_SUBJECT, INCIDENT_GROUP))
+            self._board.described(connection.group(INCIDENT_SUBJECT, INCIDENT_GROUP).describe())
         except NotFound:  # nobody has joined yet
             return
 

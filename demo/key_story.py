@@ -68,7 +68,7 @@ class KeyStory(Act):
             self._resume(connection, producer)
             self._wait(lambda: self._is_over(connection), LIST_S)
             self._board.events.say("everything is handled, and no key is parked")
-        self.left = tuple(connection.keys(SUBJECT, KEY_GROUP))
+        self.left = tuple(connection.group(SUBJECT, KEY_GROUP).keys())
         self.stored = {(SUBJECT, one.partition, one.offset): one.message_id for one in connection.reader(SUBJECT)}
 
     # The consumer
@@ -96,7 +96,7 @@ class KeyStory(Act):
     # What is waited for
 
     def _list(self, connection: Connection) -> list[KeyDescription]:
-        keys = connection.keys(SUBJECT, KEY_GROUP)
+        keys = connection.group(SUBJECT, KEY_GROUP).keys()
         self._board.listed(keys)
         for one in keys:
             if one.state == LotState.PARKED:
@@ -113,7 +113,7 @@ class KeyStory(Act):
 
     def _is_all_committed(self, connection: Connection) -> bool:
         """Nothing of the log is left to do: it is handled, or parked."""
-        return all(one.lag == 0 for one in connection.describe_group(SUBJECT, KEY_GROUP).partitions)
+        return all(one.lag == 0 for one in connection.group(SUBJECT, KEY_GROUP).describe().partitions)
 
     def _is_over(self, connection: Connection) -> bool:
         keys = self._list(connection)
@@ -144,5 +144,5 @@ class KeyStory(Act):
         self._board.events.say(f"the bug is fixed: inturn key resume {SUBJECT} {self._key} --group {KEY_GROUP}")
         assert self.parked is not None
         self._board.recorder.key_resumed(SUBJECT, KEY_GROUP, self.parked.partition, self._key.encode())
-        connection.resume_key(SUBJECT, KEY_GROUP, self._key, by="demo", why="the bug is fixed")
+        connection.group(SUBJECT, KEY_GROUP).resume(self._key, by="demo", why="the bug is fixed")
         self._send(producer, LATER_STEPS[1], "while it is resumed")

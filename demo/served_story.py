@@ -100,7 +100,7 @@ class ServedStory(Act):
     def _look(self, connection: Connection) -> None:
         self._board.read()
         try:
-            partitions = connection.describe_group(SUBJECT, SERVED_GROUP).partitions
+            partitions = connection.group(SUBJECT, SERVED_GROUP).describe().partitions
         except NotFound:  # nobody has joined yet
             return
         self._board.described(partitions)

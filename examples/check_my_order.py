@@ -55,7 +55,7 @@ with inturn.connect(folder, observer=recorder) as mq:  # the observer records le
     consumers = [mq.consumer("orders", "mine", my_handler, hooks=[Record()], name=name) for name in ("a", "b")]
     for consumer in consumers:
         consumer.start()
-    while any(partition.lag for partition in mq.describe_group("orders", "mine").partitions):
+    while any(partition.lag for partition in mq.group("orders", "mine").describe().partitions):
         time.sleep(0.02)
 
 verdict = check(recorder.snapshot(), order="partition")

@@ -59,7 +59,7 @@ def consume(group, handler, ack):
     settings = inturn.ConsumerSettings(ack=ack, suspend_s=0.05)
     with mq.consumer("letters", group, handler, settings=settings, hooks=[Print()]):
         done.wait(3)
-    partition = mq.describe_group("letters", group).partitions[0]
+    partition = mq.group("letters", group).describe().partitions[0]
     print(f"  committed offset {partition.committed} of {partition.end_offset}")
 
 

@@ -57,15 +57,15 @@ with inturn.connect(folder) as mq:
     settings = inturn.ConsumerSettings(concurrency=100, max_attempts=3, on_exhausted="park")
     with mq.consumer("orders", "shipping", ship, order="key", settings=settings):
         wait_until(lambda: sum(map(len, handled.values())) == ORDERS * len(STEPS) - 2)
-        wait_until(lambda: [key.state for key in mq.keys("orders", "shipping")] == ["parked"])
+        wait_until(lambda: [key.state for key in mq.group("orders", "shipping").keys()] == ["parked"])
         print(f"up to {most} handlers at once, {mq.subject('orders').partition_count} partition")
-        for key in mq.keys("orders", "shipping"):
+        for key in mq.group("orders", "shipping").keys():
             print(f"{key.key.decode()} is {key.state} at offset {key.offset}: {key.reason}, {key.error}")
             print(f"  {key.waiting} message behind it; {len(handled[POISONED])} step handled so far")
 
         address_is_known = True
-        mq.resume_key("orders", "shipping", POISONED, by="ann", why="found the address")
-        wait_until(lambda: not mq.keys("orders", "shipping"))
+        mq.group("orders", "shipping").resume(POISONED, by="ann", why="found the address")
+        wait_until(lambda: not mq.group("orders", "shipping").keys())
         print(f"{POISONED} after ann resumed it: {', '.join(handled[POISONED])}")
 
 print(f"{ORDERS} orders, each in its order: {all(tuple(steps) == STEPS for steps in handled.values())}")

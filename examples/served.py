@@ -39,7 +39,7 @@ with inturn.connect(address) as ann, inturn.connect(address) as bob:  # two conn
         ann.consumer("orders", "billing", handle, order="key", name="ann"),
         bob.consumer("orders", "billing", handle, order="key", name="bob"),
     ):
-        while len({one.owner for one in ann.describe_group("orders", "billing").partitions} - {None}) < 2:
+        while len({one.owner for one in ann.group("orders", "billing").describe().partitions} - {None}) < 2:
             time.sleep(0.01)  # until both consumers have partitions
         with inturn.connect(address) as mq, mq.producer() as producer:
             for step in STEPS:

@@ -46,7 +46,7 @@ with inturn.connect(folder) as mq:
         while sum(len(mailer.bodies) for mailer in mailers) < len(MAILS):
             threading.Event().wait(0.01)
     sent = [body for mailer in mailers for body in mailer.bodies]
-    group = mq.describe_group("mails", "mailing").partitions[0]
+    group = mq.group("mails", "mailing").describe().partitions[0]
     print(f"{len(set(sent))} mails, each sent once: {sorted(sent) == sorted(MAILS)}")
     print(f"both had something to do on one partition: {all(mailer.bodies for mailer in mailers)}")
     print(f"came again: {group.redeliveries}")

@@ -34,13 +34,13 @@ def main() -> None:
                 for number in range(ORDERS):
                     producer.send("order.book", step.encode(), key=f"order-{number}")
             producer.flush()
-            print(f"{mq.describe_group('order.book', 'notify').lag} notifications are late")
+            print(f"{mq.group('order.book', 'notify').describe().lag} notifications are late")
 
             report = inturn.spark.drain(spark, mq.target, "order.book", "notify", notify)
             print(f"drained {report.done} at {report.per_s:,.0f}/s; taken over in {report.take_over_s:.2f} s")
 
             producer.send_sync("order.book", b"delivered", key="order-7")  # handled by the online consumer again
-            while mq.describe_group("order.book", "notify").lag:
+            while mq.group("order.book", "notify").describe().lag:
                 time.sleep(0.05)
             print(f"online again: {online.statistics().partitions} and nothing late")
     spark.stop()

@@ -15,12 +15,12 @@ from pyroaring import BitMap64
 from inturn.consumer import outcome as outcomes
 from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.decoder import Opened, opened
+from inturn.consumer.decoder import DecodedPull, decode_pull
 from inturn.consumer.lane import STRAIGHT, Lane
 from inturn.consumer.outcome import DONE, Next, Outcome
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
-from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.model.errors import InturnError
 from inturn.model.message import Message, tag_filter
 from inturn.model.result import Result, suspend
@@ -78,7 +78,7 @@ class SimRecorder(Recorder):
         self._known[partition].add(offset)
         super().sent(subject, partition, offset, key, message_id, tags)
 
-    def pulled(self, partition: int, what: Opened) -> None:
+    def pulled(self, partition: int, what: DecodedPull) -> None:
         self._known[partition].update(message.offset for messages in what.messages for message in messages)
 
     def committed(self, subject: str, group: str, owner: str, progress: Progress) -> None:
@@ -102,7 +102,7 @@ class SimConsumer(SimClient):
         lease: LeaseSettings,
         handler_s_max: float,
         order: Order = Order.PARTITION,
-        duty: Duty = EVERYTHING,
+        scope: Scope = EVERYTHING,
     ) -> None:
         super().__init__(world, name)
         self._network = network
@@ -122,12 +122,12 @@ class SimConsumer(SimClient):
         self.slow_next = False  # the next handler outlives a lease
         self.is_sluggish = False  # handlers take so long that there is always something to do
         self.is_calm = False  # handlers succeed from now on
-        self.core = ConsumerCore(subject, group, name, order, "first", settings, lease, duty=duty)
+        self.core = ConsumerCore(subject, group, name, order, "first", settings, lease, scope=scope)
         self.quick: random.Random | None = None  # by what it thinks now and then that its handlers are quick
-        self._act = self.core.handling.act
-        self._spread = self.core.handling.spread
-        self.core.handling.act = self._watch_act  # type: ignore[method-assign]
-        self.core.handling.spread = self._watch_spread  # type: ignore[method-assign]
+        self._act = self.core.key_requests.act
+        self._spread = self.core.dispatcher.spread
+        self.core.key_requests.act = self._watch_act  # type: ignore[method-assign]
+        self.core.dispatcher.spread = self._watch_spread  # type: ignore[method-assign]
         self.later(0.0, self._tick)
 
     @property
@@ -183,7 +183,7 @@ class SimConsumer(SimClient):
             self._running += 1
             self._coverage["run.of several lanes"] += len(run.todo) > 1
             self._next(run, run.calls(self.world.monotonic))
-            if run not in self.core.handling.scheduler.runs and not run.handled:
+            if run not in self.core.scheduler.runs and not run.handled:
                 return  # its lease is over, which the next poll will notice
 
     def _answered(self, command: Command, answer: Answer | InturnError) -> None:
@@ -194,12 +194,14 @@ class SimConsumer(SimClient):
         elif isinstance(answer, LotContent):
             self._coverage["lot.read in several pieces"] += not answer.is_end
         if isinstance(answer, Pulled) and isinstance(command, Pull):
-            what = opened(answer, command.subject, command.partition, self._tags)
+            what = decode_pull(answer, command.subject, command.partition, self._tags)
             self._recorder.pulled(command.partition, what)
             if self.quick is not None and self.quick.random() < 0.5:
-                self.core.handling.scheduler.expect(QUICK_S)
+                self.core.scheduler.expect(QUICK_S)
             self.core.answered(command, what, self.world.now_s)
-            self._coverage["lane.straight"] += any(STRAIGHT in held.lanes for held in self.core.held.values())
+            self._coverage["lane.straight"] += any(
+                STRAIGHT in state.buffer.lanes for state in self.core.partitions.values()
+            )
         else:
             self.core.answered(command, answer, self.world.now_s)
         if self.core.error is not None:
@@ -256,22 +258,22 @@ class SimConsumer(SimClient):
         """What is rolled back together."""
         return context.partition, context.epoch, message.key if self._order is Order.KEY else None
 
-    def _watch_act(self, held: HeldPartition, request: KeyRequest) -> bool:
+    def _watch_act(self, state: PartitionState, request: KeyRequest) -> bool:
         """The checker wants to know when something that was asked for begins to count: before anything runs by it."""
-        where = self.core.subject, self.core.group, held.index
-        lot = held.lots.get(request.key)
+        where = self.core.subject, self.core.group, state.index
+        lot = state.progress.parking_lots.get(request.key)
         is_resuming = lot is not None and lot.state is LotState.RESUMING
-        done = self._act(held, request)
+        done = self._act(state, request)
         if done:
             self._coverage[f"request.{request.kind}"] += 1
             self._coverage["request.park while resuming"] += is_resuming and request.kind == KeyAction.PARK
             if request.kind == KeyAction.RESUME:
                 self._recorder.key_resumed(*where, request.key)
             elif request.kind == KeyAction.SKIP and request.offset is not None:
-                origin = held.index if request.origin is None else request.origin
+                origin = state.index if request.origin is None else request.origin
                 self._recorder.key_skipped(*where[:2], origin, request.offset, request.key)
                 for place in [place for place, due in self._rolled_back.items() if due == request.offset]:
-                    if place[0] == held.index:
+                    if place[0] == state.index:
                         del self._rolled_back[place]
         return done
 
@@ -283,7 +285,7 @@ class SimConsumer(SimClient):
     @property
     def waiting_count(self) -> int:
         """How many messages it has and has not done yet."""
-        return sum(held.waiting_count for held in self.core.held.values())
+        return sum(state.buffer.waiting_count for state in self.core.partitions.values())
 
     def _finish(self, run: Run) -> None:
         self._running -= 1
@@ -360,7 +362,7 @@ class SimConsumer(SimClient):
 
     def _note_stages(self, in_poll: bool = False) -> None:
         """Count how partitions change their stage; the product itself knows nothing of this."""
-        stages = {index: held.stage.value for index, held in self.core.held.items()}
+        stages = {index: state.lease.stage.value for index, state in self.core.partitions.items()}
         if in_poll:
             self._note_pauses()
         if stages == self._stages:
@@ -375,7 +377,7 @@ class SimConsumer(SimClient):
         self._stages = stages
 
     def _note_pauses(self) -> None:
-        for held in self.core.held.values():
-            if held.is_paused:
-                by_span = held.pull_offset - held.tracker.known_low >= self._settings.flow.span
+        for state in self.core.partitions.values():
+            if state.buffer.is_paused:
+                by_span = state.buffer.pull_offset - state.progress.tracker.known_low >= self._settings.flow.span
                 self._coverage[f"flow.paused by {'span' if by_span else 'count'}"] += 1

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
-from inturn.consumer.partition_state import Stage
+from inturn.consumer.partition_lease import Stage
 from inturn.consumer.run import Run
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import GroupConflict, InturnError
 from inturn.model.message import Message
 from inturn.model.routing import ALL_SLOTS, SLOT_COUNT, SlotSet
@@ -46,7 +46,11 @@ class SimKeeper(SimConsumer):
         """Of the leases that it holds, by partition."""
         if self.is_over:
             return {}
-        return {held.index: held.epoch for held in self.core.held.values() if held.stage is Stage.ACTIVE}
+        return {
+            state.index: state.lease.epoch
+            for state in self.core.partitions.values()
+            if state.lease.stage is Stage.ACTIVE
+        }
 
     def _fail(self, error: InturnError) -> None:
         if not isinstance(error, GroupConflict):
@@ -74,9 +78,9 @@ class SimClaimant(SimConsumer):
         parts: Mapping[int, ClaimedPart],
         until: Mapping[int, int],
     ) -> None:
-        duty = Duty(until=until)
+        scope = Scope(until=until)
         super().__init__(
-            world, network, recorder, coverage, subject.name, group, name, settings, lease, handler_s_max, order, duty
+            world, network, recorder, coverage, subject.name, group, name, settings, lease, handler_s_max, order, scope
         )
         self._until = until
         self._node = ClaimingNode(self, subject, parts)

@@ -10,7 +10,7 @@ from inturn.model.errors import InturnError
 from inturn.model.settings import ProducerSettings
 from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore, SendAttempt
-from inturn.producer.send_batch import Flight
+from inturn.producer.send_batch import SendBatch
 from inturn.protocol.commands import Answer, FindSubject, OpenProducer, ProducerOpened
 from inturn.testing.recorder import Recorder
 from simulator.client import SimClient
@@ -18,7 +18,7 @@ from simulator.network import SimNetwork
 from simulator.world import World
 
 _OPEN_TIMEOUT_S = 0.5
-_Sent: TypeAlias = tuple[Flight, int, bytes, str, tuple[str, ...]]  # its place in the flight; key, message id, tags
+_Sent: TypeAlias = tuple[SendBatch, int, bytes, str, tuple[str, ...]]  # its place in the batch; key, message id, tags
 
 
 class SimProducer(SimClient):
@@ -59,12 +59,12 @@ class SimProducer(SimClient):
         message_id = f"{self.name}:{self._number}"
         try:
             now_ms = self.world.time_ms()
-            flight = self._core.add(self._subject.name, b"x" * 20, key, now_ms, tags, message_id=message_id)
+            batch = self._core.add(self._subject.name, b"x" * 20, key, now_ms, tags, message_id=message_id)
         except InturnError as error:
             self._end(error)
             return False
         self._number += 1
-        self._tracked.append((flight, len(flight.messages) - 1, key, message_id, tags))
+        self._tracked.append((batch, len(batch.messages) - 1, key, message_id, tags))
         self.later(self.world.spread(0.0, 0.004), self._tick)
         return True
 
@@ -113,13 +113,13 @@ class SimProducer(SimClient):
     def _record(self) -> None:
         waiting = deque[_Sent]()
         for sent in self._tracked:
-            flight, index, key, message_id, tags = sent
-            if not flight.done:
+            batch, index, key, message_id, tags = sent
+            if not batch.done:
                 waiting.append(sent)
                 continue
-            while flight.parts is not None:
-                flight, index = flight.parts[index]
-            if flight.error is None:
-                offset = flight.base_offset + index
-                self._recorder.sent(self._subject.name, flight.partition, offset, key, message_id, tags)
+            while batch.parts is not None:
+                batch, index = batch.parts[index]
+            if batch.error is None:
+                offset = batch.base_offset + index
+                self._recorder.sent(self._subject.name, batch.partition, offset, key, message_id, tags)
         self._tracked = waiting

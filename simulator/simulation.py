@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from inturn.consumer.claimant import ClaimedPart
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import NotFound
 from inturn.model.settings import Order
 from inturn.model.subject import Subject
@@ -201,7 +201,7 @@ class Simulation:
             self.settings.lease,
             self.settings.handler_s_max,
             self.settings.order,
-            Duty(keeps_only=True, takes_over=takes_over),
+            Scope(keeps_only=True, takes_over=takes_over),
         )
         self.consumers.append(keeper)
         return keeper

@@ -23,6 +23,7 @@ PUBLIC = [
     "DeadLetters",
     "FlowControl",
     "Flush",
+    "Group",
     "GroupMode",
     "Hook",
     "InturnError",

@@ -36,7 +36,7 @@ if child == 0:
         "reader": lambda: mq.reader("orders"),
         "read": lambda: reader.read(0),
         "consumer": lambda: mq.consumer("orders", "h", lambda message, context: None),
-        "describe_group": lambda: mq.describe_group("orders", "g"),
+        "describe_group": lambda: mq.group("orders", "g").describe(),
         "producer.close": lambda: producer.close(),
         "close": lambda: mq.close(),
         "connect": lambda: inturn.connect(sys.argv[1]),

@@ -310,7 +310,7 @@ class _Run:
 
 def _is_all_done(mq: Connection) -> bool:
     try:
-        return mq.describe_group(SUBJECT, GROUP).lag == 0
+        return mq.group(SUBJECT, GROUP).describe().lag == 0
     except InturnError:  # nobody has joined yet, or the server is not back yet
         return False
 

@@ -7,7 +7,8 @@ from inturn.broker.claims import ClaimTable
 from inturn.broker.leases import LeaseKey
 from inturn.consumer import claimant as claiming
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.partition_buffer import PartitionBuffer
+from inturn.consumer.partition_state import PartitionState
 from inturn.model.offsets import ClaimTracker
 from simulator.seeded_bugs.bug import Bugs, Patch, edited
 
@@ -72,8 +73,8 @@ _add_edit(
 _add_edit(
     "release_of_a_kept_lease_goes_back",
     "What its owner says when it gives back a lease counts, though others have committed under it since.",
-    HeldPartition,
-    "nothing_new",
+    PartitionState,
+    "granted_progress",
     "low, 0, finished",
     "low, 1 << 40, finished",
 )
@@ -144,7 +145,7 @@ _add(
 _add_edit(
     "bound_is_one_too_high",
     "A consumer that is to stop at an offset handles the message there, too.",
-    HeldPartition,
+    PartitionBuffer,
     "bounded",
     "max(self.until, self.pull_offset)",
     "max(self.until + 1, self.pull_offset)",
@@ -154,6 +155,6 @@ _add_edit(
     "What lies between the bound and the next batch that was pulled counts as a gap in the log.",
     ConsumerCore,
     "_pulled",
-    "held.skip_to(held.bounded(header.base_offset))",
-    "held.skip_to(header.base_offset)",
+    "state.skip_to(buffer.bounded(header.base_offset))",
+    "state.skip_to(header.base_offset)",
 )

@@ -9,10 +9,12 @@ import msgspec
 
 import inturn.consumer.outcome
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.handling import Handling
+from inturn.consumer.dispatcher import Dispatcher
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import DONE, Next, Outcome
-from inturn.consumer.partition_state import HeldPartition, Stage
+from inturn.consumer.partition_lease import Stage
+from inturn.consumer.partition_progress import PartitionProgress
+from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
 from inturn.model.message import Message
 from inturn.model.offsets import CommitTracker
@@ -28,10 +30,10 @@ _instead_of, _add, _add_edit = BUGS.instead_of, BUGS.add, BUGS.add_edit
 _answered = ConsumerCore.answered
 _core_granted = ConsumerCore._granted
 _poll_partition = ConsumerCore._poll_partition
-_drop = Handling.drop
-_failed_lane = Handling._failed
-_held_granted = HeldPartition.granted
-_progress = HeldPartition.progress
+_drop = Dispatcher.drop
+_failed_lane = Dispatcher._failed
+_state_granted = PartitionState.granted
+_begin_commit = PartitionState.begin_commit
 _run_settle = Run.settle
 
 
@@ -39,14 +41,14 @@ _run_settle = Run.settle
 def deadline_counts_from_the_answer(self: ConsumerCore, command: Command, answer: object, now_s: float) -> None:
     """The lease is taken to live from when the answer came, not from before it was asked for, and nobody looks at the
     authorisation, which would end before."""
-    for pending in (self._pending, *(held.pending for held in self.held.values())):
+    for pending in (self._pending, *(state.lease.pending for state in self.partitions.values())):
         waited = pending.get(type(command))
         if waited is not None and waited.command is command:
             waited.sent_at_s = now_s
     _answered(self, command, answer, now_s)
     self._authorised_until_s = float("inf")
-    for held in self.held.values():
-        held.authorised(float("inf"))
+    for state in self.partitions.values():
+        state.lease.authorised(float("inf"))
 
 
 _add_edit(
@@ -54,51 +56,51 @@ _add_edit(
     "A worker starts what it has taken, though the lease is over or given up.",
     Run,
     "calls",
-    "now_s >= held.deadline_s",
+    "now_s >= lease.deadline_s",
     "False",
 )
 
 
 @_instead_of(ConsumerCore, "_poll_partition")
 def released_while_a_handler_runs(
-    self: ConsumerCore, held: HeldPartition, commands: list[Command], now_s: float
+    self: ConsumerCore, state: PartitionState, commands: list[Command], now_s: float
 ) -> None:
     """A partition that is taken away is released at once, though its handlers have not ended."""
-    if held.stage in (Stage.DRAINING, Stage.RELEASING):
-        active, held.active = held.active, 0
-        _poll_partition(self, held, commands, now_s)
-        held.active = active
+    if state.lease.stage in (Stage.DRAINING, Stage.RELEASING):
+        active, state.buffer.lanes_in_runs = state.buffer.lanes_in_runs, 0
+        _poll_partition(self, state, commands, now_s)
+        state.buffer.lanes_in_runs = active
     else:
-        _poll_partition(self, held, commands, now_s)
+        _poll_partition(self, state, commands, now_s)
 
 
 _Buffer: TypeAlias = tuple[dict[Any, Lane], CommitTracker, int]
 
 
-def _drop_but_keep(self: Handling, held: HeldPartition, stage: Stage) -> None:
-    lanes = held.lanes
-    _drop(self, held, stage)
+def _drop_but_keep(self: Dispatcher, state: PartitionState, stage: Stage) -> None:
+    lanes = state.buffer.lanes
+    _drop(self, state, stage)
     if stage is Stage.LOST:
-        held.lanes = lanes
+        state.buffer.lanes = lanes
 
 
-def _forget_but_keep(self: ConsumerCore, held: HeldPartition, commands: list[Command], now_s: float) -> None:
-    _poll_partition(self, held, commands, now_s)
-    if held.stage is Stage.LOST and held.index not in self.held:
+def _forget_but_keep(self: ConsumerCore, state: PartitionState, commands: list[Command], now_s: float) -> None:
+    _poll_partition(self, state, commands, now_s)
+    if state.lease.stage is Stage.LOST and state.index not in self.partitions:
         buffers: dict[int, _Buffer] = self.__dict__.setdefault("buffers", {})
-        buffers[held.index] = held.lanes, held.tracker, held.pull_offset
+        buffers[state.index] = state.buffer.lanes, state.progress.tracker, state.buffer.pull_offset
 
 
 def _go_on_where_it_was(
-    self: ConsumerCore, held: HeldPartition, answer: Granted, sent_at_s: float, now_s: float
+    self: ConsumerCore, state: PartitionState, answer: Granted, sent_at_s: float, now_s: float
 ) -> None:
-    _core_granted(self, held, answer, sent_at_s, now_s)
+    _core_granted(self, state, answer, sent_at_s, now_s)
     buffers: dict[int, _Buffer] = self.__dict__.setdefault("buffers", {})
-    if held.index in buffers:
-        held.lanes, held.tracker, held.pull_offset = buffers.pop(held.index)
-        for lane in list(held.lanes.values()):
-            lane.held, lane.inbox = held, held.inbox
-            self.handling._go_on(lane)
+    if state.index in buffers:
+        state.buffer.lanes, state.progress.tracker, state.buffer.pull_offset = buffers.pop(state.index)
+        for lane in list(state.buffer.lanes.values()):
+            lane.state, lane.inbox = state, state.buffer.inbox
+            self.dispatcher.go_on(lane)
 
 
 _add(
@@ -106,60 +108,62 @@ _add(
     "consumer",
     "A consumer that gets a lost lease back goes on with what it had pulled before.",
     Patch(ConsumerCore, "_poll_partition", _forget_but_keep),
-    Patch(Handling, "drop", _drop_but_keep),
+    Patch(Dispatcher, "drop", _drop_but_keep),
     Patch(ConsumerCore, "_granted", _go_on_where_it_was),
 )
 
 
-@_instead_of(Handling, "drop")
-def dropped_partition_goes_on(self: Handling, held: HeldPartition, stage: Stage) -> None:
+@_instead_of(Dispatcher, "drop")
+def dropped_partition_goes_on(self: Dispatcher, state: PartitionState, stage: Stage) -> None:
     """Lanes that wait are not taken from the workers when their partition is given up."""
-    lanes, held.lanes = held.lanes, {}
-    deadline_s = held.deadline_s
-    _drop(self, held, stage)
-    held.lanes, held.deadline_s = lanes, deadline_s
+    lanes, state.buffer.lanes = state.buffer.lanes, {}
+    deadline_s = state.lease.deadline_s
+    _drop(self, state, stage)
+    state.buffer.lanes, state.lease.deadline_s = lanes, deadline_s
 
 
 # What is done
 
 
-@_instead_of(HeldPartition, "progress")
-def commits_what_was_pulled(self: HeldPartition) -> Progress:
+@_instead_of(PartitionState, "begin_commit")
+def commits_what_was_pulled(self: PartitionState) -> Progress:
     """The offset that was pulled is committed instead of the one that was handled."""
-    self.tracker.skip(self.tracker.low, self.pull_offset)
-    return _progress(self)
+    tracker = self.progress.tracker
+    tracker.skip(tracker.low, self.buffer.pull_offset)
+    return _begin_commit(self)
 
 
-@_instead_of(HeldPartition, "progress")
-def highest_finished_is_committed(self: HeldPartition) -> Progress:
+@_instead_of(PartitionState, "begin_commit")
+def highest_finished_is_committed(self: PartitionState) -> Progress:
     """All below the highest message that is finished is committed, whatever still runs or waits below it."""
-    self.tracker.skip(self.tracker.low, self.tracker.last + 1)
-    return _progress(self)
+    tracker = self.progress.tracker
+    tracker.skip(tracker.low, tracker.last + 1)
+    return _begin_commit(self)
 
 
-@_instead_of(HeldPartition, "progress")
-def finished_set_is_not_committed(self: HeldPartition) -> Progress:
+@_instead_of(PartitionState, "begin_commit")
+def finished_set_is_not_committed(self: PartitionState) -> Progress:
     """Only the lowest unfinished offset is committed."""
-    return msgspec.structs.replace(_progress(self), finished=b"")
+    return msgspec.structs.replace(_begin_commit(self), finished=b"")
 
 
-@_instead_of(HeldPartition, "granted")
-def finished_set_is_ignored(self: HeldPartition, answer: Granted, deadline_s: float, now_s: float) -> None:
+@_instead_of(PartitionState, "granted")
+def finished_set_is_ignored(self: PartitionState, answer: Granted, deadline_s: float, now_s: float) -> None:
     """The next holder goes on from the lowest unfinished offset, and repeats what is finished above it."""
-    _held_granted(self, msgspec.structs.replace(answer, finished=b""), deadline_s, now_s)
+    _state_granted(self, msgspec.structs.replace(answer, finished=b""), deadline_s, now_s)
 
 
-def _forget_the_sent(self: HeldPartition) -> None:
-    if self.sent is not None:
-        self.unsure = self.sent.unsure + self.unsure
-        self.sent = None
+def _forget_the_commit(self: PartitionProgress) -> None:
+    if self.commit_in_flight is not None:
+        self.waits = self.commit_in_flight.waits + self.waits
+        self.commit_in_flight = None
 
 
 _add(
     "lost_commit_is_not_told_again",
     "consumer",
     "What a commit said besides the offset is forgotten if it is not answered.",
-    Patch(HeldPartition, "not_stored", _forget_the_sent),
+    Patch(PartitionProgress, "commit_lost", _forget_the_commit),
 )
 
 
@@ -168,7 +172,7 @@ def kept_messages_count_as_done(self: Run, outcome: Outcome) -> bool:
     """With manual acknowledgement, what was handled but not committed is committed all the same."""
     lane, given = self.lane, self.given
     if outcome.next is Next.KEEP and lane is not None:
-        lane.held.tracker.add([message.offset for message in given])
+        lane.state.progress.tracker.add([message.offset for message in given])
     return _run_settle(self, outcome)
 
 
@@ -184,13 +188,13 @@ def exception_is_a_success(error: BaseException, settings: ConsumerSettings) -> 
     return DONE
 
 
-@_instead_of(Handling, "_failed")
+@_instead_of(Dispatcher, "_failed")
 def rollback_forgets_what_was_kept(
-    self: Handling, lane: Lane, outcome: Outcome, failed: Sequence[Message], now_s: float
+    self: Dispatcher, lane: Lane, outcome: Outcome, failed: Sequence[Message], now_s: float
 ) -> None:
     """A rollback repeats only the message that asked for it."""
     if outcome.next is Next.ROLLBACK:
-        lane.kept = ()
+        lane.uncommitted = ()
     _failed_lane(self, lane, outcome, failed, now_s)
 
 

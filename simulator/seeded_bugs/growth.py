@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inturn.broker.growth_gates import GrowthGates
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.partition_state import PartitionState
 from inturn.log.partition_log import PartitionLog
 from inturn.producer.core import ProducerCore
 from inturn.producer.partition_queue import PartitionQueue
@@ -105,7 +105,7 @@ _add_edit(
 _add_edit(
     "foreign_offsets_are_taken_for_own",
     "Attempts of a message that came with a parking lot count for the one with the same offset in the partition.",
-    HeldPartition,
+    PartitionState,
     "mark",
     "return mark_of(message.partition, message.offset, self.index)",
     "return message.offset",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.handling import Handling
+from inturn.consumer.dispatcher import Dispatcher
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import Outcome
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.scheduler import Scheduler
 from inturn.model.errors import InturnError, StaleEpoch
 from inturn.model.message import Message
@@ -22,14 +22,14 @@ _instead_of, _add_edit = BUGS.instead_of, BUGS.add_edit
 # Lanes
 
 _answered = ConsumerCore.answered
-_exhausted = Handling._exhausted
-_held_granted = HeldPartition.granted
+_exhausted = Dispatcher._exhausted
+_granted = PartitionState.granted
 _take_back = Scheduler.take_back
 
 _add_edit(
     "lane_is_ready_while_it_runs",
     "A lane to which messages come is given to a worker, though another one is busy with it.",
-    Handling,
+    Dispatcher,
     "offer",
     "if lane.run is None and not lane.waits:",
     "if not lane.waits:",
@@ -37,7 +37,7 @@ _add_edit(
 _add_edit(
     "suspended_lane_goes_on_with_the_next_pull",
     "A lane that waits before a repeat is ready at once when messages come to it.",
-    Handling,
+    Dispatcher,
     "offer",
     "if lane.run is None and not lane.waits:",
     "if lane.run is None:",
@@ -58,35 +58,35 @@ def begun_lane_is_taken_back(self: Scheduler, now_s: float) -> list[Lane]:
 # Attempts
 
 
-@_instead_of(HeldPartition, "granted")
-def attempts_are_not_handed_over(self: HeldPartition, answer: Granted, deadline_s: float, now_s: float) -> None:
+@_instead_of(PartitionState, "granted")
+def attempts_are_not_handed_over(self: PartitionState, answer: Granted, deadline_s: float, now_s: float) -> None:
     """The next holder knows of a message that it failed, but not how often."""
-    _held_granted(self, answer, deadline_s, now_s)
-    self.attempts = dict.fromkeys(self.attempts, 1)
+    _granted(self, answer, deadline_s, now_s)
+    self.progress.attempts = dict.fromkeys(self.progress.attempts, 1)
 
 
-@_instead_of(HeldPartition, "granted")
+@_instead_of(PartitionState, "granted")
 def blocked_message_is_tried_by_the_next_holder(
-    self: HeldPartition, answer: Granted, deadline_s: float, now_s: float
+    self: PartitionState, answer: Granted, deadline_s: float, now_s: float
 ) -> None:
     """The next holder does not know that the attempts at a message are used up, and tries again."""
-    _held_granted(self, answer, deadline_s, now_s)
-    self.exhausted = set()
+    _granted(self, answer, deadline_s, now_s)
+    self.progress.exhausted = set()
 
 
 _add_edit(
     "repeat_does_not_wait_for_the_commit",
     "A message is tried again before it is stored that it failed.",
-    Handling,
+    Dispatcher,
     "_failed",
-    "held.unsure.append(self._wait(lane, now_s + wait_s))",
+    "progress.waits.append(self._wait(lane, now_s + wait_s))",
     "(one := self._wait(lane, now_s + wait_s), heapq.heappush(self._suspended, (one.until_s, one.number, one)))",
 )
 
 
-@_instead_of(Handling, "_exhausted")
+@_instead_of(Dispatcher, "_exhausted")
 def dead_letter_is_not_waited_for(
-    self: Handling,
+    self: Dispatcher,
     lane: Lane,
     outcome: Outcome,
     failed: Sequence[Message],
@@ -96,7 +96,7 @@ def dead_letter_is_not_waited_for(
     """A message that is given up counts as done before it is stored among the dead letters."""
     _exhausted(self, lane, outcome, failed, repeated, now_s)
     if self._settings.on_exhausted is OnExhausted.DEAD_LETTER and lane.lot is None:
-        lane.held.tracker.add([message.offset for message in failed])
+        lane.state.progress.tracker.add([message.offset for message in failed])
 
 
 @_instead_of(ConsumerCore, "answered")

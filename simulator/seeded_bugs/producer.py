@@ -5,7 +5,7 @@ from __future__ import annotations
 import inturn.producer.partition_queue
 from inturn.model.errors import InturnError
 from inturn.producer.partition_queue import PartitionQueue
-from inturn.producer.send_batch import Flight
+from inturn.producer.send_batch import SendBatch
 from inturn.protocol.commands import Append
 from simulator.seeded_bugs.bug import Bugs
 
@@ -18,23 +18,23 @@ _queue_poll = PartitionQueue.poll
 
 
 @_instead_of(PartitionQueue, "_send")
-def retry_gets_new_numbers(self: PartitionQueue, flight: Flight, now_s: float) -> tuple[Flight, Append]:
+def retry_gets_new_numbers(self: PartitionQueue, batch: SendBatch, now_s: float) -> tuple[SendBatch, Append]:
     """A batch that is sent again is numbered like a new one, so the log cannot recognise it."""
-    if flight.tries:
-        self._encode(flight)
-        flight.gap = True
-    return _send(self, flight, now_s)
+    if batch.tries:
+        self._encode(batch)
+        batch.gap = True
+    return _send(self, batch, now_s)
 
 
 @_instead_of(PartitionQueue, "failed")
 def failed_batch_goes_to_the_end(
-    self: PartitionQueue, flight: Flight, tries: int, error: InturnError, now_s: float
-) -> list[Flight]:
+    self: PartitionQueue, batch: SendBatch, tries: int, error: InturnError, now_s: float
+) -> list[SendBatch]:
     """A batch that failed is queued again behind the others, which overtake it."""
-    given_up = _failed(self, flight, tries, error, now_s)
-    if self.error is None and flight in self._sent and not flight.done and not flight.is_awaited:
-        self._sent.remove(flight)
-        self._closed.append(flight)
+    given_up = _failed(self, batch, tries, error, now_s)
+    if self.error is None and batch in self._sent and not batch.done and not batch.is_awaited:
+        self._sent.remove(batch)
+        self._closed.append(batch)
         self._gap = True
         self._phase = inturn.producer.partition_queue._Phase.FLOWING
     return given_up
@@ -43,14 +43,14 @@ def failed_batch_goes_to_the_end(
 @_instead_of(PartitionQueue, "poll")
 def new_batches_overtake_a_failed_one(
     self: PartitionQueue, now_s: float, gathers: bool = False
-) -> list[tuple[Flight, Append]]:
+) -> list[tuple[SendBatch, Append]]:
     """While a failed batch waits to be sent again, new ones are sent, and say that the gap is meant."""
     commands = _queue_poll(self, now_s, gathers)
     if self._phase is inturn.producer.partition_queue._Phase.SETTLING and self.error is None and not commands:
-        flight = self._next_flight() if len(self._sent) < self._settings.in_flight else None
-        if flight is not None:
-            self._encode(flight)
-            flight.gap = True
-            self._sent.append(flight)
-            commands = [self._send(flight, now_s)]
+        batch = self._next_batch() if len(self._sent) < self._settings.in_flight else None
+        if batch is not None:
+            self._encode(batch)
+            batch.gap = True
+            self._sent.append(batch)
+            commands = [self._send(batch, now_s)]
     return commands

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inturn.consumer.handling import Handling
+from inturn.consumer.dispatcher import Dispatcher
 from simulator.seeded_bugs.bug import Bugs
 
 BUGS = Bugs()
@@ -11,7 +11,7 @@ _add_edit = BUGS.add_edit
 _add_edit(
     "key_goes_on_beside_its_handler_when_its_lane_is_spread",
     "A straight lane that is spread while it runs lets the rest of the running key go on at once.",
-    Handling,
+    Dispatcher,
     "spread",
     "if lane.run is not None and at:",
     "if False:",
@@ -19,7 +19,7 @@ _add_edit(
 _add_edit(
     "failed_message_of_a_straight_lane_is_passed_by",
     "A message that fails in a straight lane is not repeated.",
-    Handling,
+    Dispatcher,
     "_after_straight",
     "    if failed:\n",
     "    if False:\n",
@@ -27,8 +27,8 @@ _add_edit(
 _add_edit(
     "failed_message_of_a_straight_lane_is_repeated_at_the_end",
     "A message that fails in a straight lane is repeated when the rest of its key has been handled.",
-    Handling,
+    Dispatcher,
     "_after_straight",
     "self.scheduler.unready(goes_on)\n",
-    "goes_on = Lane(held, key, [], held.inbox)\n",
+    "goes_on = Lane(state, key, [], state.buffer.inbox)\n",
 )

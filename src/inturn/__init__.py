@@ -1,8 +1,9 @@
-"""inturn: ordered messaging. What belongs together is handled in the order it happened; the rest runs in parallel."""
+"""inturn: ordered messaging. Messages of one key are handled in order; messages of different keys run in parallel."""
 
 from inturn import errors
 from inturn.client import Connection, connect
 from inturn.client.dead_letters import DeadLetter, DeadLetters
+from inturn.client.group import Group
 from inturn.client.reader import Reader
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context, Hook
@@ -56,6 +57,7 @@ __all__ = [
     "DeadLetters",
     "FlowControl",
     "Flush",
+    "Group",
     "GroupMode",
     "Hook",
     "InturnError",

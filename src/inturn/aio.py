@@ -1,9 +1,9 @@
-"""inturn for asyncio: the same connection, with everything that waits to be awaited.
+"""inturn for asyncio: the same connection, with waiting calls as coroutines.
 
 async with inturn.aio.connect("inturn://127.0.0.1:7420") as mq:
     async with mq.producer() as producer:
         stored = await producer.send("orders", b"paid", key="order-7")
-    async with mq.consumer("orders", "billing", handle):  # `async def handle` runs in this very loop
+    async with mq.consumer("orders", "billing", handle):  # `async def handle` runs in the running loop
         await asyncio.sleep(60)
 """
 
@@ -15,36 +15,37 @@ import contextlib
 import contextvars
 import copy
 import functools
+import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from inturn.client import Connection
 from inturn.client import connect as connect_blocking
+from inturn.client.dead_letters import DeadLetters
+from inturn.client.deprecated import warn_deprecated
+from inturn.client.group import Group
 from inturn.client.open import check_settings
+from inturn.client.options import HandlerOptions, check_handler_options
 from inturn.client.reader import Reader
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.context import Hook
 from inturn.consumer.statistics import ConsumerStatistics
 from inturn.consumer.worker import Handler
 from inturn.model.errors import Closed, InturnError
 from inturn.model.message import Message
 from inturn.model.offsets import Position
 from inturn.model.settings import (
-    ConsumerSettings,
     Flush,
-    GroupMode,
     LeaseSettings,
     LogSettings,
-    Order,
     ProducerSettings,
     Role,
 )
 from inturn.model.time import SystemClock
 from inturn.outbox.outbox import Outbox
-from inturn.producer.core import Selector
+from inturn.producer.options import SendOptions
 from inturn.producer.producer import Producer
 from inturn.producer.send_batch import SendHandle, Stored
 from inturn.producer.send_hook import SendHook
@@ -57,15 +58,20 @@ from inturn.version import SOFTWARE
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+_Blocking = TypeVar("_Blocking")
+_BlockingCo = TypeVar("_BlockingCo", covariant=True)
 _Opened = TypeVar("_Opened", bound="_Closable")
 THREADS_MAX = 64
-LOOK_S = 0.05  # how often a consumer is looked at by those who wait for its end
-READ_WAIT_S = 1.0  # a read waits so long at once: so long a cancelled one still keeps its thread
+LOOK_S = 0.05  # poll interval of `AsyncConsumer.wait`
+READ_WAIT_S = 1.0  # longest wait of one command: a cancelled read keeps the thread so long
 
 
 class _Threads:
-    """Those of one connection. The loop's own are few, and everybody's: who waits there would keep out others, among
-    them those that it waits for."""
+    """The threads of one connection.
+
+    The default pool of the loop has few threads for the whole program: waiting calls would block other calls there,
+    possibly the very calls to wait for.
+    """
 
     def __init__(self) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(THREADS_MAX, "inturn-aio")
@@ -77,7 +83,7 @@ class _Threads:
         call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
         if not self._is_closed:
             return self._pool.submit(call)
-        with contextlib.closing(_Threads()) as late:  # to be told that it is closed, most likely
+        with contextlib.closing(_Threads()) as late:  # most likely raises Closed
             return late.submit(call)
 
     async def run(
@@ -86,7 +92,7 @@ class _Threads:
         return await asyncio.wrap_future(self.submit(function, *args, **kwargs))
 
     async def make(self, make: Callable[[], _Result], undo: Callable[[_Result], object]) -> _Result:
-        """As `run`. If this is cancelled, what the thread makes all the same is undone."""
+        """As `run`. If the caller is cancelled, `undo` is called with the result of the thread."""
         made = self.submit(make)
         try:
             return await asyncio.wrap_future(made)
@@ -96,19 +102,43 @@ class _Threads:
             raise
 
     def close(self) -> None:
-        """What was submitted is still done."""
+        """Calls submitted before still run."""
         self._is_closed = True
         self._pool.shutdown(wait=False)
 
 
+class _Wrapper(Protocol[_BlockingCo]):
+    """An asyncio class around a blocking object."""
+
+    @property
+    def blocking(self) -> _BlockingCo: ...
+
+    @property
+    def threads(self) -> _Threads: ...
+
+
 def _in_thread(
-    method: Callable[Concatenate[Connection, _Parameters], _Result],
-) -> Callable[Concatenate[AsyncConnection, _Parameters], Coroutine[Any, Any, _Result]]:
-    """The method of the connection, run where its waiting holds up nobody."""
+    method: Callable[Concatenate[_Blocking, _Parameters], _Result],
+) -> Callable[Concatenate[_Wrapper[_Blocking], _Parameters], Coroutine[Any, Any, _Result]]:
+    """The blocking method, run in a thread of the connection."""
 
     @functools.wraps(method)
-    async def awaited(self: AsyncConnection, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+    async def awaited(self: _Wrapper[_Blocking], /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         return await self.threads.run(method, self.blocking, *args, **kwargs)
+
+    return awaited
+
+
+def _deprecated_in_thread(
+    method: Callable[Concatenate[_Blocking, _Parameters], _Result],
+) -> Callable[Concatenate[_Wrapper[_Blocking], _Parameters], Coroutine[Any, Any, _Result]]:
+    """As `_in_thread`. The warning is emitted where the coroutine is awaited, not in the thread."""
+    without_warning: Callable[Concatenate[_Blocking, _Parameters], _Result] = inspect.unwrap(method)
+
+    @functools.wraps(method)
+    async def awaited(self: _Wrapper[_Blocking], /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        warn_deprecated(method, stacklevel=2)
+        return await self.threads.run(without_warning, self.blocking, *args, **kwargs)
 
     return awaited
 
@@ -118,7 +148,7 @@ class _Closable(Protocol):
 
 
 class Opening(Generic[_Opened]):
-    """To be awaited, or used in an `async with` block, which closes what it opened."""
+    """Await an Opening, or use an Opening in an `async with` block that closes the opened object."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, _Opened]]) -> None:
         self._make = make
@@ -139,7 +169,7 @@ class Opening(Generic[_Opened]):
 
 
 class AsyncConnection:
-    """What `inturn.aio.connect` opens. `blocking` is the connection underneath."""
+    """Opened by `inturn.aio.connect`. `blocking` is the underlying connection."""
 
     def __init__(self, blocking: Connection, threads: _Threads) -> None:
         self.blocking = blocking
@@ -154,19 +184,24 @@ class AsyncConnection:
     set_broker_group = _in_thread(Connection.set_broker_group)
     describe_node = _in_thread(Connection.describe_node)
     groups = _in_thread(Connection.groups)
-    describe_group = _in_thread(Connection.describe_group)
-    consume_directly = _in_thread(Connection.consume_directly)
-    reset_group = _in_thread(Connection.reset_group)
-    set_order = _in_thread(Connection.set_order)
-    keys = _in_thread(Connection.keys)
-    describe_key = _in_thread(Connection.describe_key)
-    key_head = _in_thread(Connection.key_head)
-    park_key = _in_thread(Connection.park_key)
-    resume_key = _in_thread(Connection.resume_key)
-    skip_key = _in_thread(Connection.skip_key)
+    # Deprecated: use `mq.group(subject, name)`.
+    describe_group = _deprecated_in_thread(Connection.describe_group)
+    consume_directly = _deprecated_in_thread(Connection.consume_directly)
+    reset_group = _deprecated_in_thread(Connection.reset_group)
+    set_order = _deprecated_in_thread(Connection.set_order)
+    keys = _deprecated_in_thread(Connection.keys)
+    describe_key = _deprecated_in_thread(Connection.describe_key)
+    key_head = _deprecated_in_thread(Connection.key_head)
+    park_key = _deprecated_in_thread(Connection.park_key)
+    resume_key = _deprecated_in_thread(Connection.resume_key)
+    skip_key = _deprecated_in_thread(Connection.skip_key)
+
+    def group(self, subject: str, name: str) -> AsyncGroup:
+        """The handle of one group on one subject, as `Connection.group`, with methods to be awaited."""
+        return AsyncGroup(self.blocking.group(subject, name), self.threads)
 
     async def close(self) -> None:
-        """Stop the consumers, flush the producers, sync the logs, give the folder free."""
+        """Stop the consumers, flush the producers, sync the logs, release the folder."""
         try:
             await self.threads.run(self.blocking.close)
         finally:
@@ -180,8 +215,10 @@ class AsyncConnection:
         hooks: Sequence[SendHook] = (),
         outbox: Outbox | None = None,
     ) -> Opening[AsyncProducer]:
-        """A producer. With a name it is the only one of that name: it fences the one before. `outbox` as in
-        `Connection.producer`."""
+        """A producer. A name is exclusive: a new producer of the name fences the earlier producer.
+
+        `outbox` as in `Connection.producer`.
+        """
 
         async def make() -> AsyncProducer:
             made = functools.partial(self.blocking.producer, name, settings, hooks=hooks, outbox=outbox)
@@ -192,81 +229,88 @@ class AsyncConnection:
     def reader(
         self, subject: str, start: str | int | datetime | Position = "first", *, tags: str | None = None
     ) -> Opening[AsyncReader]:
-        """Read without a group; `tags` as `Connection.reader`."""
+        """Read without a group; `tags` as in `Connection.reader`."""
 
         async def make() -> AsyncReader:
             return AsyncReader(await self.threads.run(self.blocking.reader, subject, start, tags=tags), self.threads)
 
         return Opening(make)
 
-    def consumer(
-        self,
-        subject: str,
-        group: str,
-        handler: Handler,
-        *,
-        order: Order | str | None = None,
-        mode: GroupMode | str = GroupMode.EXCLUSIVE,
-        offsets: str | os.PathLike[str] | None = None,
-        start: str | int | datetime | Position = "first",
-        settings: ConsumerSettings | None = None,
-        tags: str | None = None,
-        processes: int | None = None,
-        hooks: Sequence[Hook] = (),
-        name: str | None = None,
-    ) -> AsyncConsumer:
-        """As `Connection.consumer`, to be used in an `async with` block. A handler that is `async def` runs in the loop
-        that this is called in, a plain one in threads."""
-        loop = asyncio.get_running_loop()
+    def consumer(self, subject: str, group: str, handler: Handler, **options: Unpack[HandlerOptions]) -> AsyncConsumer:
+        """As `Connection.consumer`, for an `async with` block. Needs a running event loop.
 
-        def make() -> Consumer:
-            return self.blocking.consumer(
-                subject,
-                group,
-                handler,
-                order=order,
-                mode=mode,
-                offsets=offsets,
-                start=start,
-                settings=settings,
-                tags=tags,
-                processes=processes,
-                hooks=hooks,
-                name=name,
-                loop=loop,
-            )
-
+        An `async def` handler runs in the running loop, a plain function in threads. The options `order`, `mode`,
+        `offsets`, `start`, `settings`, `tags`, `processes`, `hooks` and `name` are those of `Connection.consumer`.
+        """
+        check_handler_options("AsyncConnection.consumer", options)
+        options["loop"] = asyncio.get_running_loop()
+        make = functools.partial(self.blocking.consumer, subject, group, handler, **options)
         return AsyncConsumer(make, self.threads)
 
 
-class SendOptions(TypedDict, total=False):
-    """What `Producer.send` takes by name."""
+class AsyncGroup:
+    """The handle of one group on one subject, as `inturn.Group`, with methods to be awaited.
 
-    key: str | bytes | None
-    tags: tuple[str, ...]
-    properties: dict[str, str] | None
-    message_id: str | None
-    selector: Selector | None
-    arg: object
+    billing = mq.group("orders", "billing")
+    print((await billing.describe()).lag)
+    """
+
+    def __init__(self, blocking: Group, threads: _Threads) -> None:
+        self.blocking = blocking
+        self.threads = threads
+
+    describe = _in_thread(Group.describe)
+    reset = _in_thread(Group.reset)
+    set_order = _in_thread(Group.set_order)
+    try_message = _in_thread(Group.try_message)
+    keys = _in_thread(Group.keys)
+    describe_key = _in_thread(Group.describe_key)
+    key_head = _in_thread(Group.key_head)
+    head_of = _in_thread(Group.head_of)
+    park = _in_thread(Group.park)
+    resume = _in_thread(Group.resume)
+    skip = _in_thread(Group.skip)
+
+    async def dead_letters(self) -> AsyncDeadLetters:
+        """As `Group.dead_letters`, with methods to be awaited."""
+        return AsyncDeadLetters(await self.threads.run(self.blocking.dead_letters), self.threads)
+
+
+class AsyncDeadLetters:
+    """The dead letters of one group on one subject, as `inturn.DeadLetters`, with methods to be awaited."""
+
+    def __init__(self, blocking: DeadLetters, threads: _Threads) -> None:
+        self.blocking = blocking
+        self.threads = threads
+
+    list = _in_thread(DeadLetters.list)
+    get = _in_thread(DeadLetters.get)
+    redrive = _in_thread(DeadLetters.redrive)
 
 
 class AsyncProducer:
-    """Sends messages; those of one key are stored in the order in which the sends began."""
+    """Sends messages; messages of one key are stored in the order in which the sends began."""
 
     def __init__(self, blocking: Producer, threads: _Threads) -> None:
         self.blocking = blocking
         self._threads = threads
         self._turn = asyncio.Lock()
-        # Those who wait for their turn, and who has it. The lock alone would not do: it is free between the end of a
-        # turn and the moment when the next one wakes up.
+        # Sends that wait for a turn, and the send that has the turn. The lock alone is not enough: the lock is free
+        # between the end of a turn and the wake-up of the next send.
         self._waiting = 0
 
     async def send(self, subject: str, body: bytes, **options: Unpack[SendOptions]) -> Stored:
-        """Return when the message is stored. Once it is queued it is stored even if this is cancelled."""
+        """Return when the message is stored. A queued message is stored even if the caller is cancelled.
+
+        Options, all by keyword, as in `Producer.send`: `key`, `tags`, `properties`, `message_id`, `selector`, `arg`.
+        """
         return await (await self.send_soon(subject, body, **options))
 
     async def send_soon(self, subject: str, body: bytes, **options: Unpack[SendOptions]) -> AsyncSend:
-        """Queue a message, waiting only for room in the buffer; what is returned can be awaited for its place."""
+        """Queue a message, and wait only for space in the buffer. Await the result for the place of the message.
+
+        The options are those of `send`.
+        """
         send = functools.partial(self.blocking.send, subject, body, **options)
         if not self._waiting and not self.blocking.would_wait(subject):
             return AsyncSend(send())
@@ -282,7 +326,7 @@ class AsyncProducer:
             finally:
                 self._end_turn()
         sending = asyncio.wrap_future(self._threads.submit(send))
-        # Its turn lasts as long as the thread is at it, though this be cancelled: nobody is to overtake it.
+        # The turn lasts until the thread is done, even if the caller is cancelled: no other send may overtake.
         sending.add_done_callback(self._end_turn)
         return AsyncSend(await asyncio.shield(sending))
 
@@ -291,7 +335,7 @@ class AsyncProducer:
         self._turn.release()
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until nothing is unacknowledged. Raises the first failure that nobody was told of yet."""
+        """Wait until all messages are acknowledged. Raises the first failure that was not reported to a caller yet."""
         await self._threads.run(self.blocking.flush, timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
@@ -300,7 +344,7 @@ class AsyncProducer:
 
 
 class AsyncSend:
-    """One message on its way: await it for the place where it was stored."""
+    """One message on the way: await an AsyncSend for the place of the stored message."""
 
     def __init__(self, handle: SendHandle) -> None:
         self.handle = handle
@@ -314,11 +358,11 @@ class AsyncSend:
             done = loop.create_future()
 
             def tell() -> None:
-                if not done.done():  # it may have been cancelled
+                if not done.done():  # unless cancelled
                     done.set_result(None)
 
             def wake() -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed, and with it whoever waited
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
                     loop.call_soon_threadsafe(tell)
 
             self.handle.when_done(wake)
@@ -327,7 +371,7 @@ class AsyncSend:
 
 
 class AsyncReader:
-    """Iterates over what is stored, partition by partition in turns; ends at the end of the log."""
+    """Iterates over stored messages, partition by partition in turns; ends at the end of the log."""
 
     def __init__(self, blocking: Reader, threads: _Threads) -> None:
         self.blocking = blocking
@@ -344,13 +388,15 @@ class AsyncReader:
                 return
 
     async def read(self, partition: int, wait_s: float = 0.0) -> list[Message]:
-        """What comes next in a partition, waiting for it so long; empty if there is nothing. A read that is cancelled
-        has read nothing: the next one begins where it began."""
+        """The next messages of a partition, waiting up to `wait_s`; empty if there are none.
+
+        A cancelled read does not move the position: the next read begins at the same offset.
+        """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + wait_s
         while True:
             left_s = max(0.0, until_s - loop.time())
-            # A reader of its own: if this is cancelled, its thread goes on, and must not move ours.
+            # A copy of the reader: after a cancel the thread goes on, and must not move the shared position.
             reader = copy.copy(self.blocking)
             reader.offsets = list(self.blocking.offsets)
             messages = await self._threads.run(reader.read, partition, min(left_s, READ_WAIT_S))
@@ -359,7 +405,7 @@ class AsyncReader:
                 return messages
 
     async def close(self) -> None:
-        """There is nothing to close: it is there so that a reader can be used in an `async with` block."""
+        """Does nothing: allows a reader in an `async with` block."""
 
 
 class AsyncConsumer:
@@ -378,7 +424,7 @@ class AsyncConsumer:
         return self._started.result()
 
     async def start(self) -> None:
-        """Join the group and begin. If this is cancelled, it is stopped as soon as it has begun."""
+        """Join the group and begin. If the caller is cancelled, the consumer is stopped right after the start."""
         if self._is_stopped:
             raise Closed("consumer")
         if self._started is None:
@@ -387,25 +433,27 @@ class AsyncConsumer:
             await asyncio.shield(asyncio.wrap_future(self._started))
         except asyncio.CancelledError:
             self._is_stopped = True
-            self._threads.submit(self._stop, 30.0)  # an `async with` block that was not entered does not do it
+            self._threads.submit(self._stop, 30.0)  # an `async with` block that was not entered calls no stop
             raise
         except BaseException:
             self._started = None
             raise
 
     async def stop(self, timeout_s: float | None = 30.0) -> bool:
-        """Let running handlers end, commit, give the leases back, leave. Not to be awaited by a handler."""
+        """Let running handlers finish, commit, release the leases, leave the group. Not for handlers to await."""
         if self._started is None:
             return True
         self._is_stopped = True
         return await self._threads.run(self._stop, timeout_s)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has stopped. Raises if it stopped because of an error."""
+        """Wait until the consumer has stopped. Raises the error that stopped the consumer."""
         consumer, loop = self.blocking, asyncio.get_running_loop()
         until_s = float("inf") if timeout_s is None else loop.time() + timeout_s
         while not consumer.is_over and loop.time() < until_s:
-            await asyncio.sleep(min(LOOK_S, until_s - loop.time()))  # no thread: as many as like may wait, however long
+            await asyncio.sleep(
+                min(LOOK_S, until_s - loop.time())
+            )  # no thread: any number of tasks may wait, for any time
         return consumer.wait(0)
 
     def _start(self) -> Consumer:
@@ -414,7 +462,7 @@ class AsyncConsumer:
         return made
 
     def _stop(self, timeout_s: float | None) -> bool:
-        """In a thread, which waits for a start that was cancelled: that goes on in its own."""
+        """In a thread: waits for a start that was cancelled, since that start continues in its own thread."""
         started = self._started
         if started is None or started.exception() is not None:
             return True
@@ -444,7 +492,7 @@ def connect(
     token: str | None = None,
     tls: TlsSettings | None = None,
 ) -> Opening[AsyncConnection]:
-    """As `inturn.connect`; to be awaited, or used in an `async with` block."""
+    """As `inturn.connect`; await the result, or use an `async with` block."""
     credentials = Credentials(token, tls)
 
     async def make() -> AsyncConnection:
@@ -463,7 +511,7 @@ def connect(
 
 
 async def _reached(target: str, wait_s: float, credentials: Credentials) -> AsyncConnection:
-    """The stream lives in this loop: no thread stands between it and what is awaited."""
+    """The stream lives in the running loop: no thread between the stream and awaited calls."""
     clock = SystemClock()
     address, tls = dialled(target, credentials)
     node = AsyncRemoteNode(address, SOFTWARE, clock, token=credentials.token or "", tls=tls)
@@ -472,7 +520,7 @@ async def _reached(target: str, wait_s: float, credentials: Credentials) -> Asyn
     except BaseException:
         await node.aclose()
         raise
-    if node.role is not Role.NODE:  # a stream to each broker: they have threads of their own
+    if node.role is not Role.NODE:  # a stream per broker, with a thread for every stream
         await node.aclose()
         threads = _Threads()
         opened = functools.partial(Connection, target, clock=clock, wait_s=wait_s, credentials=credentials)

@@ -1,4 +1,4 @@
-"""Everything inturn raises; see `inturn.model.errors` for the tree."""
+"""All errors that inturn raises; `inturn.model.errors` shows the tree."""
 
 from inturn.model.errors import (
     AccessDenied,

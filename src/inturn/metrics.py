@@ -1,11 +1,11 @@
-"""Figures of the consumers and producers in your own process, for Prometheus.
+"""Metrics of the consumers and producers of one process, for Prometheus.
 
 from prometheus_client import REGISTRY, start_http_server
 REGISTRY.register(inturn.metrics.ClientCollector(mq))
 start_http_server(8000, "127.0.0.1")
 
-They are gathered when somebody asks for them; handling and sending pay nothing. Lag and leases as the server sees them
-are told by the server itself: `inturn serve --http`.
+Values are gathered at every scrape; handling and sending cost nothing more. The server itself reports lag and leases:
+`inturn serve --http`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PRODUCER = ["producer"]
 
 @dataclass(slots=True)
 class _Handled:
-    """What consumers of one subject and group counted, those that have stopped included."""
+    """Sums over consumers of one subject and group, stopped consumers included."""
 
     ok: int = 0
     failed: int = 0
@@ -44,7 +44,7 @@ class _Handled:
 
 @dataclass(slots=True)
 class _Sent:
-    """The same of producers of one name."""
+    """Sums over producers of one name, closed producers included."""
 
     acknowledged: int = 0
     failed: int = 0
@@ -57,8 +57,8 @@ class _Sent:
 
 
 @dataclass(slots=True)
-class _Look:
-    """All there is at one moment."""
+class _Snapshot:
+    """All values at one moment."""
 
     handled: dict[tuple[str, str], _Handled] = field(default_factory=lambda: defaultdict(_Handled))
     running: dict[tuple[str, str], list[ConsumerStatistics]] = field(default_factory=lambda: defaultdict(list))
@@ -67,14 +67,17 @@ class _Look:
 
 
 class ClientCollector:
-    """Of one connection; register it where your own metrics are. Its series are by subject and group, or by the name of
-    the producer ("" for those without): there are as many as your program has of these."""
+    """The metrics of one connection; register the collector beside your own metrics.
+
+    Series are by subject and group, or by the name of the producer ("" without a name): as many as the program has of
+    these.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._lock = threading.Lock()
         self._consumers: set[Consumer] = set()
         self._producers: set[Producer] = set()
-        # Of those that are over: what was counted once must not be taken back.
+        # Of stopped consumers and closed producers: a counter must never decrease.
         self._handled: dict[tuple[str, str], _Handled] = defaultdict(_Handled)
         self._sent: dict[str, _Sent] = defaultdict(_Sent)
         connection.when_made(self._made)
@@ -83,7 +86,7 @@ class ClientCollector:
             self._producers.update(connection.producers())
 
     def _made(self, one: Consumer | Producer) -> None:
-        """Whoever makes many, one after the other, has them counted and forgotten, whether somebody looks or not."""
+        """Counts of former consumers and producers are added up here, too, even if nothing scrapes."""
         with self._lock:
             self._forget_former()
             if isinstance(one, Producer):
@@ -92,31 +95,31 @@ class ClientCollector:
                 self._consumers.add(one)
 
     def describe(self) -> list[Metric]:
-        """The names, without figures: registering it asks nobody."""
-        return list(_families(_Look()))
+        """The names, without values: registering sends no command."""
+        return list(_families(_Snapshot()))
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            look = self._look()
-        yield from _families(look)
+            snapshot = self._snapshot()
+        yield from _families(snapshot)
 
-    def _look(self) -> _Look:
+    def _snapshot(self) -> _Snapshot:
         self._forget_former()
-        look = _Look()
+        snapshot = _Snapshot()
         for consumer in self._consumers:
             key, figures = (consumer.subject, consumer.group), consumer.statistics()
-            look.handled[key].add(figures)
+            snapshot.handled[key].add(figures)
             if consumer.is_running:
-                look.running[key].append(figures)
+                snapshot.running[key].append(figures)
         for producer in self._producers:
             name, counted = producer.name or "", producer.statistics()
-            look.open[name].append(counted)
-            look.sent[name].add(counted)
-        self._add_former(look)
-        return look
+            snapshot.open[name].append(counted)
+            snapshot.sent[name].add(counted)
+        self._add_former(snapshot)
+        return snapshot
 
     def _forget_former(self) -> None:
-        """Of those that are over, only the counts are kept."""
+        """Of stopped consumers and closed producers, only the counts stay."""
         for consumer in [one for one in self._consumers if one.is_over]:
             self._consumers.discard(consumer)
             self._handled[consumer.subject, consumer.group].add(consumer.statistics())
@@ -124,27 +127,27 @@ class ClientCollector:
             self._producers.discard(producer)
             self._sent[producer.name or ""].add(producer.statistics())
 
-    def _add_former(self, look: _Look) -> None:
+    def _add_former(self, snapshot: _Snapshot) -> None:
         for key, former in self._handled.items():
-            handled = look.handled[key]
+            handled = snapshot.handled[key]
             handled.ok += former.ok
             handled.failed += former.failed
             handled.slow += former.slow
             handled.handling_s += former.handling_s
         for name, before in self._sent.items():
-            sent = look.sent[name]
+            sent = snapshot.sent[name]
             sent.acknowledged += before.acknowledged
             sent.failed += before.failed
             sent.resent += before.resent
 
 
-def _families(look: _Look) -> Iterator[Metric]:
-    yield from _of_handling(look)
-    yield from _of_consumers(look)
-    yield from _of_producers(look)
+def _families(snapshot: _Snapshot) -> Iterator[Metric]:
+    yield from _of_handling(snapshot)
+    yield from _of_consumers(snapshot)
+    yield from _of_producers(snapshot)
 
 
-def _of_handling(look: _Look) -> Iterator[Metric]:
+def _of_handling(snapshot: _Snapshot) -> Iterator[Metric]:
     handled = CounterMetricFamily(
         "inturn_consumer_handled_messages",
         "Messages that handlers were called with, by what became of them: ok or failed.",
@@ -156,7 +159,7 @@ def _of_handling(look: _Look) -> Iterator[Metric]:
     spent = CounterMetricFamily(
         "inturn_consumer_handling_seconds", "Time in handlers, all of them together.", labels=_CONSUMER
     )
-    for key, one in sorted(look.handled.items()):
+    for key, one in sorted(snapshot.handled.items()):
         handled.add_metric([*key, "ok"], one.ok)
         handled.add_metric([*key, "failed"], one.failed)
         slow.add_metric(key, one.slow)
@@ -181,22 +184,22 @@ _GAUGES: tuple[tuple[str, str, Callable[[ConsumerStatistics], float]], ...] = (
 )
 
 
-def _of_consumers(look: _Look) -> Iterator[Metric]:
+def _of_consumers(snapshot: _Snapshot) -> Iterator[Metric]:
     for name, text, figure in _GAUGES:
         family = GaugeMetricFamily(name, text, labels=_CONSUMER)
-        for key, found in sorted(look.running.items()):
+        for key, found in sorted(snapshot.running.items()):
             family.add_metric(key, sum(figure(one) for one in found))
         yield family
 
 
-def _of_producers(look: _Look) -> Iterator[Metric]:
+def _of_producers(snapshot: _Snapshot) -> Iterator[Metric]:
     messages = CounterMetricFamily(
         "inturn_producer_messages",
         "Messages sent, by what became of them: acknowledged or failed.",
         labels=[*_PRODUCER, "result"],
     )
     resent = CounterMetricFamily("inturn_producer_resent_batches", "Batches that were sent again.", labels=_PRODUCER)
-    for name, one in sorted(look.sent.items()):
+    for name, one in sorted(snapshot.sent.items()):
         messages.add_metric([name, "acknowledged"], one.acknowledged)
         messages.add_metric([name, "failed"], one.failed)
         resent.add_metric([name], one.resent)
@@ -204,7 +207,7 @@ def _of_producers(look: _Look) -> Iterator[Metric]:
         "inturn_producer_waiting_messages", "Messages that are not acknowledged yet.", labels=_PRODUCER
     )
     waiting_bytes = GaugeMetricFamily("inturn_producer_waiting_bytes", "The same in bytes.", labels=_PRODUCER)
-    for name, found in sorted(look.open.items()):
+    for name, found in sorted(snapshot.open.items()):
         waiting.add_metric([name], sum(one.waiting_count for one in found))
         waiting_bytes.add_metric([name], sum(one.waiting_bytes for one in found))
     yield from (messages, resent, waiting, waiting_bytes)

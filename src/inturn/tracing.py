@@ -4,9 +4,9 @@ tracing = inturn.tracing.Tracing()
 mq.producer(hooks=[tracing])
 mq.consumer("orders", "billing", handle, hooks=[tracing])
 
-A producer span says when a message was sent and stored, a consumer span is around every call of a handler. Between the
-two, the W3C trace context travels in the properties `traceparent` and `tracestate`. Names and attributes follow the
-semantic conventions for messaging. Without an SDK that somebody has set up, all this does nothing.
+A producer span lasts from the send to the acknowledgement, a consumer span covers every call of a handler. The W3C
+trace context travels in the properties `traceparent` and `tracestate`. Names and attributes follow the semantic
+conventions for messaging. Without a configured SDK, tracing does nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _NO_CONTEXT = contexts.Context()
 
 
 class Tracing(Hook, SendHook):
-    """A hook for consumers and producers alike.
+    """A hook for consumers and for producers.
 
-    The span of a handler is the child of the span that sent the message, so one trace goes from end to end; a handler
-    that takes a batch has a trace of its own, with a link to every message. With `links_only` it always is like that:
-    for backlogs so old that nobody wants them in the trace of their sender. Each attempt has a span of its own. Keys
-    can be personal: they are left out unless `with_keys`.
+    The span of a handler is the child of the span that sent the message, so one trace goes from end to end. A handler
+    that takes a batch has a trace of its own, with a link to every message. With `links_only` every handler has a trace
+    of its own: for backlogs so old that the messages do not belong into the trace of the sender. Every attempt has a
+    span of its own. Keys can be personal data: keys are left out unless `with_keys`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Tracing(Hook, SendHook):
         links_only: bool = False,
         with_keys: bool = False,
     ) -> None:
-        """The provider is the global one unless given; the propagator is that of W3C."""
+        """The default provider is the global provider; the default propagator is W3C."""
         self._tracer = trace.get_tracer("inturn", tracer_provider=provider)
         self._propagator = propagator if propagator is not None else TraceContextTextMapPropagator()
         self._links_only = links_only

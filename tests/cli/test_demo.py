@@ -48,7 +48,7 @@ from demo.report import REPORT, ReportData, page
 from demo.served_board import ServedBoard
 from demo.served_story import ServedStory
 from demo.story import FIRST_CONSUMERS
-from inturn.consumer.parking import HeldLot
+from inturn.consumer.parking import ParkingLot
 from inturn.testing.checker import ViolationKind, check
 from inturn.testing.history import HandlerEnd, HandlerStart
 from tests.cli.conftest import Cli
@@ -426,7 +426,7 @@ def test_a_demo_that_does_not_end_in_time_fails(cli: Cli, monkeypatch: pytest.Mo
 def test_newer_messages_that_overtake_a_parked_key_make_the_demo_fail(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HeldLot, "takes_to_tail", property(lambda lot: False))
+    monkeypatch.setattr(ParkingLot, "takes_to_tail", property(lambda lot: False))
     ran = cli("demo", "--quick", "--json")
     assert ran.code == 1
     assert ran.json["ok"] is False

@@ -51,7 +51,7 @@ def billing(orders: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     with inturn.connect(orders.data) as mq:
         with mq.consumer("orders", "billing", lambda message, context: None, order="key", start="first"):
             eventually(lambda: has_joined(mq, "orders", "billing"), "there is the group")
-        mq.reset_group("orders", "billing", "first")
+        mq.group("orders", "billing").reset("first")
     shop = tmp_path / "shop"
     shop.mkdir()
     (shop / "shop.py").write_text(SHOP)

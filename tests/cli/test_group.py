@@ -71,7 +71,7 @@ def test_the_members_of_a_group_that_runs_are_described(orders: Cli) -> None:
         handler = lambda message, context: seen.append(message.offset)  # noqa: E731
         with mq.consumer("orders", "billing", handler, order="key", settings=settings, name="worker"):
             eventually(lambda: len(seen) == 30, "all are handled")
-            eventually(lambda: mq.describe_group("orders", "billing").lag == 0, "all are committed")
+            eventually(lambda: mq.group("orders", "billing").describe().lag == 0, "all are committed")
             (described,) = orders("group", "describe", "billing", "--json").json["subjects"]
             text = orders("group", "describe", "billing").out
     (name,) = described["members"]

@@ -34,7 +34,7 @@ def work(cli: Cli, *, until: int) -> list[bytes]:
         handled.append(message.body)
 
     def is_over(mq: inturn.Connection) -> bool:
-        keys = mq.keys("orders", "billing")
+        keys = mq.group("orders", "billing").keys()
         return len(keys) == until and not any(one.requests for one in keys)
 
     with inturn.connect(cli.data, flush="os") as mq:

@@ -88,9 +88,9 @@ def test_a_shared_group_is_described_with_what_is_outstanding_and_what_came_agai
         with mq.consumer("orders", "crew", handle, mode="shared", settings=settings, name="ann"):
             assert tried.wait(WAIT_S)
             eventually(
-                lambda: sum(one.redeliveries for one in mq.describe_group("orders", "crew").partitions) == 3, "again"
+                lambda: sum(one.redeliveries for one in mq.group("orders", "crew").describe().partitions) == 3, "again"
             )
-            eventually(lambda: mq.describe_group("orders", "crew").lag == 3, "the others are acknowledged")
+            eventually(lambda: mq.group("orders", "crew").describe().lag == 3, "the others are acknowledged")
             described = orders("group", "describe", "crew", "--json").json["subjects"][0]
             assert (described["mode"], described["order"]) == ("shared", "none")
             assert sum(one["outstanding"] for one in described["partitions"]) == 3

@@ -91,7 +91,7 @@ def terminals(tmp_path: Path) -> Iterator[list[Terminal]]:
 
 def _member_count(mq: inturn.Connection) -> int:
     is_there = GroupName("jobs", "workers") in mq.groups()
-    return len(mq.describe_group("jobs", "workers").members) if is_there else 0
+    return len(mq.group("jobs", "workers").describe().members) if is_there else 0
 
 
 def _wait(terminal: Terminal, condition: Callable[[str], object], wait_s: float = 80.0) -> str:

@@ -216,7 +216,7 @@ def test_an_address_that_others_reach_needs_authentication_or_a_word(cli: Cli) -
     """Without tokens or client certificates, only --insecure serves others, and says what that means."""
     error = cli("serve", "--host", "0.0.0.0", "--port", "0", "--json").error
     assert error["type"] == "InvalidInput"
-    assert "--insecure serves all the same: whoever reaches the port" in error["message"]
+    assert "--insecure serves without authentication: all clients that reach the port" in error["message"]
     assert not cli.data.exists()
     with cli.serve("--host", "0.0.0.0", "--insecure") as served:
         ended = served.end()

@@ -57,7 +57,7 @@ def test_a_wrong_expression_is_told(tagged: Cli) -> None:
 
 
 def wait_for_member(mq: Connection) -> None:
-    eventually(lambda: mq.describe_group("orders", "g").members, "somebody has joined")
+    eventually(lambda: mq.group("orders", "g").describe().members, "somebody has joined")
 
 
 def handle(message: Message, context: Context) -> None:

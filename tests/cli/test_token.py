@@ -136,7 +136,7 @@ def test_top_and_doctor_tell_what_they_may_not_see(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--access", "nowhere.toml"), "nobody is asked who they are"),
+        (("--access", "nowhere.toml"), "clients are not authenticated"),
         (("--tokens", "nowhere.json"), "cannot be read"),
         (("--tls-cert", "a.pem"), "belong together"),
         (("--tls-client-ca", "ca.pem"), "asks for TLS"),

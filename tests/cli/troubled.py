@@ -39,7 +39,7 @@ def consume(
 
 
 def states(mq: Connection) -> list[str]:
-    return [one.state for one in mq.keys("orders", "billing")]
+    return [one.state for one in mq.group("orders", "billing").keys()]
 
 
 def make(path: Path, on_exhausted: str) -> None:
@@ -50,7 +50,7 @@ def make(path: Path, on_exhausted: str) -> None:
             for number, key in enumerate((b"bad", b"good", b"bad", b"worse\xff")):
                 producer.send("orders", b'{"n": %d}' % number, key=key, properties={"mine": "yes"})
         if on_exhausted == "dead-letter":
-            consume(mq, lambda: mq.describe_group("orders", "billing").partitions[0].lag == 0, on_exhausted)
+            consume(mq, lambda: mq.group("orders", "billing").describe().partitions[0].lag == 0, on_exhausted)
         else:
             wanted = {"block": "blocked", "park": "parked"}[on_exhausted]
             consume(
@@ -61,4 +61,4 @@ def make(path: Path, on_exhausted: str) -> None:
 
 
 def _all_parked(mq: Connection) -> bool:
-    return len(mq.describe_key("orders", "billing", "bad").parked) == 2
+    return len(mq.group("orders", "billing").describe_key("bad").parked) == 2

@@ -10,9 +10,10 @@ import msgspec
 
 from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.decoder import opened
+from inturn.consumer.decoder import decode_pull
 from inturn.consumer.outcome import Outcome
-from inturn.consumer.partition_state import NEVER, HeldPartition
+from inturn.consumer.partition_lease import NEVER
+from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import CHUNK_MAX, CHUNK_S
 from inturn.model.batch import BatchHeader, StoredBatch, encode, parse_header, partition_seed, payload_checksum
@@ -253,8 +254,8 @@ class Bench:
         return self.node.logs
 
     @property
-    def held(self) -> HeldPartition:
-        return self.core.held[0]
+    def state(self) -> PartitionState:
+        return self.core.partitions[0]
 
     def committed(self, partition: int = 0) -> int:
         return self.node.partitions[partition].offset
@@ -292,7 +293,7 @@ class Bench:
 
     def answer(self, command: Command, answer: object) -> None:
         if isinstance(answer, Pulled) and isinstance(command, Pull):
-            answer = opened(answer, self.core.subject, command.partition)
+            answer = decode_pull(answer, self.core.subject, command.partition)
         self.core.answered(command, answer, self.now_s)
 
     def good_answer(self, command: Command) -> object | None:
@@ -396,7 +397,7 @@ class Bench:
 
     def take(self, count: int = 1) -> Job | None:
         """Work for a worker, or None."""
-        self.core.handling.scheduler._handling_s = CHUNK_S / self.chunk
+        self.core.scheduler._handling_s = CHUNK_S / self.chunk
         run = self.core.take(self.now_s)
         if run is None:
             return None

@@ -22,5 +22,5 @@ if __name__ == "__main__":
             time.sleep(0.01)
         sys.exit()  # without a word: what runs is finished all the same
     mq.run()
-    print(mq.describe_group("line", "g").partitions[0].committed, flush=True)
+    print(mq.group("line", "g").describe().partitions[0].committed, flush=True)
     mq.close()

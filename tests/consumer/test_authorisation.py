@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inturn.consumer.partition_state import Stage
+from inturn.consumer.partition_lease import Stage
 from inturn.protocol.commands import Acquire, Assignment, Command, Heartbeat, Pull, Release
 from tests.consumer.fake_node import LEASE, SUBJECT, Bench
 
@@ -16,7 +16,7 @@ def bench() -> Bench:
     made = Bench(heartbeat_s=2.0)
     made.store(0, 5)
     made.settle()
-    assert made.core.held[0].stage is Stage.ACTIVE
+    assert made.core.partitions[0].lease.stage is Stage.ACTIVE
     return made
 
 
@@ -35,10 +35,10 @@ def since(bench: Bench, count: int, kind: type[Command]) -> list[Command]:
 def test_partitions_are_released_when_the_authorisation_is_over_though_the_leases_live(bench: Bench) -> None:
     bench.handle_all()
     live_unheard(bench, 8.9)
-    assert bench.core.held[0].stage is Stage.ACTIVE
+    assert bench.core.partitions[0].lease.stage is Stage.ACTIVE
     live_unheard(bench, 0.1)
     assert bench.sent(Release), "given back, not just dropped: others wait for it"
-    assert bench.core.held == {}
+    assert bench.core.partitions == {}
     assert bench.committed() == 5
 
 
@@ -50,8 +50,8 @@ def test_they_are_asked_for_again_only_after_another_heartbeat_was_answered(benc
     assert not since(bench, before, Pull)
     assert since(bench, before, Heartbeat)
     bench.settle()
-    assert bench.core.held[0].stage is Stage.ACTIVE
-    assert bench.core.held[0].epoch == 2
+    assert bench.core.partitions[0].lease.stage is Stage.ACTIVE
+    assert bench.core.partitions[0].lease.epoch == 2
     assert bench.handle_all() == [0, 1, 2, 3, 4]
 
 
@@ -64,26 +64,26 @@ def test_no_handler_is_started_after_it_though_nobody_polled(bench: Bench) -> No
     assert job.next() is not None
     bench.wait(0.1)
     assert job.next() is None
-    assert bench.held.lease_ends_s > bench.now_s
+    assert bench.state.lease.ends_s > bench.now_s
     job.end()
-    assert bench.held.stage is Stage.DRAINING
+    assert bench.state.lease.stage is Stage.DRAINING
     assert bench.core.wants_poll
     bench.settle(UNHEARD)
     assert bench.committed() == 2
-    assert bench.core.held == {}
+    assert bench.core.partitions == {}
 
 
 def test_a_handler_that_runs_on_keeps_the_lease_until_it_ends(bench: Bench) -> None:
     job = bench.job()
     assert job.next() is not None
     live_unheard(bench, 30.0)
-    assert bench.held.stage is Stage.DRAINING
+    assert bench.state.lease.stage is Stage.DRAINING
     assert not bench.sent(Release)
     assert job.next() is None
     job.end()
     bench.settle(UNHEARD)
     assert bench.committed() == 1
-    assert bench.core.held == {}
+    assert bench.core.partitions == {}
 
 
 def test_it_is_counted_from_before_the_heartbeat_was_sent() -> None:
@@ -94,8 +94,8 @@ def test_it_is_counted_from_before_the_heartbeat_was_sent() -> None:
     bench.wait(4.0)
     bench.answer(beat, Assignment(1, (0,), SUBJECT, LEASE.life_s))
     bench.settle(UNHEARD)
-    assert bench.held.stage is Stage.ACTIVE
-    assert bench.held.deadline_s == 1000.0 + LEASE.life_s - LEASE.margin_s
+    assert bench.state.lease.stage is Stage.ACTIVE
+    assert bench.state.lease.deadline_s == 1000.0 + LEASE.life_s - LEASE.margin_s
 
 
 def test_heartbeats_that_are_held_back_and_answered_stop_nothing(bench: Bench) -> None:
@@ -125,7 +125,7 @@ def test_a_heartbeat_that_is_lost_is_repeated_in_time(heartbeat_s: float, lost: 
 def test_the_end_of_the_authorisation_is_a_moment_to_poll(bench: Bench) -> None:
     bench.settle(UNHEARD)
     moments = []
-    while bench.core.held:
+    while bench.core.partitions:
         bench.now_s = bench.core.next_due_s(bench.now_s)
         moments.append(bench.now_s)
         bench.settle(UNHEARD)
@@ -140,14 +140,14 @@ def test_an_authorisation_that_is_over_when_it_comes_does_not_make_it_ask_withou
         if bench.has(Heartbeat):
             bench.answer(bench.take_command(Heartbeat), Assignment(1, (0,), SUBJECT, 0.0))
     assert len(bench.sent(Heartbeat)) == 1
-    assert bench.core.held == {}
+    assert bench.core.partitions == {}
     bench.wait(0.2)
     bench.settle()
-    assert bench.held.stage is Stage.ACTIVE
+    assert bench.state.lease.stage is Stage.ACTIVE
 
 
 def test_a_lease_that_is_over_at_the_same_time_is_lost_not_released(bench: Bench) -> None:
     bench.wait(9.0)
     bench.poll()
     assert not bench.sent(Release)
-    assert bench.core.held == {} or bench.held.stage is Stage.LOST
+    assert bench.core.partitions == {} or bench.state.lease.stage is Stage.LOST

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inturn.consumer.outcome import DONE, Next, Outcome
-from inturn.consumer.partition_state import Stage
+from inturn.consumer.partition_lease import Stage
 from inturn.consumer.scheduler import CHUNK_S
 from inturn.model.errors import (
     AccessDenied,
@@ -53,7 +53,7 @@ def active(bench: Bench, count: int = 5) -> None:
     """Partition 0 is held, with so many messages waiting."""
     bench.store(0, count)
     bench.settle()
-    assert bench.core.held[0].stage is Stage.ACTIVE
+    assert bench.core.partitions[0].lease.stage is Stage.ACTIVE
 
 
 def test_a_partition_is_pulled_only_after_its_lease_is_granted(bench: Bench) -> None:
@@ -189,7 +189,7 @@ def test_a_release_without_an_answer_is_sent_again_and_then_over_is_over(bench: 
     bench.poll()
     second = bench.take_command(Release)
     bench.answer(first, Done())
-    assert 0 in bench.core.held, "a late answer changes nothing"
+    assert 0 in bench.core.partitions, "a late answer changes nothing"
     bench.answer(second, STALE)
     bench.settle()
     assert bench.core.is_stopped
@@ -206,9 +206,9 @@ def test_an_old_grant_is_ignored(bench: Bench) -> None:
     bench.poll()
     second = bench.take_command(Acquire)
     bench.answer(first, Granted(1, 0, 10.0))
-    assert bench.core.held[0].stage is Stage.ASKING
+    assert bench.core.partitions[0].lease.stage is Stage.ASKING
     bench.answer(second, Granted(2, 0, 10.0))
-    assert bench.core.held[0].epoch == 2
+    assert bench.core.partitions[0].lease.epoch == 2
 
 
 def test_a_pull_answered_twice_is_taken_once(bench: Bench) -> None:
@@ -227,7 +227,7 @@ def test_a_pull_of_an_earlier_lease_is_ignored(bench: Bench) -> None:
     bench.settle()
     bench.assign(0)
     bench.settle()
-    assert bench.core.held[0].epoch == 2
+    assert bench.core.partitions[0].lease.epoch == 2
     bench.answer(old, Pulled((batch_of(0, 3),), 3, 3))
     assert bench.take() is None
 
@@ -246,7 +246,7 @@ def lose_by_renew(bench: Bench) -> None:
 
 
 def lose_by_commit(bench: Bench) -> None:
-    bench.held.tracker.add([0])
+    bench.state.progress.tracker.add([0])
     bench.wait(1.0)
     bench.poll()
     bench.answer(bench.take_command(Commit), Committed(()))
@@ -268,7 +268,7 @@ def test_a_lost_lease_starts_nothing_and_commits_nothing(lose) -> None:
     job = bench.job()
     assert job.next() is not None
     lose(bench)
-    assert bench.core.held[0].stage is Stage.LOST
+    assert bench.core.partitions[0].lease.stage is Stage.LOST
     before = len(bench.seen)
     bench.poll()
     assert not any(isinstance(one, Acquire | Pull) for one in bench.seen[before:]), "its handler still runs"
@@ -295,8 +295,8 @@ def test_a_lost_lease_is_asked_for_again_only_when_its_handler_has_ended(lose) -
         assert not bench.has(Acquire)
     job.end()
     bench.settle()
-    assert bench.core.held[0].stage is Stage.ACTIVE
-    assert bench.core.held[0].epoch == 2
+    assert bench.core.partitions[0].lease.stage is Stage.ACTIVE
+    assert bench.core.partitions[0].lease.epoch == 2
     assert bench.handle_all() == [0, 1, 2, 3, 4], "from the committed offset, all over again"
 
 
@@ -320,7 +320,7 @@ def test_the_deadline_counts_from_before_the_lease_was_asked_for(bench: Bench) -
     asked_at_s = bench.now_s
     bench.wait(3.0)
     bench.answer(bench.take_command(Acquire), Granted(1, 0, 10.0))
-    assert bench.core.held[0].deadline_s == pytest.approx(asked_at_s + 10.0 - 1.0)
+    assert bench.core.partitions[0].lease.deadline_s == pytest.approx(asked_at_s + 10.0 - 1.0)
 
 
 def test_renewals_keep_the_lease_for_as_long_as_they_are_answered(bench: Bench) -> None:
@@ -331,8 +331,8 @@ def test_renewals_keep_the_lease_for_as_long_as_they_are_answered(bench: Bench) 
     assert job.next() is not None
     bench.live(60.0)
     assert job.next() is not None
-    assert bench.core.held[0].stage is Stage.ACTIVE
-    assert bench.core.held[0].epoch == 1
+    assert bench.core.partitions[0].lease.stage is Stage.ACTIVE
+    assert bench.core.partitions[0].lease.epoch == 1
 
 
 def test_a_lease_lost_while_idle_is_taken_again_at_once(bench: Bench) -> None:
@@ -340,8 +340,8 @@ def test_a_lease_lost_while_idle_is_taken_again_at_once(bench: Bench) -> None:
     bench.settle()
     lose_by_pull(bench)
     bench.settle()
-    assert bench.core.held[0].stage is Stage.ACTIVE
-    assert bench.core.held[0].epoch == 2
+    assert bench.core.partitions[0].lease.stage is Stage.ACTIVE
+    assert bench.core.partitions[0].lease.epoch == 2
 
 
 # Giving back
@@ -355,16 +355,16 @@ def test_draining_waits_for_the_running_handler_then_commits_and_releases(bench:
     assert [job.next() is not None for _ in range(2)] == [True, True]
     bench.assign()
     bench.settle()
-    assert bench.core.held[0].stage is Stage.DRAINING
+    assert bench.core.partitions[0].lease.stage is Stage.DRAINING
     assert not any(isinstance(one, Release) for one in bench.seen)
     bench.live(30.0)
-    assert bench.core.held[0].stage is Stage.DRAINING, "a handler still running keeps the lease"
+    assert bench.core.partitions[0].lease.stage is Stage.DRAINING, "a handler still running keeps the lease"
     assert job.next() is None
     job.end()
     bench.settle()
     (release,) = [one for one in bench.seen if isinstance(one, Release)]
     assert (release.progress.epoch, release.progress.offset) == (1, 2)
-    assert 0 not in bench.core.held
+    assert 0 not in bench.core.partitions
 
 
 def test_a_drained_partition_is_not_pulled(bench: Bench) -> None:
@@ -390,7 +390,7 @@ def test_a_partition_that_comes_back_while_it_is_given_back_is_asked_for_anew(be
     assert job.next() is None
     job.end()
     bench.settle()
-    assert bench.core.held[0].epoch == 2
+    assert bench.core.partitions[0].lease.epoch == 2
     assert bench.handle_all() == [1, 2, 3, 4]
 
 
@@ -485,7 +485,7 @@ def test_a_partition_in_trouble_does_not_stop_another() -> None:
     assert bench.handle_all() == [0, 1, 2]
     bench.live(20.0)
     assert bench.committed(1) == 3
-    assert bench.core.held[0].stage is Stage.ACTIVE, "its lease is renewed"
+    assert bench.core.partitions[0].lease.stage is Stage.ACTIVE, "its lease is renewed"
 
 
 def test_a_damaged_batch_is_not_skipped(bench: Bench) -> None:
@@ -497,8 +497,8 @@ def test_a_damaged_batch_is_not_skipped(bench: Bench) -> None:
         bench.live(3.0)
         assert bench.handle_all() == []
     assert bench.committed() == 2
-    assert isinstance(bench.core.held[0].error, LogDamaged)
-    assert bench.core.held[0].error.offset == 2
+    assert isinstance(bench.core.partitions[0].lease.error, LogDamaged)
+    assert bench.core.partitions[0].lease.error.offset == 2
     bench.logs[0][1] = bad  # it was only damaged on its way
     bench.live(10.0)
     assert bench.handle_all() == [2, 3, 4, 5]
@@ -530,7 +530,7 @@ def test_a_batch_that_cannot_be_decoded_is_not_skipped() -> None:
         bench.live(6.0)
     assert handled == [0, 1]
     assert bench.committed() == 2
-    assert bench.core.held[0].error is not None
+    assert bench.core.partitions[0].lease.error is not None
 
 
 def test_a_gap_at_the_end_of_the_log_is_passed_when_everything_before_it_is_done(bench: Bench) -> None:
@@ -554,7 +554,7 @@ def test_a_gap_at_the_end_of_the_log_is_passed_when_everything_before_it_is_done
 def test_offsets_that_retention_took_away_are_counted(bench: Bench) -> None:
     bench.logs[0] = [batch_of(10, 2)]
     bench.settle()
-    assert bench.core.held[0].missing == 10
+    assert bench.core.partitions[0].buffer.missing == 10
     assert bench.handle_all() == [10, 11]
 
 
@@ -611,8 +611,8 @@ def test_a_suspended_partition_does_not_hold_back_another() -> None:
     bench.store(1, 2)
     bench.settle()
     assert bench.job().next() is not None
-    assert bench.held.active == 0
-    assert bench.core.held[1].active == 1
+    assert bench.state.buffer.lanes_in_runs == 0
+    assert bench.core.partitions[1].buffer.lanes_in_runs == 1
 
 
 def test_a_run_ends_after_its_time_and_goes_on_later(bench: Bench) -> None:
@@ -660,15 +660,15 @@ def test_pulling_pauses_while_too_much_waits_and_resumes(flow: FlowControl) -> N
     """C13, B3."""
     bench = Bench(flow=flow)
     active(bench, 5)
-    held = bench.held
-    assert held.is_paused
+    state = bench.state
+    assert state.buffer.is_paused
     bench.pending.clear()
     before = len(bench.seen)
     bench.live(200.0)
     assert not any(isinstance(one, Pull) for one in bench.seen[before:])
     assert any(isinstance(one, Renew) for one in bench.seen[before:])
-    assert held.stage is Stage.ACTIVE, "a withheld pull counts as a pull, and the lease is renewed"
-    assert held.epoch == 1
+    assert state.lease.stage is Stage.ACTIVE, "a withheld pull counts as a pull, and the lease is renewed"
+    assert state.lease.epoch == 1
     bench.handle_all()
     bench.settle()
     assert bench.has(Pull)
@@ -685,7 +685,7 @@ def test_a_partition_that_could_not_be_pulled_is_dropped_and_taken_again() -> No
         if bench.node.partitions[0].epoch > 1:
             break
     assert any(isinstance(one, Release) for one in bench.seen)
-    assert bench.core.held[0].epoch == 2
+    assert bench.core.partitions[0].lease.epoch == 2
 
 
 # Never busy for nothing

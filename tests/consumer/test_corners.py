@@ -23,9 +23,9 @@ def test_an_empty_pull_makes_no_lane() -> None:
     bench = Bench(order=Order.PARTITION)
     bench.store(0, 3)
     bench.settle()
-    handling, held = bench.core.handling, bench.held
-    handling.offer(held, [])
-    handling.offer(held, [])
+    dispatcher, state = bench.core.dispatcher, bench.state
+    dispatcher.offer(state, [])
+    dispatcher.offer(state, [])
     first = bench.job()
     assert first.next() is not None
     assert bench.take() is None, "one handler at a time"
@@ -147,7 +147,7 @@ def test_big_messages_behind_a_stuck_key_do_not_stop_the_others_at_once() -> Non
     for _ in range(5):
         bench.store_keys("aaaaaaaaaaaa", body=b"x" * 100)
         bench.live(1.0)
-    assert bench.held.is_paused
+    assert bench.state.buffer.is_paused
     (head,) = bench.core.blocking().values()
     assert (head.key, head.offset) == (b"a", 0)
 

@@ -11,8 +11,8 @@ from pyroaring import BitMap64
 
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.core import CLAIM_RENEW_S, ConsumerCore
-from inturn.consumer.partition_state import Stage
-from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.partition_lease import Stage
+from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.model.batch import StoredBatch, chosen, decode
 from inturn.model.errors import ConnectionLost, InturnError, LeaseHeld, LogDamaged, StaleEpoch
 from inturn.model.message import Origin, Outgoing
@@ -44,14 +44,14 @@ from inturn.protocol.commands import (
 from tests.consumer.fake_node import LEASE, SUBJECT, Bench, batch_of, damaged
 
 
-def bench_with(duty: Duty, order: Order = Order.KEY, **settings: object) -> Bench:
+def bench_with(scope: Scope, order: Order = Order.KEY, **settings: object) -> Bench:
     made = Bench(order=order, **settings)  # type: ignore[arg-type]
-    made.core = ConsumerCore("orders", "billing", "m1", order, "first", made.settings, LEASE, duty=duty)
+    made.core = ConsumerCore("orders", "billing", "m1", order, "first", made.settings, LEASE, scope=scope)
     return made
 
 
 def test_the_usual_duty_is_everything() -> None:
-    assert Duty() == EVERYTHING
+    assert Scope() == EVERYTHING
     assert (EVERYTHING.until, EVERYTHING.keeps_only, EVERYTHING.takes_over) == ({}, False, False)
 
 
@@ -61,7 +61,7 @@ def test_the_usual_duty_is_everything() -> None:
 @pytest.mark.parametrize("cuts", [[6], [1, 5], [3, 3], [1, 1, 1, 1, 1, 1], [2, 3, 1]])
 @pytest.mark.parametrize("until", range(8))
 def test_nothing_at_or_above_the_bound_is_handled_or_said_to_be_finished(cuts: Sequence[int], until: int) -> None:
-    bench = bench_with(Duty(until={0: until}))
+    bench = bench_with(Scope(until={0: until}))
     for count in cuts:
         bench.store(0, count)
     bench.settle()
@@ -74,7 +74,7 @@ def test_nothing_at_or_above_the_bound_is_handled_or_said_to_be_finished(cuts: S
 
 
 def test_a_gap_reaches_up_to_the_bound_only() -> None:
-    bench = bench_with(Duty(until={0: 10}))
+    bench = bench_with(Scope(until={0: 10}))
     bench.logs[0] += [batch_of(0, 3), batch_of(20, 5)]
     bench.settle()
     assert bench.handle_all() == [0, 1, 2]
@@ -84,7 +84,7 @@ def test_a_gap_reaches_up_to_the_bound_only() -> None:
 
 
 def test_a_gap_below_the_bound_is_gone_over() -> None:
-    bench = bench_with(Duty(until={0: 22}))
+    bench = bench_with(Scope(until={0: 22}))
     bench.logs[0] += [batch_of(0, 3), batch_of(20, 5)]
     bench.settle()
     assert bench.handle_all() == [0, 1, 2, 20, 21]
@@ -93,19 +93,19 @@ def test_a_gap_below_the_bound_is_gone_over() -> None:
 
 
 def test_nothing_is_pulled_when_all_that_is_to_be_handled_is() -> None:
-    bench = bench_with(Duty(until={0: 4}))
+    bench = bench_with(Scope(until={0: 4}))
     bench.store(0, 6)
     bench.settle()
     bench.handle_all()
     pulls = len(bench.sent(Pull))
     bench.live(130.0, 1.0)  # longer than `idle_s_max`
     assert len(bench.sent(Pull)) == pulls
-    assert bench.held.stage is Stage.ACTIVE
+    assert bench.state.lease.stage is Stage.ACTIVE
     assert bench.sent(Renew)
 
 
 def test_it_is_not_through_while_a_handler_runs_or_a_message_is_to_be_repeated() -> None:
-    bench = bench_with(Duty(until={0: 2}))
+    bench = bench_with(Scope(until={0: 2}))
     bench.store(0, 2)
     assert not bench.core.is_through()
     bench.settle()
@@ -118,7 +118,7 @@ def test_it_is_not_through_while_a_handler_runs_or_a_message_is_to_be_repeated()
 
 
 def test_damage_behind_the_bound_does_not_matter() -> None:
-    bench = bench_with(Duty(until={0: 3}))
+    bench = bench_with(Scope(until={0: 3}))
     bench.logs[0] += [batch_of(0, 3), damaged(batch_of(3, 2))]
     bench.settle()
     assert bench.handle_all() == [0, 1, 2]
@@ -127,7 +127,7 @@ def test_damage_behind_the_bound_does_not_matter() -> None:
 
 def test_a_node_that_is_away_for_a_moment_holds_nothing_up() -> None:
     """Whoever is held up gives up: only what does not pass by itself counts."""
-    bench = bench_with(Duty(until={0: 3}))
+    bench = bench_with(Scope(until={0: 3}))
     bench.poll()
     bench.answer(bench.take_command(Heartbeat), Assignment(1, (0,), SUBJECT, 1e9))
     bench.poll()
@@ -136,7 +136,7 @@ def test_a_node_that_is_away_for_a_moment_holds_nothing_up() -> None:
     bench.now_s += 1.0
     bench.poll()
     bench.answer(bench.take_command(Acquire), Granted(5, 0, LEASE.life_s))
-    assert bench.held.error is None
+    assert bench.state.lease.error is None
     bench.poll()
     bench.answer(bench.take_command(Pull), ConnectionLost("node", "it went away"))
     assert not bench.core.is_held_up
@@ -148,7 +148,7 @@ def test_a_node_that_is_away_for_a_moment_holds_nothing_up() -> None:
 
 def test_it_is_not_through_before_a_lot_that_is_resumed_is_empty() -> None:
     """Though nothing is to be pulled."""
-    bench = bench_with(Duty(until={0: 0}))
+    bench = bench_with(Scope(until={0: 0}))
     bench.poll()
     bench.answer(bench.take_command(Heartbeat), Assignment(1, (0,), SUBJECT, 1e9))
     bench.poll()
@@ -171,19 +171,19 @@ def test_it_is_not_through_before_a_lot_that_is_resumed_is_empty() -> None:
 
 
 def test_a_request_that_has_to_wait_keeps_it_from_being_through() -> None:
-    bench = bench_with(Duty(until={0: 2}))
+    bench = bench_with(Scope(until={0: 2}))
     bench.store(0, 2)
     bench.settle()
     bench.handle_all()
     assert bench.core.is_through()
-    bench.held.requests.append(KeyRequest(1, 0, b"a", "park"))
+    bench.state.progress.key_requests.append(KeyRequest(1, 0, b"a", "park"))
     assert not bench.core.is_through()
     bench.poll()
     assert bench.core.is_through()
 
 
 def test_what_was_pulled_and_not_finished_is_known_after_the_end() -> None:
-    bench = bench_with(Duty(until={0: 5}))
+    bench = bench_with(Scope(until={0: 5}))
     bench.store(0, 5)
     bench.settle()
     job = bench.job()
@@ -199,11 +199,11 @@ def test_what_was_pulled_and_not_finished_is_known_after_the_end() -> None:
 
 
 def test_a_keeper_holds_and_renews_and_pulls_nothing() -> None:
-    bench = bench_with(Duty(keeps_only=True))
+    bench = bench_with(Scope(keeps_only=True))
     bench.store(0, 6)
     bench.live(300.0, 1.0)
-    assert bench.held.stage is Stage.ACTIVE
-    assert bench.held.epoch == 1
+    assert bench.state.lease.stage is Stage.ACTIVE
+    assert bench.state.lease.epoch == 1
     assert not bench.sent(Pull)
     assert not bench.sent(Commit)
     assert len(bench.sent(Renew)) > 100
@@ -211,14 +211,14 @@ def test_a_keeper_holds_and_renews_and_pulls_nothing() -> None:
 
 def test_a_keeper_says_whether_it_takes_over() -> None:
     for takes_over in (True, False):
-        bench = bench_with(Duty(keeps_only=True, takes_over=takes_over))
+        bench = bench_with(Scope(keeps_only=True, takes_over=takes_over))
         bench.settle()
         (beat,) = [one for one in bench.seen if isinstance(one, Heartbeat)][:1]
         assert beat.takes_over is takes_over
 
 
 def test_what_a_keeper_says_at_its_release_is_older_than_all_that_others_committed() -> None:
-    bench = bench_with(Duty(keeps_only=True))
+    bench = bench_with(Scope(keeps_only=True))
     stored = bench.node.partitions[0]
     stored.offset, stored.finished = 3, BitMap64([5]).serialize()
     bench.settle()
@@ -373,7 +373,7 @@ class Claimed:
 
     def __init__(self, keys: str, until: int, finished: Sequence[int] = (), offset: int = 0) -> None:
         self.slots = SlotSet.of(slot_of(key.encode()) for key in keys)
-        self.bench = bench_with(Duty(until={0: until}), commit_interval_s=0.2)
+        self.bench = bench_with(Scope(until={0: until}), commit_interval_s=0.2)
         self.bench.poll()
         beat = self.bench.take_command(Heartbeat)
         self.bench.answer(beat, Assignment(1, (0,), SUBJECT, 1e9))
@@ -436,10 +436,10 @@ def test_what_was_told_is_told_again_until_it_is_stored() -> None:
     one.pull(keyed_batch(2, "aa"))
     one.bench.handle_all()
     one.bench.wait(60.0)  # the answer is given up
-    one.bench.core.held[0].lease_ends_s = one.bench.now_s + 100.0
+    one.bench.core.partitions[0].lease.ends_s = one.bench.now_s + 100.0
     assert one.commit() == [0, 1, 2, 3]
     one.bench.answer(one.last, committed(one.last))
-    assert not one.bench.core.held[0].has_progress
+    assert not one.bench.core.partitions[0].progress.has_changes
 
 
 def test_what_is_stored_is_not_told_again() -> None:
@@ -482,7 +482,7 @@ def test_what_is_called_back_is_finished_committed_and_given_back() -> None:
     renew = one.bench.take_command(Renew)
     one.bench.answer(renew, Renewed((0,), (0,)))
     one.bench.poll()
-    assert one.bench.held.stage is Stage.DRAINING
+    assert one.bench.state.lease.stage is Stage.DRAINING
     assert not one.bench.has(Release)
     job.end()
     one.bench.poll()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.partition_state import PartitionState
 from inturn.model.settings import KeyAction
 from inturn.protocol.commands import Commit
 from tests.consumer.fake_node import Bench, failing
@@ -18,7 +18,7 @@ TIMES = 10
 
 def partitions_in_memory() -> int:
     gc.collect()
-    return sum(isinstance(one, HeldPartition) for one in gc.get_objects())
+    return sum(isinstance(one, PartitionState) for one in gc.get_objects())
 
 
 def is_waiting(bench: Bench) -> None:
@@ -73,7 +73,7 @@ def is_killed(bench: Bench) -> None:
 
 def end_runs(bench: Bench) -> None:
     for job in bench._jobs:
-        if job.run in bench.core.handling.scheduler.runs:
+        if job.run in bench.core.scheduler.runs:
             job.end()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from inturn.consumer.outcome import DONE, KEEP, Next, Outcome
-from inturn.consumer.partition_state import Stage
+from inturn.consumer.partition_lease import Stage
 from inturn.consumer.scheduler import OVERDUE_S
 from inturn.model.batch import StoredBatch, decode, parse_header
 from inturn.model.errors import DiskFull, GroupConflict, StaleEpoch
@@ -45,7 +45,7 @@ def keyed(keys: str = "", **settings: object) -> Bench:
     if keys:
         bench.store_keys(keys)
     bench.settle()
-    assert bench.held.stage is Stage.ACTIVE
+    assert bench.state.lease.stage is Stage.ACTIVE
     return bench
 
 
@@ -263,11 +263,11 @@ def test_the_count_of_attempts_survives_a_release() -> None:
     assert job.next() is not None
     bench.assign()
     bench.settle()
-    assert bench.held.stage is Stage.DRAINING
+    assert bench.state.lease.stage is Stage.DRAINING
     job.settle(RAISED)
     job.end()
     bench.settle()
-    assert 0 not in bench.core.held
+    assert 0 not in bench.core.partitions
     successor = bench.successor()
     successor.assigned = (0,)
     successor.settle()
@@ -291,7 +291,7 @@ def test_exceptions_wait_twice_as_long_every_time_from_10_ms_to_30_s() -> None:
         assert len(bench.work(failing(RAISED, 0))) == 1
         failed_at_s = bench.now_s
         bench.settle()
-        due_s = bench.core.handling.next_due_s()
+        due_s = bench.core.dispatcher.next_due_s()
         while bench.now_s + 0.5 < due_s:
             bench.live(0.5)
         bench.now_s = due_s - 0.001
@@ -427,11 +427,11 @@ def test_a_partition_is_given_back_after_what_is_on_its_way_is_safe() -> None:
     bench.settle(Move)
     bench.assign()
     bench.settle(Move)
-    assert bench.held.stage is Stage.DRAINING
+    assert bench.state.lease.stage is Stage.DRAINING
     assert not bench.sent(Release)
     bench.answer(bench.take_command(Move), Done())
     bench.settle()
-    assert 0 not in bench.core.held
+    assert 0 not in bench.core.partitions
     assert bench.committed() == 1
 
 
@@ -454,7 +454,7 @@ def test_park_takes_the_key_away_and_the_others_do_not_notice() -> None:
     bench.live(0.5)
     assert stored.lots[b"a"].offsets == [0, 1, 3, 5, 7]
     assert bench.committed() == 8
-    assert bench.held.waiting_count == bench.held.waiting_bytes == 0
+    assert bench.state.buffer.waiting_count == bench.state.buffer.waiting_bytes == 0
 
 
 # Commits that are lost, late, or refused
@@ -506,7 +506,7 @@ def test_the_partition_is_lost_if_its_commit_is_refused() -> None:
     bench.work(failing(RAISED, 0))
     bench.poll()
     bench.answer(bench.take_command(Commit), Committed(()))
-    assert bench.held.stage is Stage.LOST
+    assert bench.state.lease.stage is Stage.LOST
     assert bench.take() is None
 
 
@@ -611,7 +611,7 @@ def test_after_a_release_nothing_that_was_finished_is_repeated(state: Callable[[
     failed = [0] if state in (is_suspended, is_being_resumed_and_failing) else []
     bench.assign()
     bench.settle()
-    assert 0 not in bench.core.held
+    assert 0 not in bench.core.partitions
     successor = bench.successor()
     successor.assigned = (0,)
     handled = work_out(successor)
@@ -638,7 +638,7 @@ def test_a_run_goes_on_with_another_partition_if_one_is_lost_in_the_middle() -> 
     assert first is not None
     lost, kept = first.partition, 1 - first.partition
     bench.answer(bench.take_command(Pull, lost), StaleEpoch("billing", str(lost), 1, 2))
-    assert bench.core.held[lost].stage is Stage.LOST
+    assert bench.core.partitions[lost].lease.stage is Stage.LOST
     rest = []
     while (message := job.next()) is not None:
         rest.append((message.partition, message.offset))
@@ -660,11 +660,11 @@ def test_what_a_slow_run_has_not_begun_is_given_back_when_its_partition_is_drain
     first = job.next()
     assert first is not None
     busy, idle = first.partition, 1 - first.partition
-    assert bench.core.held[idle].active == 2
+    assert bench.core.partitions[idle].buffer.lanes_in_runs == 2
     bench.assign(busy)
     bench.settle()
-    assert idle not in bench.core.held, "it does not wait for the handler of another partition"
-    assert busy in bench.core.held
+    assert idle not in bench.core.partitions, "it does not wait for the handler of another partition"
+    assert busy in bench.core.partitions
     second = job.next()
     assert second is not None
     assert second.partition == busy
@@ -709,18 +709,18 @@ def test_a_stuck_key_does_not_stop_the_others_before_the_span_is_full_and_is_nam
         bench.work(failing(Outcome(Next.REPEAT, ResultKind.FAILED, 30.0), 0))
         bench.settle()
     fill(bench, "aaaab", 20)
-    assert bench.held.waiting_count > 20, "so much waits behind the stuck key"
-    assert not bench.held.is_paused
+    assert bench.state.buffer.waiting_count > 20, "so much waits behind the stuck key"
+    assert not bench.state.buffer.is_paused
     assert bench.core.blocking() == {}
-    assert bench.held.pull_offset == 101
+    assert bench.state.buffer.pull_offset == 101
     fill(bench, "aaaab", 60)
-    assert bench.held.is_paused
-    assert 300 <= bench.held.span < 310, "no more than the span, but for the last pull"
-    assert bench.held.pull_offset < bench.end()
+    assert bench.state.buffer.is_paused
+    assert 300 <= bench.state.span < 310, "no more than the span, but for the last pull"
+    assert bench.state.buffer.pull_offset < bench.end()
     (head,) = bench.core.blocking().values()
     assert (head.key, head.offset) == (b"a", 0)
     bench.live(20.0)
-    assert bench.held.stage is Stage.ACTIVE, "a paused partition keeps its lease"
+    assert bench.state.lease.stage is Stage.ACTIVE, "a paused partition keeps its lease"
     if job is not None:
         job.end()
     else:
@@ -736,27 +736,27 @@ def test_a_stuck_key_does_not_stop_the_others_before_the_span_is_full_and_is_nam
 def test_pulling_pauses_while_too_many_messages_wait_that_are_not_stuck() -> None:
     bench = keyed(flow=FlowControl(buffered_count=20))
     more(bench, "abcdefghij" * 3)
-    assert bench.held.is_paused
+    assert bench.state.buffer.is_paused
     assert bench.core.blocking() == {}
     bench.handle_all()
     assert bench.core.wants_poll
     bench.settle()
-    assert not bench.held.is_paused
+    assert not bench.state.buffer.is_paused
 
 
 def test_pulling_pauses_while_too_many_bytes_wait() -> None:
     bench = keyed(flow=FlowControl(buffered_bytes=1000))
     bench.store_keys("abc", body=bytes(300))
     bench.settle()
-    assert not bench.held.is_paused
+    assert not bench.state.buffer.is_paused
     bench.store_keys("a", body=bytes(300))
     bench.settle()
-    assert bench.held.is_paused
-    assert bench.held.waiting_bytes == 1200
+    assert bench.state.buffer.is_paused
+    assert bench.state.buffer.waiting_bytes == 1200
     bench.handle_all()
     bench.settle()
-    assert bench.held.waiting_bytes == 0
-    assert not bench.held.is_paused
+    assert bench.state.buffer.waiting_bytes == 0
+    assert not bench.state.buffer.is_paused
 
 
 def test_parked_messages_do_not_count_as_waiting() -> None:
@@ -764,7 +764,7 @@ def test_parked_messages_do_not_count_as_waiting() -> None:
     bench.request(KeyAction.PARK, b"a")
     for _ in range(50):
         more(bench, "aaaaaaaaaa")
-    assert not bench.held.is_paused
+    assert not bench.state.buffer.is_paused
     assert len(bench.node.partitions[0].lots[b"a"].rows) == 500
     assert bench.committed() == 500
 
@@ -805,7 +805,7 @@ def test_what_was_kept_is_repeated_after_a_hand_over() -> None:
     bench.work(lambda message, context: KEEP if message.key == b"a" else DONE)
     bench.assign()
     bench.settle()
-    assert 0 not in bench.core.held
+    assert 0 not in bench.core.partitions
     successor = bench.successor(ack="manual")
     successor.assigned = (0,)
     successor.settle()

@@ -19,6 +19,6 @@ def test_the_life_of_a_lease_is_what_its_grantor_says_at_the_grant_and_at_every_
     core = ConsumerCore("s", "g", "m", Order.PARTITION, "first", ConsumerSettings(), lease)
     core.answered(_one(core.poll(0.0), Heartbeat), Assignment(1, (0,), SUBJECT, 60.0), 0.0)
     core.answered(_one(core.poll(0.0), Acquire), Granted(1, 0, 1.0), 0.2)
-    assert core.held[0].deadline_s == 0.9
+    assert core.partitions[0].lease.deadline_s == 0.9
     core.answered(_one(core.poll(0.8), Renew), Renewed((0,)), 0.85)
-    assert core.held[0].deadline_s == 0.8 + 1.0 - 0.1
+    assert core.partitions[0].lease.deadline_s == 0.8 + 1.0 - 0.1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.decoder import opened
-from inturn.consumer.partition_state import HeldPartition, Stage
+from inturn.consumer.decoder import decode_pull
+from inturn.consumer.partition_lease import Stage
+from inturn.consumer.partition_state import PartitionState
 from inturn.model.routing import Partition, Route, even_ranges
 from inturn.model.settings import ConsumerSettings, LeaseSettings, Order
 from inturn.model.subject import Subject
@@ -55,9 +56,9 @@ class Member:
     def _watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         original = ConsumerCore._poll_partition
 
-        def noting(core: ConsumerCore, held: HeldPartition, commands: list[Command], now_s: float) -> None:
-            self.looked_at.append(held.index)
-            original(core, held, commands, now_s)
+        def noting(core: ConsumerCore, state: PartitionState, commands: list[Command], now_s: float) -> None:
+            self.looked_at.append(state.index)
+            original(core, state, commands, now_s)
 
         monkeypatch.setattr(ConsumerCore, "_poll_partition", noting)
 
@@ -76,7 +77,7 @@ class Member:
 
     def give(self, index: int, now_s: float) -> None:
         """One message."""
-        pulled = opened(Pulled((batch_of(0, 1),), 1, 1, 0), "orders", index)
+        pulled = decode_pull(Pulled((batch_of(0, 1),), 1, 1, 0), "orders", index)
         self.core.answered(self.pulls[index], pulled, now_s)
 
 
@@ -111,7 +112,7 @@ def test_a_pull_that_is_not_answered_is_sent_again_in_time(member: Member) -> No
 def test_a_lease_that_a_renewal_does_not_find_is_given_up_at_once(member: Member) -> None:
     alive = tuple(index for index in range(COUNT) if index != 7)
     member.core.answered(member.renew, Renewed(alive), 2.1)
-    assert member.core.held[7].stage is Stage.LOST
+    assert member.core.partitions[7].lease.stage is Stage.LOST
     assert [one.partition for one in member.poll(2.1) if isinstance(one, Acquire)] == [7], "it asks for it anew"
 
 
@@ -138,5 +139,5 @@ def test_without_a_newer_authorisation_all_is_given_back_when_it_is_over(member:
         member.poll(at_s)
     assert member.core.next_due_s(18.9) <= 19.0
     member.poll(19.0)
-    stages = {held.stage for held in member.core.held.values()}
+    stages = {state.lease.stage for state in member.core.partitions.values()}
     assert stages <= {Stage.RELEASING, Stage.LOST}

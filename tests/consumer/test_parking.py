@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inturn.consumer.handling import Handling
+from inturn.consumer.key_requests import KeyRequests
 from inturn.consumer.outcome import KEEP, Next, Outcome
 from inturn.model.errors import DiskFull
 from inturn.model.message import Message, Origin
@@ -154,14 +154,14 @@ def test_a_request_counts_only_above_the_mark() -> None:
     """An assignment may be older than the grant: what was asked before the grant came with the grant."""
     bench = keyed("ab")
     old = KeyRequest(3, 0, b"a", KeyAction.PARK.value)
-    bench.held.request_mark = 3
+    bench.state.progress.last_request_id = 3
     bench.generation += 1
     bench.wait(3.0)
     bench.poll()
     beat = bench.take_command(Heartbeat)
     bench.answer(beat, Assignment(bench.generation, (0,), SUBJECT, LEASE.life_s, (old,)))
     bench.settle()
-    assert b"a" not in bench.held.lots
+    assert b"a" not in bench.state.progress.parking_lots
 
 
 def test_a_request_that_waits_is_acted_upon_by_whoever_is_granted_the_partition() -> None:
@@ -169,7 +169,7 @@ def test_a_request_that_waits_is_acted_upon_by_whoever_is_granted_the_partition(
     bench.store_keys("aab")
     number = bench.node.request(KeyAction.PARK, b"a")
     bench.settle()
-    assert bench.held.request_mark == number
+    assert bench.state.progress.last_request_id == number
     assert lot(bench).offsets == [0, 1]
     assert bench.node.requests == []
 
@@ -180,7 +180,7 @@ def test_a_request_is_acted_upon_once_though_assignments_repeat_it() -> None:
     bench.settle(Commit)
     bench.generation += 1
     bench.settle(Commit)
-    assert bench.held.requests == []
+    assert bench.state.progress.key_requests == []
     assert len(bench.sent(Commit)) == 1
     bench.settle()
     assert lot(bench).offsets == [0]
@@ -259,7 +259,7 @@ def test_a_lot_is_read_in_pieces_and_newer_messages_go_to_its_tail_until_its_end
     bench.settle()
     assert bench.handle_all() == [2, 3]
     bench.settle()
-    assert bench.held.lots[b"a"].is_read, "4 and 5 are the rest"
+    assert bench.state.progress.parking_lots[b"a"].is_read, "4 and 5 are the rest"
     more(bench, "a")
     assert 7 not in lot(bench).offsets, "behind the last rows, in the lane"
     bench.chunk = 1
@@ -519,7 +519,7 @@ def test_skipping_the_last_row_of_a_key_frees_it() -> None:
     bench.settle()
     ask(bench, KeyAction.SKIP, 0)
     assert bench.node.partitions[0].freed == [b"a"]
-    assert bench.held.lots == {}
+    assert bench.state.progress.parking_lots == {}
 
 
 def test_skipping_while_the_lot_is_being_read_waits_for_what_is_read() -> None:
@@ -607,12 +607,13 @@ def test_resume_under_order_by_partition_tries_the_first_message_again() -> None
 
 def test_a_skip_of_a_message_that_is_over_drops_no_other() -> None:
     """C11, M5: it was of a parent; the one at the head now has the same offset, but is of this partition."""
-    held, handling = SimpleNamespace(index=2, settled=[]), object.__new__(Handling)
-    held.settle = held.settled.append
+    settled: list[int] = []
+    state = SimpleNamespace(index=2, progress=SimpleNamespace(settle=settled.append))
+    requests = object.__new__(KeyRequests)
     lane = SimpleNamespace(
         run=None, waiting=1, at=0, messages=[Message(b"x", b"k", offset=10, origin=Origin("line", 2))]
     )
     request = KeyRequest(1, 2, b"k", "skip", offset=10, origin=0)
-    assert handling._act_skip(held, None, lane, request)  # type: ignore[arg-type]
+    assert requests._act_skip(state, None, lane, request)  # type: ignore[arg-type]
     assert lane.at == 0
-    assert held.settled == [mark_of(0, 10, 2)]
+    assert settled == [mark_of(0, 10, 2)]

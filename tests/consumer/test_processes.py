@@ -23,9 +23,9 @@ import pytest
 import inturn
 from inturn import Connection, ConsumerSettings, Context, Hook, Message, ResultKind
 from inturn.consumer import worker_processes as processes
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.process_child import _Calls
-from inturn.consumer.process_frames import BEGUN, DONE, UNTOUCHED, GivenLane, Work
+from inturn.consumer.process_frames import BEGUN, DONE, UNTOUCHED, GivenLane, WorkFrame
 from inturn.consumer.worker_process import WorkerProcess
 from inturn.consumer.worker_processes import take_chunk
 from inturn.model.errors import InvalidInput
@@ -104,7 +104,7 @@ def send(mq: Connection, *texts: str, recorder: Recorder | None = None) -> None:
 def committed(mq: Connection) -> int:
     if not mq.groups():
         return 0
-    return mq.describe_group("line", "g").partitions[0].committed
+    return mq.group("line", "g").describe().partitions[0].committed
 
 
 def judged(notes: Notes, recorder: Recorder) -> Verdict:
@@ -175,7 +175,7 @@ def test_a_message_that_kills_its_process_is_given_up_after_its_attempts(mq: Con
     settings = quick(max_attempts=2, on_exhausted="dead-letter")
     with mq.consumer("line", "g", handlers.always_dies, order="key", settings=settings):
         eventually(lambda: committed(mq) == 3, "all is over")
-        (letter,) = mq.dead_letters("line", "g").list()
+        (letter,) = mq.group("line", "g").dead_letters().list()
     assert letter.message.body == b"exit"
     assert notes.offsets("start").count(0) == 2
 
@@ -194,7 +194,7 @@ def test_why_a_handler_failed_is_told_with_where_it_was(mq: Connection, notes: N
     send(mq, "a:raise")
     with mq.consumer("line", "g", handlers.told, order="key", settings=quick(), hooks=[Noted()], name="w"):
         eventually(lambda: committed(mq) == 1, "it is handled in the end")
-        tried = mq.consume_directly("line", "g", "w", 0, 0)
+        tried = mq.group("line", "g").try_message("w", 0, 0)
     assert [kind for kind, _ in seen] == ["exception", "success", "exception"]
     assert seen[0][1].startswith("ValueError: no such account")
     assert "process_handlers.py" in seen[0][1]
@@ -317,7 +317,7 @@ def test_processes_end_when_their_consumer_is_killed(tmp_path: Path, notes: Note
         program.wait(60)
         eventually(lambda: not is_alive(pid), "the process has ended, in the middle of its handler")
     with inturn.connect(tmp_path / "other") as again:
-        assert again.describe_group("line", "g").partitions[0].owner is not None
+        assert again.group("line", "g").describe().partitions[0].owner is not None
 
 
 def test_what_was_to_be_handled_waits_when_no_process_can_be_started(
@@ -344,11 +344,12 @@ def test_what_was_to_be_handled_waits_when_no_process_can_be_started(
 
 def test_what_moved_to_a_partition_is_told_from_what_is_its_own() -> None:
     """C18, M5: a message of a parent may have the offset of one that is blocked here."""
-    held: Any = SimpleNamespace(index=2, exhausted={10}, attempts={10: 3}, deadline_s=1.0)
-    held.mark = partial(HeldPartition.mark, held)
+    progress = SimpleNamespace(exhausted={10}, attempts={10: 3})
+    state: Any = SimpleNamespace(index=2, progress=progress, lease=SimpleNamespace(deadline_s=1.0))
+    state.mark = partial(PartitionState.mark, state)
     lanes: list[Any] = [
         SimpleNamespace(
-            held=held, parks=False, at=0, messages=[Message(b"x", b"k", offset=10, origin=Origin("line", partition))]
+            state=state, parks=False, at=0, messages=[Message(b"x", b"k", offset=10, origin=Origin("line", partition))]
         )
         for partition in (0, 2)
     ]
@@ -419,7 +420,7 @@ def test_a_process_begins_nothing_after_the_deadline_of_the_lease() -> None:
     lane = GivenLane("line", "g", 0, "c", 1, now_s + 60.0, messages, [1, 1, 1])
     late = GivenLane("line", "g", 0, "c", 1, now_s, messages, [1, 1, 1])
     states = bytearray(6)
-    over = _Calls(handle, Work([lane, late], 900.0), states, lambda over: None).run(0)
+    over = _Calls(handle, WorkFrame([lane, late], 900.0), states, lambda over: None).run(0)
     assert over.told == []
     assert calls == [0]
     assert list(states) == [DONE, UNTOUCHED, UNTOUCHED] + [UNTOUCHED] * 3

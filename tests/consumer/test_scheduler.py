@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import Next, Outcome
-from inturn.consumer.partition_state import HeldPartition
+from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
 from inturn.consumer.scheduler import AGEING, CHUNK_MAX, CHUNK_S, OVERDUE_S, Scheduler
 from inturn.model.message import Message
@@ -25,16 +25,18 @@ FAILED = Outcome(Next.REPEAT, ResultKind.EXCEPTION)
 KEYS = [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
-def held_for_ever() -> HeldPartition:
-    return HeldPartition(0, deadline_s=float("inf"))
+def leased_for_ever() -> PartitionState:
+    state = PartitionState(0)
+    state.lease.deadline_s = float("inf")
+    return state
 
 
-def lane_of(held: HeldPartition, key: bytes, count: int = 0) -> Lane:
-    return Lane(held, key, [Message(b"", key, offset=number) for number in range(count)], held.inbox)
+def lane_of(state: PartitionState, key: bytes, count: int = 0) -> Lane:
+    return Lane(state, key, [Message(b"", key, offset=number) for number in range(count)], state.buffer.inbox)
 
 
-def full_lane(held: HeldPartition, count: int, key: bytes = b"k") -> Lane:
-    return lane_of(held, key, count)
+def full_lane(state: PartitionState, count: int, key: bytes = b"k") -> Lane:
+    return lane_of(state, key, count)
 
 
 def work_through(scheduler: Scheduler, run: Run, now_s: float, each_s: float = 0.0) -> tuple[list[Message], float]:
@@ -71,8 +73,8 @@ class Lanes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.scheduler = Scheduler()
-        self.held = held_for_ever()
-        self.lanes = {key: lane_of(self.held, key) for key in KEYS}
+        self.state = leased_for_ever()
+        self.lanes = {key: lane_of(self.state, key) for key in KEYS}
         self.stored = dict.fromkeys(KEYS, 0)
         self.next_offset = dict.fromkeys(KEYS, 0)
         self.running: dict[bytes, Worker] = {}
@@ -208,7 +210,7 @@ class Lanes(RuleBasedStateMachine):
         for lane in self.lanes.values():
             assert (lane.run is not None) == any(one is lane for one in in_runs)
             assert lane.run is None or lane.bucket == -1
-        assert self.held.active == len(in_runs)
+        assert self.state.buffer.lanes_in_runs == len(in_runs)
 
     @invariant()
     def the_number_of_ready_lanes_is_right(self) -> None:
@@ -233,10 +235,10 @@ class Lanes(RuleBasedStateMachine):
             while self.workers:
                 self._step_to_end(self.workers[0])
         assert self.next_offset == self.stored
-        assert sorted(message.offset for message in self.held.inbox) == sorted(
+        assert sorted(message.offset for message in self.state.buffer.inbox) == sorted(
             offset for count in self.stored.values() for offset in range(count)
         )
-        assert self.held.active == 0
+        assert self.state.buffer.lanes_in_runs == 0
 
     def _step_to_end(self, worker: Worker) -> None:
         self._is_over(worker)
@@ -259,28 +261,28 @@ TestLanes.settings = settings(max_examples=150, stateful_step_count=60, deadline
 
 
 def test_the_longest_lane_is_taken_first_exactly_up_to_15_and_within_an_eighth_above() -> None:
-    held = held_for_ever()
+    state = leased_for_ever()
     for shorter, longer in itertools.pairwise([1, 2, 3, 7, 14, 15, 17, 20, 23, 27, 31, 36, 64, 73, 5000, 5700]):
         scheduler = Scheduler()
         for count in (longer, shorter):
-            scheduler.ready(full_lane(held, count))
+            scheduler.ready(full_lane(state, count))
         run = scheduler.take(0.0)
         assert run is not None
         assert run.todo[0].waiting == longer, (shorter, longer)
 
 
 def test_of_lanes_of_one_length_the_one_that_was_ready_first_is_taken_first() -> None:
-    scheduler, held = Scheduler(), held_for_ever()
+    scheduler, state = Scheduler(), leased_for_ever()
     keys = [b"%d" % number for number in range(AGEING - 1)]
     for key in keys:
-        scheduler.ready(full_lane(held, 3, key))
+        scheduler.ready(full_lane(state, 3, key))
     runs = [scheduler.take(0.0) for _ in keys]
     assert [run.todo[0].key for run in runs if run is not None] == keys
 
 
 def test_a_lane_that_grows_while_it_is_ready_moves_up() -> None:
-    scheduler, held = Scheduler(), held_for_ever()
-    small, large = full_lane(held, 2, b"small"), full_lane(held, 10, b"large")
+    scheduler, state = Scheduler(), leased_for_ever()
+    small, large = full_lane(state, 2, b"small"), full_lane(state, 10, b"large")
     scheduler.ready(small)
     scheduler.ready(large)
     small.messages += [Message(b"", b"small", offset=number) for number in range(2, 20)]
@@ -295,12 +297,12 @@ def test_a_lane_that_grows_while_it_is_ready_moves_up() -> None:
 @pytest.mark.parametrize("lengths", [(1000,), (1000, 900, 500), (40, 80, 160, 320, 640, 1280)])
 def test_a_short_lane_among_long_ones_that_never_end_is_taken_in_time(lengths: tuple[int, ...], beside: int) -> None:
     """The bound of the docstring: AGEING × buckets in use × its place in its bucket."""
-    scheduler, held = Scheduler(), held_for_ever()
+    scheduler, state = Scheduler(), leased_for_ever()
     long_lanes = {b"%d" % length: length for length in lengths}
     for key, length in long_lanes.items():
-        scheduler.ready(full_lane(held, length, key))
-    before = [full_lane(held, 1, b"before %d" % number) for number in range(beside)]
-    short = full_lane(held, 1, b"short")
+        scheduler.ready(full_lane(state, length, key))
+    before = [full_lane(state, 1, b"before %d" % number) for number in range(beside)]
+    short = full_lane(state, 1, b"short")
     for lane in (*before, short):
         scheduler.ready(lane)
     buckets = 2 * len(lengths) + 1  # a long lane that was served leaves an entry behind in the bucket below
@@ -322,8 +324,8 @@ def test_a_short_lane_among_long_ones_that_never_end_is_taken_in_time(lengths: t
 
 def test_every_lane_has_its_turn_though_work_never_ends() -> None:
     """200 keys of very different length, each refilled as soon as it was served: all are served again and again."""
-    scheduler, held, numbers = Scheduler(), held_for_ever(), random.Random(3)
-    lanes = [full_lane(held, numbers.choice([1, 2, 5, 20, 100, 1000]), b"%d" % number) for number in range(200)]
+    scheduler, state, numbers = Scheduler(), leased_for_ever(), random.Random(3)
+    lanes = [full_lane(state, numbers.choice([1, 2, 5, 20, 100, 1000]), b"%d" % number) for number in range(200)]
     for lane in lanes:
         scheduler.ready(lane)
     buckets = len({lane.bucket for lane in lanes})
@@ -343,8 +345,8 @@ def test_every_lane_has_its_turn_though_work_never_ends() -> None:
 
 def test_entries_that_are_void_do_not_pile_up() -> None:
     """A lane that grows message by message leaves an entry behind in every bucket it passes."""
-    scheduler, held = Scheduler(), held_for_ever()
-    lane = full_lane(held, 0)
+    scheduler, state = Scheduler(), leased_for_ever()
+    lane = full_lane(state, 0)
     for _ in range(3000):
         for number in range(20):
             lane.messages.append(Message(b"", b"k", offset=number))
@@ -372,7 +374,7 @@ def test_the_chunk_is_one_at_the_beginning() -> None:
 
 
 def test_quick_handlers_are_given_many_messages_at_once() -> None:
-    scheduler, lane = Scheduler(), full_lane(held_for_ever(), 1)
+    scheduler, lane = Scheduler(), full_lane(leased_for_ever(), 1)
     serve(scheduler, lane, 200, 1e-6)
     assert 1000 <= scheduler.chunk <= 2000
     serve(scheduler, lane, 200, 0.0)
@@ -381,14 +383,14 @@ def test_quick_handlers_are_given_many_messages_at_once() -> None:
 
 @pytest.mark.parametrize("each_s", [0.002, 0.005, 1.0])
 def test_slow_handlers_are_given_one_message_at_once(each_s: float) -> None:
-    scheduler, lane = Scheduler(), full_lane(held_for_ever(), 1)
+    scheduler, lane = Scheduler(), full_lane(leased_for_ever(), 1)
     serve(scheduler, lane, 20, each_s)
     assert scheduler.chunk == 1
 
 
 def test_handlers_that_become_slow_are_noticed_within_some_runs() -> None:
     """From a microsecond to 100 ms: a run changes the estimate by a quarter at most, and 1.25 ** 35 > 2000."""
-    scheduler, lane = Scheduler(), full_lane(held_for_ever(), 1)
+    scheduler, lane = Scheduler(), full_lane(leased_for_ever(), 1)
     serve(scheduler, lane, 300, 1e-6)
     assert scheduler.chunk > 1000
     serve(scheduler, lane, 35, 0.1)
@@ -396,10 +398,10 @@ def test_handlers_that_become_slow_are_noticed_within_some_runs() -> None:
 
 
 def test_a_run_is_over_after_its_messages_or_its_time_but_handles_one_at_least() -> None:
-    scheduler, held = Scheduler(), held_for_ever()
-    serve(scheduler, full_lane(held, 1), 300, CHUNK_S / 100)
+    scheduler, state = Scheduler(), leased_for_ever()
+    serve(scheduler, full_lane(state, 1), 300, CHUNK_S / 100)
     scheduler = _with_chunk(scheduler)
-    lane = full_lane(held, 10_000, b"long")
+    lane = full_lane(state, 10_000, b"long")
     scheduler.ready(lane)
     run = scheduler.take(0.0)
     assert run is not None
@@ -422,8 +424,8 @@ def _with_chunk(scheduler: Scheduler, chunk: int | None = None) -> Scheduler:
 
 
 def test_what_a_slow_run_has_not_begun_is_taken_back_and_run_by_another() -> None:
-    scheduler, held = _with_chunk(Scheduler(), 100), held_for_ever()
-    lanes = [full_lane(held, 3, b"%d" % number) for number in range(20)]
+    scheduler, state = _with_chunk(Scheduler(), 100), leased_for_ever()
+    lanes = [full_lane(state, 3, b"%d" % number) for number in range(20)]
     for lane in lanes:
         scheduler.ready(lane)
     slow = scheduler.take(0.0)
@@ -453,8 +455,8 @@ def test_what_a_slow_run_has_not_begun_is_taken_back_and_run_by_another() -> Non
 
 def test_what_a_slow_run_has_not_begun_is_taken_back_though_there_is_always_something_else_to_do() -> None:
     """Otherwise a key would wait for a handler of another key, for as long as that is stuck."""
-    scheduler, held = _with_chunk(Scheduler(), 100), held_for_ever()
-    stuck, behind, other = full_lane(held, 3, b"stuck"), full_lane(held, 1, b"behind"), full_lane(held, 2, b"other")
+    scheduler, state = _with_chunk(Scheduler(), 100), leased_for_ever()
+    stuck, behind, other = full_lane(state, 3, b"stuck"), full_lane(state, 1, b"behind"), full_lane(state, 2, b"other")
     scheduler.ready(stuck)
     scheduler.ready(behind)
     run = scheduler.take(0.0)
@@ -471,8 +473,8 @@ def test_what_a_slow_run_has_not_begun_is_taken_back_though_there_is_always_some
 
 
 def test_what_a_busy_run_is_done_with_is_free_before_it_ends() -> None:
-    scheduler, held = _with_chunk(Scheduler(), 100), held_for_ever()
-    quick, slow = full_lane(held, 2, b"quick"), full_lane(held, 1, b"slow")
+    scheduler, state = _with_chunk(Scheduler(), 100), leased_for_ever()
+    quick, slow = full_lane(state, 2, b"quick"), full_lane(state, 1, b"slow")
     for lane in (quick, slow):
         scheduler.ready(lane)
     run = scheduler.take(0.0)
@@ -489,9 +491,9 @@ def test_what_a_busy_run_is_done_with_is_free_before_it_ends() -> None:
 
 def makespan_s(lanes: dict[int, list[float]], workers: int) -> float:
     """How long so many workers take for these lanes of durations, in virtual time."""
-    scheduler, held, clock = Scheduler(), held_for_ever(), [0.0]
+    scheduler, state, clock = Scheduler(), leased_for_ever(), [0.0]
     for key, durations in lanes.items():
-        scheduler.ready(lane_of(held, b"%d" % key, len(durations)))
+        scheduler.ready(lane_of(state, b"%d" % key, len(durations)))
     numbers = itertools.count()
     busy: list[tuple[float, int, Run, Iterator[list[Message]]]] = []
 
@@ -515,7 +517,7 @@ def makespan_s(lanes: dict[int, list[float]], workers: int) -> float:
         clock[0], _, run, calls = heapq.heappop(busy)
         go_on(run, calls)
         find_work()
-    assert len(held.inbox) == sum(map(len, lanes.values()))
+    assert len(state.buffer.inbox) == sum(map(len, lanes.values()))
     return clock[0]
 
 

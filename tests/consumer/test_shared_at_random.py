@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inturn.consumer.decoder import opened_fetch
+from inturn.consumer.decoder import decode_fetch
 from inturn.consumer.outcome import Next, Outcome
 from inturn.consumer.run import Run
 from inturn.consumer.shared_core import SharedCore
@@ -102,7 +102,7 @@ class World:
 
     def arrive(self, core: SharedCore, command: Command, answer: Answer | InturnError) -> None:
         if isinstance(answer, Fetched) and isinstance(command, Fetch):
-            core.answered(command, opened_fetch(answer, "orders", command.partition), self.now_s)
+            core.answered(command, decode_fetch(answer, "orders", command.partition), self.now_s)
         else:
             core.answered(command, answer, self.now_s)
 

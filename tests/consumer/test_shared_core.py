@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from inturn.consumer.decoder import opened_fetch
+from inturn.consumer.decoder import decode_fetch
+from inturn.consumer.member_core import DAMAGE_RETRY_S
 from inturn.consumer.outcome import Next, Outcome
-from inturn.consumer.shared_core import DAMAGE_RETRY_S, SharedCore
+from inturn.consumer.shared_core import SharedCore
 from inturn.model.errors import AccessDenied, ConnectionLost, GroupConflict, InturnError, ReceiptExpired
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
@@ -78,7 +79,7 @@ class Bench:
         batches = (batch_of(0, max(offsets) + 1),) if offsets else ()
         deliveries = tuple(Delivery(offset, offset + 1000 * tries, tries) for offset in offsets)
         fetched = Fetched(epoch, deliveries, Pulled(batches, 50, 60), waited_s)
-        self.answer(fetch, opened_fetch(fetched, "orders", 0))
+        self.answer(fetch, decode_fetch(fetched, "orders", 0))
         return fetch
 
     def work(self, outcome: Callable[[Message], Outcome | None] = lambda message: None) -> list[tuple[int, int]]:
@@ -286,7 +287,7 @@ def test_what_is_damaged_is_given_back_and_told_and_the_rest_is_handled() -> Non
     batches = (batch_of(0, 2), damaged(batch_of(2, 2)), batch_of(4, 1), damaged(batch_of(5, 1)), batch_of(6, 2))
     deliveries = tuple(Delivery(offset, offset + 1000) for offset in range(8))
     fetched = Fetched(1, deliveries, Pulled(batches, 8, 8))
-    bench.answer(bench.only(Fetch), opened_fetch(fetched, "orders", 0))
+    bench.answer(bench.only(Fetch), decode_fetch(fetched, "orders", 0))
     assert [offset for offset, _ in bench.work()] == [0, 1, 4, 6, 7]
     assert [one.offset for one in bench.core.damage] == [2, 5]
     assert sorted(returned(bench.acknowledged(0.0))) == [(offset, DAMAGE_RETRY_S, None) for offset in (2, 3, 5)]

@@ -6,7 +6,7 @@ import pytest
 
 from inturn.consumer.lane import STRAIGHT, Lane
 from inturn.consumer.outcome import Next, Outcome
-from inturn.consumer.partition_state import Stage
+from inturn.consumer.partition_lease import Stage
 from inturn.consumer.scheduler import CHUNK_S, OVERDUE_S
 from inturn.model.result import ResultKind
 from inturn.model.settings import KeyAction, Order
@@ -19,39 +19,39 @@ RAISED = Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, ValueError("no"))
 def quick(keys: str = "", order: Order = Order.KEY, **settings: object) -> Bench:
     """Handlers have been quick so far."""
     bench = Bench(order=order, **settings)  # type: ignore[arg-type]
-    bench.core.handling.scheduler._handling_s = CHUNK_S / bench.chunk
+    bench.core.scheduler._handling_s = CHUNK_S / bench.chunk
     bench.store_keys(keys)
     bench.settle()
     return bench
 
 
 def straight_of(bench: Bench) -> Lane | None:
-    return bench.held.lanes.get(STRAIGHT)
+    return bench.state.buffer.lanes.get(STRAIGHT)
 
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.NONE])
 def test_all_keys_run_in_the_order_of_the_log(order: Order) -> None:
     bench = quick("abcab-c-a", order)
-    assert list(bench.held.lanes) == [STRAIGHT]
+    assert list(bench.state.buffer.lanes) == [STRAIGHT]
     more(bench, "dab")
     assert bench.handle_all() == list(range(12))
     bench.live(1.0)
     assert bench.committed() == 12
-    assert bench.held.lanes == {}
+    assert bench.state.buffer.lanes == {}
 
 
 @pytest.mark.parametrize("settings", [{"ack": "manual"}, {"batch": 3}])
 def test_what_belongs_to_a_key_is_kept_by_key(settings: dict[str, object]) -> None:
     """Commits and rollbacks by hand, and batches, are of one key."""
     bench = quick("aabb", Order.KEY, **settings)
-    assert sorted(map(str, bench.held.lanes)) == [str(b"a"), str(b"b")]
+    assert sorted(map(str, bench.state.buffer.lanes)) == [str(b"a"), str(b"b")]
 
 
 def test_slow_handlers_have_lanes_by_key() -> None:
     bench = Bench(order=Order.KEY)
     bench.store_keys("ab")
     bench.settle()
-    assert STRAIGHT not in bench.held.lanes
+    assert STRAIGHT not in bench.state.buffer.lanes
 
 
 def test_a_message_that_fails_holds_back_its_key_alone() -> None:
@@ -86,7 +86,7 @@ def test_other_keys_do_not_wait_for_a_handler_that_takes_long() -> None:
     bench.settle()
     more(bench, "ca")
     assert sorted(bench.handle_all()) == [2, 4, 5]
-    assert [lane.runs_now for lane in bench.held.lanes.values()] == [True]
+    assert [lane.runs_now for lane in bench.state.buffer.lanes.values()] == [True]
     slow.end()
     assert bench.handle_all() == [1, 3, 6]
     bench.live(1.0)
@@ -114,7 +114,7 @@ def test_what_was_taken_and_not_begun_when_it_was_spread_is_not_lost() -> None:
     lane = straight_of(bench)
     assert lane is not None
     lane.at += 1  # the next one is taken
-    bench.core.handling.spread(lane)
+    bench.core.dispatcher.spread(lane)
     assert bench.handle_all() == [2], "of the key that was taken nothing runs"
     lane.at -= 1  # and given back
     job.end()
@@ -126,7 +126,7 @@ def test_a_lane_that_no_worker_has_begun_is_spread_as_a_whole() -> None:
     job = bench.job()
     lane = straight_of(bench)
     assert lane is not None
-    bench.core.handling.spread(lane)
+    bench.core.dispatcher.spread(lane)
     assert sorted(bench.handle_all()) == [0, 1, 2, 3]
     assert job.next() is None
     job.end()
@@ -154,10 +154,10 @@ def test_a_request_while_it_runs_waits_for_the_handler_of_its_key() -> None:
     bench.request(KeyAction.PARK, b"b")
     bench.live(1.0)
     assert bench.handle_all() == [2]
-    assert not bench.held.lots
+    assert not bench.state.progress.parking_lots
     job.end()
     bench.live(1.0)
-    assert list(bench.held.lots) == [b"b"]
+    assert list(bench.state.progress.parking_lots) == [b"b"]
     assert bench.handle_all() == []
     assert bench.committed() == 4
 
@@ -171,7 +171,7 @@ def test_nothing_is_begun_when_the_lease_is_over() -> None:
     job.end()
     assert bench.handle_all() == []
     bench.poll()
-    assert 0 not in bench.core.held or bench.held.stage is not Stage.ACTIVE
+    assert 0 not in bench.core.partitions or bench.state.lease.stage is not Stage.ACTIVE
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -187,13 +187,13 @@ def test_a_partition_that_is_taken_away_is_given_back_when_the_running_handler_i
         bench.poll()
     bench.assign()
     bench.settle()
-    assert bench.held.stage is Stage.DRAINING
+    assert bench.state.lease.stage is Stage.DRAINING
     if fails:
         job.settle(RAISED)
     assert job.next() is None
     job.end()
     bench.settle()
-    assert bench.core.held == {}
+    assert bench.core.partitions == {}
     assert bench.committed() == (0 if fails else 1)
     assert [one.attempts for one in bench.node.partitions[0].failures.values()] == ([1] if fails else [])
 
@@ -205,5 +205,5 @@ def test_when_handlers_become_slower_what_is_left_gets_lanes_by_key() -> None:
     assert job.next() is not None
     assert job.next() is not None
     job.end()
-    assert sorted(bench.held.lanes, key=str) == [b"a", b"b", b"c"]
+    assert sorted(bench.state.buffer.lanes, key=str) == [b"a", b"b", b"c"]
     assert sorted(bench.handle_all()) == [2, 3, 4, 5]

@@ -251,7 +251,7 @@ def test_the_head_of_a_lane_may_be_asked_for_while_its_worker_goes_on() -> None:
     def look(bench: Bench) -> None:
         while not is_over.is_set():
             try:
-                for lane in list(bench.held.lanes.values()):
+                for lane in list(bench.state.buffer.lanes.values()):
                     _ = lane.head
             except BaseException as error:
                 problems.append(error)

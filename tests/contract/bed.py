@@ -234,7 +234,7 @@ def is_renewed(mq: Connection, subject: str = "line", group: str = "g", partitio
     """The lease of a partition is held, and lives on: it ends later than it would have, with the same epoch."""
 
     def found() -> GroupPartition:
-        return mq.describe_group(subject, group).partitions[partition]
+        return mq.group(subject, group).describe().partitions[partition]
 
     before = found()
     assert before.remaining_s is not None, "nobody holds the lease"
@@ -304,7 +304,7 @@ class Witness:
 def committed(mq: Connection, group: str = "g", subject: str = "line") -> int:
     """Of all partitions together; 0 while nobody has joined."""
     try:
-        return sum(one.committed for one in mq.describe_group(subject, group).partitions)
+        return sum(one.committed for one in mq.group(subject, group).describe().partitions)
     except NotFound:
         return 0
 

@@ -97,7 +97,7 @@ async def test_async_handlers_run_in_the_loop_of_the_caller_and_keep_the_order_o
         async with mq.consumer("orders", "g", handle, order="key", settings=settings) as consumer:
             await asyncio.wait_for(done.wait(), WAIT_S)
             assert consumer.statistics().concurrency == 32
-        group = await mq.describe_group("orders", "g")
+        group = await mq.group("orders", "g").describe()
         assert sum(one.lag for one in group.partitions) == 0
     assert threads == {mine}
     assert all(numbers == sorted(numbers) for numbers in seen.values())

@@ -77,7 +77,7 @@ def test_what_waits_for_its_retry_survives_a_restart_of_everything(bed: Bed, lin
     consumer = line.consumer("line", "g", failed, settings=loose())
     with consumer:
         failed.wait_for(5)
-        eventually(lambda: line.describe_group("line", "g").partitions[0].lag == 0, "all is committed")
+        eventually(lambda: line.group("line", "g").describe().partitions[0].lag == 0, "all is committed")
     later = bed.reopen()
     seen = Seen()
     with later.consumer("line", "g", seen, settings=loose()):

@@ -205,10 +205,10 @@ def test_the_node_knows_its_members_by_name_and_nothing_else(line: Connection, t
     seen = Seen()
     with listen(line, seen, tmp_path, "cache") as consumer:
         seen.wait_for(3)
-        found = line.describe_group("line", "g")
+        found = line.group("line", "g").describe()
         assert (found.mode, found.members, found.partitions, found.lag) == ("broadcast", (consumer.name,), (), 0)
         with pytest.raises(GroupConflict, match="remove its offset file"):
-            line.reset_group("line", "g", "first")
+            line.group("line", "g").reset("first")
     other = line.consumer("line", "g", Seen(), settings=quick())
     other.start()
     with pytest.raises(GroupConflict, match="mode='broadcast'"):

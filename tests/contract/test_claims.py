@@ -10,7 +10,7 @@ import pytest
 
 from inturn import Connection, Consumer, Context, LeaseSettings, Message
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import GroupConflict
 from inturn.model.routing import ALL_SLOTS, SLOT_COUNT, SlotSet, slot_of
 from inturn.model.time import SystemClock
@@ -43,7 +43,7 @@ def nothing(message: Message, context: Context) -> None:
 
 @contextmanager
 def keeping(mq: Connection, *, takes_over: bool = True) -> Iterator[Consumer]:
-    duty = Duty(keeps_only=True, takes_over=takes_over)
+    duty = Scope(keeps_only=True, takes_over=takes_over)
     keeper = mq.consumer("orders", GROUP, nothing, order="key", settings=quick(), name="keeper", duty=duty)
     with keeper:
         if takes_over:
@@ -66,7 +66,7 @@ def claimant(
         settings=quick(),
         lease=mq.node.lease,
         name=name,
-        duty=Duty(until=until),
+        duty=Scope(until=until),
     )
 
 
@@ -75,7 +75,7 @@ def ends(mq: Connection) -> dict[int, int]:
 
 
 def lag(mq: Connection) -> int:
-    return mq.describe_group("orders", GROUP).lag
+    return mq.group("orders", GROUP).describe().lag
 
 
 def slots_seen(seen: Seen) -> set[int]:
@@ -91,9 +91,9 @@ def test_two_claimants_share_the_partitions_of_a_keeper(mq: Connection, witness:
         for task in tasks:
             task.start()
         assert all(task.wait_until_through(WAIT_S, 2 * WAIT_S) for task in tasks)
-        assert len(mq.describe_group("orders", GROUP).claims) == 4
+        assert len(mq.group("orders", GROUP).describe().claims) == 4
         assert all(task.stop() for task in tasks)
-        assert mq.describe_group("orders", GROUP).claims == ()
+        assert mq.group("orders", GROUP).describe().claims == ()
         assert lag(mq) == 0
     assert len(seen[0].messages) + len(seen[1].messages) == 200
     for index in (0, 1):
@@ -131,13 +131,13 @@ def test_a_running_consumer_is_taken_over_and_goes_on_afterwards(mq: Connection,
         assert before == (0, 1)
         with keeping(mq) as keeper:
             eventually(lambda: not consumer.statistics().partitions, "the running one has given all away")
-            assert mq.describe_group("orders", GROUP).taken_over_by == keeper.name
+            assert mq.group("orders", GROUP).describe().taken_over_by == keeper.name
             send_all(mq, "orders", 60, KEYS, witness)
             with claimant(mq, keeper, witness.watch(drained), ALL_SLOTS, ends(mq)) as task:
                 assert task.wait_until_through(WAIT_S, 2 * WAIT_S)
             assert len(online.messages) == 40
         eventually(lambda: consumer.statistics().partitions == before, "the running one has everything again")
-        assert mq.describe_group("orders", GROUP).taken_over_by is None
+        assert mq.group("orders", GROUP).describe().taken_over_by is None
         send_all(mq, "orders", 20, KEYS, witness)
         online.wait_for(60)
     assert len(drained.messages) == 60
@@ -148,7 +148,7 @@ def test_a_running_consumer_is_taken_over_and_goes_on_afterwards(mq: Connection,
 
 def test_a_second_take_over_is_refused(mq: Connection) -> None:
     with keeping(mq):
-        duty = Duty(keeps_only=True, takes_over=True)
+        duty = Scope(keeps_only=True, takes_over=True)
         second = mq.consumer("orders", GROUP, nothing, order="key", settings=quick(), duty=duty)
         second.start()
         with pytest.raises(GroupConflict, match="has taken it over already"):
@@ -196,7 +196,7 @@ def test_claimants_are_called_back_when_the_keeper_stops(mq: Connection, witness
         task.start()
         slow.wait_for(5)
         assert keeper.stop(20.0)
-    assert mq.describe_group("orders", GROUP).claims == ()
+    assert mq.group("orders", GROUP).describe().claims == ()
     task.stop()
     with mq.consumer("orders", GROUP, witness.watch(rest), order="key", settings=quick()):
         eventually(lambda: lag(mq) == 0, "all is done")
@@ -228,7 +228,7 @@ def test_a_bound_is_kept(mq: Connection, witness: Witness) -> None:
         until = {index: end // 2 for index, end in ends(mq).items()}
         with claimant(mq, keeper, witness.watch(seen), ALL_SLOTS, until) as task:
             assert task.wait_until_through(WAIT_S, 2 * WAIT_S)
-        committed = {one.partition: one.committed for one in mq.describe_group("orders", GROUP).partitions}
+        committed = {one.partition: one.committed for one in mq.group("orders", GROUP).describe().partitions}
         assert committed == until
     assert len(seen.messages) == sum(until.values())
     assert all(message.offset < until[message.partition] for message in seen.messages)

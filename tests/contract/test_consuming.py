@@ -44,7 +44,7 @@ def one(mq: Connection) -> Connection:
 
 
 def committed(mq: Connection, subject: str = "line", group: str = "g") -> list[int]:
-    return [partition.committed for partition in mq.describe_group(subject, group).partitions]
+    return [partition.committed for partition in mq.group(subject, group).describe().partitions]
 
 
 def test_every_message_is_handled_once_and_in_order(mq: Connection) -> None:
@@ -224,10 +224,10 @@ def test_a_partition_in_trouble_does_not_stop_the_others(mq: Connection) -> None
     with mq.consumer("orders", "g", seen, settings=quick(concurrency=1)):
         seen.wait_for(1)  # the group is there once its consumer has joined
         eventually(
-            lambda: all(p.lag == 0 for p in mq.describe_group("orders", "g").partitions if p.partition != bad),
+            lambda: all(p.lag == 0 for p in mq.group("orders", "g").describe().partitions if p.partition != bad),
             "the other partitions are done",
         )
-    assert mq.describe_group("orders", "g").partitions[bad].committed == 0
+    assert mq.group("orders", "g").describe().partitions[bad].committed == 0
 
 
 def test_a_handler_of_batches_gets_lists_in_order(mq: Connection) -> None:
@@ -565,7 +565,7 @@ def test_what_a_slow_handler_has_done_is_committed_meanwhile(one: Connection) ->
     seen = Seen(lambda message, context: gate.wait(2 * WAIT_S) and None if message.offset == 10 else None)
     with one.consumer("line", "g", seen, settings=quick(concurrency=1)):
         seen.wait_for(11)
-        eventually(lambda: one.describe_group("line", "g").partitions[0].committed == 10, "ten are committed")
+        eventually(lambda: one.group("line", "g").describe().partitions[0].committed == 10, "ten are committed")
         gate.set()
 
 

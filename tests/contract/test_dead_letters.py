@@ -58,14 +58,14 @@ def test_a_message_that_is_given_up_lets_the_next_one_run(line: Connection, orde
             )
     with line.consumer("line", "g", seen, order=order, settings=giving_up()):
         eventually(lambda: committed(line) == 3, "all of them")
-        eventually(lambda: line.dead_letters("line", "g").list(), "the first is a dead letter")
-    (letter,) = line.dead_letters("line", "g").list()
+        eventually(lambda: line.group("line", "g").dead_letters().list(), "the first is a dead letter")
+    (letter,) = line.group("line", "g").dead_letters().list()
     assert (letter.subject, letter.partition, letter.offset, letter.attempts) == ("line", 0, 0, 2)
     message = letter.message
     assert (message.body, message.key, message.tags, message.message_id) == (b"0", b"bad", ("t",), "m0")
     assert message.properties["mine"] == "yes"
     assert (message.subject, message.partition, message.offset) == (DEAD, 0, 0)
-    assert line.keys("line", "g") == []
+    assert line.group("line", "g").keys() == []
     assert of_key(seen.messages, "bad").count("0") == 2
 
 
@@ -87,11 +87,11 @@ def test_the_dead_letter_is_durable_before_the_offset_moves(line: Connection, mo
         time.sleep(0.1)
         assert committed(line) == 0
         assert of_key(seen.messages, "bad") == ["0", "0"], "the next of its key waits until it is safe"
-        assert line.dead_letters("line", "g").list() == []
+        assert line.group("line", "g").dead_letters().list() == []
         for one in go_on:
             one()
         eventually(lambda: committed(line) == 3, "all of them")
-    assert bodies(line.dead_letters("line", "g").list()) == [b"0"]
+    assert bodies(line.group("line", "g").dead_letters().list()) == [b"0"]
 
 
 def test_a_kill_before_the_dead_letter_is_stored_loses_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_kill_before_the_dead_letter_is_stored_loses_nothing(bed: Bed, monkeyp
     with mq.consumer("line", "g", second, order="key", settings=giving_up()):
         eventually(lambda: committed(mq) == 2, "all of them")
     assert set(second.attempts) == {2}, "the attempt before the last was stored"
-    assert bodies(mq.dead_letters("line", "g").list()) == [b"0"]
+    assert bodies(mq.group("line", "g").dead_letters().list()) == [b"0"]
 
 
 def test_messages_without_a_key_become_dead_letters_where_keys_are_parked(line: Connection) -> None:
@@ -122,8 +122,8 @@ def test_messages_without_a_key_become_dead_letters_where_keys_are_parked(line: 
     send(line, "line", "keyless", "k:parked")
     with line.consumer("line", "g", fail, order="key", settings=giving_up(on_exhausted="park")):
         eventually(lambda: committed(line) == 2, "both are off the log")
-        eventually(lambda: [one.state for one in line.keys("line", "g")] == ["parked"], "the key is parked")
-        assert bodies(line.dead_letters("line", "g").list()) == [b"keyless"]
+        eventually(lambda: [one.state for one in line.group("line", "g").keys()] == ["parked"], "the key is parked")
+        assert bodies(line.group("line", "g").dead_letters().list()) == [b"keyless"]
 
 
 def test_under_best_effort_all_attempts_count(line: Connection) -> None:
@@ -132,9 +132,9 @@ def test_under_best_effort_all_attempts_count(line: Connection) -> None:
     send(line, "line", "bad:0", "bad:1")
     settings = giving_up(strategy="best-effort", max_attempts=3)
     with line.consumer("line", "g", seen, order="key", settings=settings):
-        eventually(lambda: committed(line) == 2 and line.dead_letters("line", "g").list(), "it is given up")
+        eventually(lambda: committed(line) == 2 and line.group("line", "g").dead_letters().list(), "it is given up")
     assert by_subject(seen) == {"line": ["0", "1"], RETRY: ["0", "0"]}
-    (letter,) = line.dead_letters("line", "g").list()
+    (letter,) = line.group("line", "g").dead_letters().list()
     assert (letter.subject, letter.partition, letter.offset, letter.attempts) == ("line", 0, 0, 3)
 
 
@@ -145,7 +145,7 @@ def test_under_best_effort_what_is_given_up_can_be_found_also_where_keys_are_par
     settings = giving_up(strategy="best-effort", on_exhausted="park")
     with line.consumer("line", "g", seen, order="key", settings=settings):
         eventually(lambda: committed(line, subject="%retry%g%line") == 1, "it has failed twice")
-        assert bodies(line.dead_letters("line", "g").list()) == [b"0"]
+        assert bodies(line.group("line", "g").dead_letters().list()) == [b"0"]
     assert by_subject(seen) == {"line": ["0", "1"], RETRY: ["0"]}
 
 
@@ -154,7 +154,7 @@ def test_under_best_effort_what_is_given_up_can_be_found_also_where_keys_are_par
 
 def test_dead_letters_are_listed_oldest_first(dead: Connection) -> None:
     """B6."""
-    letters = dead.dead_letters("line", "g")
+    letters = dead.group("line", "g").dead_letters()
     assert bodies(letters.list()) == [b"0", b"2", b"4"]
     assert bodies(letters.list(limit=2)) == [b"0", b"2"]
     assert letters.get(1).message.body == b"2"
@@ -172,12 +172,12 @@ def test_dead_letters_are_listed_oldest_first(dead: Connection) -> None:
 def test_no_dead_letters_is_no_error_but_no_group_is(line: Connection) -> None:
     """B6."""
     with pytest.raises(NotFound, match="group"):
-        line.dead_letters("line", "g")
+        line.group("line", "g").dead_letters()
     with pytest.raises(NotFound, match="subject"):
-        line.dead_letters("nosuch", "g")
+        line.group("nosuch", "g").dead_letters()
     with line.consumer("line", "g", Seen(), settings=quick()):
         eventually(lambda: has_joined(line), "the group is there")
-    letters = line.dead_letters("line", "g")
+    letters = line.group("line", "g").dead_letters()
     assert letters.list() == []
     assert letters.redrive() == 0
     with pytest.raises(NotFound):
@@ -188,7 +188,7 @@ def test_no_dead_letters_is_no_error_but_no_group_is(line: Connection) -> None:
 
 def test_redriving_gives_them_to_the_group_once_more(dead: Connection) -> None:
     """B6."""
-    letters = dead.dead_letters("line", "g")
+    letters = dead.group("line", "g").dead_letters()
     assert letters.redrive() == 3
     assert letters.list() == []
     assert letters.redrive() == 0
@@ -208,7 +208,7 @@ def test_redriving_gives_them_to_the_group_once_more(dead: Connection) -> None:
 
 def test_some_may_be_chosen(dead: Connection) -> None:
     """B6."""
-    letters = dead.dead_letters("line", "g")
+    letters = dead.group("line", "g").dead_letters()
     assert letters.redrive([1]) == 1
     assert bodies(letters.list()) == [b"0", b"4"]
     assert letters.redrive([1, 2, 2]) == 1, "what was driven before is passed over"
@@ -227,9 +227,9 @@ def test_some_may_be_chosen(dead: Connection) -> None:
 
 def test_what_was_driven_again_is_remembered_when_the_folder_is_opened_again(bed: Bed, dead: Connection) -> None:
     """B6."""
-    dead.dead_letters("line", "g").redrive([0, 2])
+    dead.group("line", "g").dead_letters().redrive([0, 2])
     mq = bed.reopen(flush="os")
-    assert bodies(mq.dead_letters("line", "g").list()) == [b"2"]
+    assert bodies(mq.group("line", "g").dead_letters().list()) == [b"2"]
     seen = Seen()
     with mq.consumer("line", "g", seen, order="key", settings=giving_up()):
         seen.wait_for(2)
@@ -238,7 +238,7 @@ def test_what_was_driven_again_is_remembered_when_the_folder_is_opened_again(bed
 
 def test_one_that_fails_again_is_a_dead_letter_again(dead: Connection) -> None:
     """B6."""
-    letters = dead.dead_letters("line", "g")
+    letters = dead.group("line", "g").dead_letters()
     assert letters.redrive([1]) == 1
     fails = Fails()
     with dead.consumer("line", "g", fails, order="key", settings=giving_up()):
@@ -255,7 +255,7 @@ def test_a_consumer_that_runs_handles_what_is_driven_again(line: Connection) -> 
     send(line, "line", "bad:0", "k:1")
     with line.consumer("line", "g", fails, order="key", settings=giving_up()):
         eventually(lambda: committed(line) == 2, "both")
-        letters = line.dead_letters("line", "g")
+        letters = line.group("line", "g").dead_letters()
         fails.is_mended = True
         assert letters.redrive() == 1
         eventually(lambda: len(fails.attempts) == 3, "it is handled")
@@ -269,7 +269,7 @@ def test_redriving_without_a_retry_subject_makes_it(bed: Bed) -> None:
     with mq.consumer("line", "g", Seen(), settings=quick()):
         eventually(lambda: has_joined(mq), "the group is there")
     ask(mq.node, OpenDeadLetters("line", "g"), Subject)
-    assert mq.dead_letters("line", "g").redrive() == 0
+    assert mq.group("line", "g").dead_letters().redrive() == 0
     assert mq.subject("%retry%g%line").partition_count == 18
 
 
@@ -278,7 +278,7 @@ def test_a_failure_between_the_append_and_the_commit_repeats_and_loses_nothing(
 ) -> None:
     """B6."""
     put_between(monkeypatch, dead, Commit, lambda command, reply, real: reply(StorageError("state", "I/O error")))
-    letters = dead.dead_letters("line", "g")
+    letters = dead.group("line", "g").dead_letters()
     with pytest.raises(StorageError):
         letters.redrive([0])
     monkeypatch.undo()
@@ -301,7 +301,7 @@ def test_two_who_drive_at_the_same_time_drive_each_letter_once(
     counts: list[int] = []
 
     def drive() -> None:
-        counts.append(line.dead_letters("line", "g").redrive())
+        counts.append(line.group("line", "g").dead_letters().redrive())
 
     threads = [threading.Thread(target=drive) for _ in range(4)]
     for thread in threads:
@@ -319,16 +319,16 @@ def test_many_letters_are_driven_in_their_order(line: Connection) -> None:
             producer.send("line", b"%d " % number + bytes(10_000), key="bad")
     with line.consumer("line", "g", Fails(), order="key", settings=giving_up(max_attempts=1)):
         eventually(lambda: committed(line) == 300, "all of them")
-    assert line.dead_letters("line", "g").redrive() == 300
+    assert line.group("line", "g").dead_letters().redrive() == 300
     driven = [int(message.body.split(b" ")[0]) for message in line.reader("%retry%g%line")]
     assert driven == list(range(300))
 
 
 def test_a_closed_connection_says_so(bed: Bed, dead: Connection) -> None:
     """B6."""
-    letters = dead.dead_letters("line", "g")
+    letters = dead.group("line", "g").dead_letters()
     bed.close()
-    for call in (letters.list, letters.redrive, lambda: dead.dead_letters("line", "g")):
+    for call in (letters.list, letters.redrive, lambda: dead.group("line", "g").dead_letters()):
         with pytest.raises(Closed):
             call()
 
@@ -338,7 +338,7 @@ def test_who_holds_the_dead_letters_is_waited_for_and_named(dead: Connection, mo
     monkeypatch.setattr("inturn.client.dead_letters.LEASE_WAIT_S", 0.1)
     with dead.consumer(DEAD, "g", Seen(), order="none", settings=quick(retry=RetryDelays((1.0,), 0)), name="reader"):
         eventually(lambda: committed(dead, subject=DEAD) == 3, "it holds the lease")
-        letters = dead.dead_letters("line", "g")
+        letters = dead.group("line", "g").dead_letters()
         for call in (letters.list, letters.redrive):
             with pytest.raises(LeaseHeld, match="reader"):
                 call()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inturn import Connection, Consumer, Context, InturnError, KeyDescription, Message, suspend
+from inturn import Connection, Consumer, Context, Group, InturnError, KeyDescription, Message, suspend
 from inturn.errors import GroupConflict, InvalidInput, NotFound
 from tests.contract.bed import (
     SHORT_LEASE,
@@ -48,7 +48,7 @@ class Fails:
 def one_key(mq: Connection, subject: str = "line", group: str = "g") -> KeyDescription | None:
     """The only key with trouble, if there is one."""
     try:
-        found = mq.keys(subject, group)
+        found = mq.group(subject, group).keys()
     except NotFound:
         return None
     assert len(found) <= 1
@@ -73,7 +73,7 @@ def test_a_failing_key_does_not_hold_back_the_others(line: Connection) -> None:
     assert of_key(seen.messages, "bad")[-2:] == ["0", "1"]
     assert fails.attempts[:-2] == list(range(1, len(fails.attempts) - 1))
     assert fails.attempts[-1] == 1, "the next message has attempts of its own"
-    assert line.keys("line", "g") == []
+    assert line.group("line", "g").keys() == []
 
 
 def test_the_time_between_attempts_grows(line: Connection) -> None:
@@ -113,13 +113,13 @@ def test_a_failing_key_is_listed_with_its_error_and_what_waits_behind_it(line: C
         assert found.error == "RuntimeError: no connection"
         assert found.waiting == 2
         assert began_s - 1 < found.since_ms / 1000 < time.time() + 1
-        head = line.key_head("line", "g", "bad")
+        head = line.group("line", "g").key_head("bad")
         assert head is not None
         assert (head.offset, head.body, head.key) == (1, b"1", b"bad")
         fails.is_mended = True
-        eventually(lambda: line.keys("line", "g") == [], "nothing is the matter any more")
+        eventually(lambda: line.group("line", "g").keys() == [], "nothing is the matter any more")
     with pytest.raises(NotFound, match="no message of the key has failed or is parked"):
-        line.describe_key("line", "g", "bad")
+        line.group("line", "g").describe_key("bad")
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "reopen"])
@@ -176,7 +176,7 @@ def test_a_blocked_key_waits_for_somebody(line: Connection) -> None:
         assert fails.attempts == [1, 2, 3]
         assert of_key(seen.messages, "k") == ["1", "3"]
         fails.is_mended = True
-        resumed = line.resume_key("line", "g", "bad", by="me", why="mended")
+        resumed = line.group("line", "g").resume("bad", by="me", why="mended")
         assert resumed.done_at_ms is not None
         assert (resumed.request.by, resumed.request.why) == ("me", "mended")
         eventually(lambda: committed(line) == 4, "all of them")
@@ -205,7 +205,7 @@ def test_a_blocked_key_stays_blocked_whoever_holds_it(bed: Bed, how: str) -> Non
         time.sleep(0.1)
         assert fails.attempts == []
         fails.is_mended = True
-        assert mq.resume_key("line", "g", "bad").done_at_ms is not None
+        assert mq.group("line", "g").resume("bad").done_at_ms is not None
         eventually(lambda: committed(mq) == 4, "all of them")
     assert list(dict.fromkeys(of_key(seen.messages, "bad"))) == ["0", "3"]
 
@@ -221,7 +221,7 @@ def test_skipping_a_blocked_key_lets_the_next_one_run(bed: Bed) -> None:
     with mq.consumer("line", "g", seen, order="key", settings=quick(max_attempts=2)):
         eventually(lambda: state(mq) == "blocked", "it is blocked")
         witness.recorder.key_skipped("line", "g", 0, 0, b"bad")
-        skipped = mq.skip_key("line", "g", "bad", offset=0, by="ann", why="a test order")
+        skipped = mq.group("line", "g").skip("bad", offset=0, by="ann", why="a test order")
         assert skipped.done_at_ms is not None
         eventually(lambda: committed(mq) == 4, "the others")
     assert of_key(seen.messages, "bad") == ["0", "0", "2", "3"]
@@ -234,10 +234,10 @@ def test_a_failing_key_can_be_skipped_while_it_is_repeated(line: Connection) -> 
     send(line, "line", "bad:0", "bad:1")
     with line.consumer("line", "g", seen, order="key", settings=quick(backoff_max_s=0.02)):
         eventually(lambda: state(line) == "failing", "it fails")
-        assert line.skip_key("line", "g", "bad", why="it will never work").done_at_ms is not None
+        assert line.group("line", "g").skip("bad", why="it will never work").done_at_ms is not None
         eventually(lambda: committed(line) == 2, "both are over")
     assert of_key(seen.messages, "bad")[-1] == "1"
-    assert line.keys("line", "g") == []
+    assert line.group("line", "g").keys() == []
 
 
 def test_under_order_by_partition_a_blocked_partition_goes_on_after_a_skip(line: Connection) -> None:
@@ -246,7 +246,7 @@ def test_under_order_by_partition_a_blocked_partition_goes_on_after_a_skip(line:
     send(line, "line", "k:0", "bad:1", "k:2")
     with line.consumer("line", "g", seen, order="partition", settings=quick(max_attempts=2)):
         eventually(lambda: state(line) == "blocked", "it is blocked")
-        assert line.skip_key("line", "g", "bad", offset=1).done_at_ms is not None
+        assert line.group("line", "g").skip("bad", offset=1).done_at_ms is not None
         eventually(lambda: committed(line) == 3, "the rest")
     assert seen.bodies == [b"0", b"1", b"1", b"2"]
 
@@ -258,7 +258,7 @@ def test_under_order_by_partition_a_blocked_partition_can_be_resumed(line: Conne
     with line.consumer("line", "g", fails, order="partition", settings=quick(max_attempts=2)):
         eventually(lambda: state(line) == "blocked", "it is blocked")
         fails.is_mended = True
-        assert line.resume_key("line", "g", "bad").done_at_ms is not None
+        assert line.group("line", "g").resume("bad").done_at_ms is not None
         eventually(lambda: committed(line) == 3, "all of them")
     assert fails.attempts == [1, 2, 1]
 
@@ -269,11 +269,11 @@ def test_a_skip_names_the_message_that_is_meant(line: Connection) -> None:
     with line.consumer("line", "g", Fails(), order="key", settings=quick(max_attempts=1)):
         eventually(lambda: state(line) == "blocked", "the first is blocked")
         with pytest.raises(InvalidInput, match="is at offset 0"):
-            line.skip_key("line", "g", "bad", offset=1)
-        assert line.skip_key("line", "g", "bad", offset=0).done_at_ms is not None
+            line.group("line", "g").skip("bad", offset=1)
+        assert line.group("line", "g").skip("bad", offset=0).done_at_ms is not None
         eventually(lambda: (found := one_key(line)) is not None and found.offset == 1, "the second is blocked")
         with pytest.raises(InvalidInput, match="is at offset 1"):
-            line.skip_key("line", "g", "bad", offset=0)
+            line.group("line", "g").skip("bad", offset=0)
         assert state(line) == "blocked"
 
 
@@ -282,16 +282,16 @@ def test_only_keys_in_trouble_can_be_resumed_or_skipped(line: Connection) -> Non
     send(line, "line", "good:0")
     with line.consumer("line", "g", Seen(), order="key", settings=quick()):
         eventually(lambda: committed(line) == 1, "it is done")
-        for steer in (line.resume_key, line.skip_key):
+        for request in (Group.resume, Group.skip):
             with pytest.raises(NotFound, match="good"):
-                steer("line", "g", "good")
+                request(line.group("line", "g"), "good")
             with pytest.raises(NotFound, match="group"):
-                steer("line", "nosuch", "good")
+                request(line.group("line", "nosuch"), "good")
             with pytest.raises(NotFound, match="subject"):
-                steer("nosuch", "g", "good")
+                request(line.group("nosuch", "g"), "good")
         for wrong in (None, 5, "", b"", "\udc80"):
             with pytest.raises(InvalidInput, match="key"):
-                line.park_key("line", "g", wrong)  # type: ignore[arg-type]
+                line.group("line", "g").park(wrong)  # type: ignore[arg-type]
         wrongs: list[dict[str, Any]] = [
             {"by": 5},
             {"why": 5},
@@ -301,11 +301,11 @@ def test_only_keys_in_trouble_can_be_resumed_or_skipped(line: Connection) -> Non
         ]
         for more in wrongs:
             with pytest.raises(InturnError):
-                line.park_key("line", "g", "good", **more)
-        assert line.keys("line", "g") == []
+                line.group("line", "g").park("good", **more)
+        assert line.group("line", "g").keys() == []
         for wrong_s in (-1, float("nan"), "x", True):
             with pytest.raises(InvalidInput, match="wait_s"):
-                line.park_key("line", "g", "good", wait_s=wrong_s)  # type: ignore[arg-type]
+                line.group("line", "g").park("good", wait_s=wrong_s)  # type: ignore[arg-type]
 
 
 def test_parking_needs_order_by_key(line: Connection) -> None:
@@ -358,7 +358,7 @@ def test_many_keys_fail_and_recover_and_all_of_them_keep_their_order(bed: Bed) -
     witness.kill(first)
     with consumer():
         eventually(lambda: committed(mq, subject="orders") == 600, "all of them")
-        eventually(lambda: mq.keys("orders", "g") == [], "nothing is the matter any more")
+        eventually(lambda: mq.group("orders", "g").keys() == [], "nothing is the matter any more")
     witness.judge(order="key")
 
 
@@ -370,4 +370,4 @@ def test_a_key_cannot_be_parked_where_the_order_is_that_of_partitions(mq: Connec
     with mq.consumer("line", "g", seen, order="partition", settings=quick()):
         seen.wait_for(1)
         with pytest.raises(GroupConflict, match="order='key'"):
-            mq.park_key("line", "g", "a")
+            mq.group("line", "g").park("a")

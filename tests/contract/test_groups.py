@@ -46,7 +46,7 @@ def test_a_graceful_stop_finishes_the_running_handler_and_commits(line: Connecti
     stopping = threading.Thread(target=consumer.stop)
     stopping.start()
     eventually(lambda: not consumer.leases(), "it is stopping")
-    assert line.describe_group("line", "g").partitions[0].owner == consumer.name
+    assert line.group("line", "g").describe().partitions[0].owner == consumer.name
     second = Seen()
     successor = line.consumer("line", "g", second, settings=quick())
     successor.start()
@@ -96,7 +96,7 @@ def test_stopping_a_consumer_that_waits_for_a_lease_takes_no_time(mq: Connection
     holder.start()
     busy.wait_for(4)
     newcomer.start()
-    eventually(lambda: len(mq.describe_group("orders", "g").members) == 2, "it has joined")
+    eventually(lambda: len(mq.group("orders", "g").describe().members) == 2, "it has joined")
     time.sleep(0.05)  # now it asks for the leases
     began_s = time.monotonic()
     assert newcomer.stop()
@@ -123,14 +123,14 @@ def test_a_killed_consumer_is_succeeded_after_its_lease_and_only_what_is_open_is
     consumer.start()
     assert reached.wait(WAIT_S)
     at_s = time.monotonic()
-    left_s = mq.describe_group("line", "g").partitions[0].remaining_s or 0.0
+    left_s = mq.group("line", "g").describe().partitions[0].remaining_s or 0.0
     consumer.kill()
     successor = mq.consumer("line", "g", second, settings=quick(), name="second")
     successor.start()
     second.wait_for(1)
     waited_s = time.monotonic() - at_s
     gate.set()
-    eventually(lambda: mq.describe_group("line", "g").partitions[0].committed == 20, "all is committed")
+    eventually(lambda: mq.group("line", "g").describe().partitions[0].committed == 20, "all is committed")
     successor.stop()
     assert left_s <= waited_s < WAIT_S / 2, "after the lease, and soon after it"
     offsets = list(dict.fromkeys(message.offset for message in second.messages))
@@ -178,7 +178,7 @@ def test_several_consumers_come_and_go_and_the_contract_holds(bed: Bed) -> None:
             consumers[step - 4].stop()
         seen.wait_for(sent // 2)
     seen.wait_for(sent)
-    eventually(lambda: sum(p.lag for p in mq.describe_group("many", "g").partitions) == 0, "all is committed")
+    eventually(lambda: sum(p.lag for p in mq.group("many", "g").describe().partitions) == 0, "all is committed")
     for consumer in consumers:
         assert consumer.stop()
     verdict = witness.judge()
@@ -212,7 +212,7 @@ def test_consumers_that_fail_and_are_killed_keep_the_contract(bed: Bed) -> None:
     seen.wait_for(20)
     consumers[0].kill()
     send_all(mq, "many", 100, keys=40, witness=witness)
-    eventually(lambda: sum(p.lag for p in mq.describe_group("many", "g").partitions) == 0, "all is committed")
+    eventually(lambda: sum(p.lag for p in mq.group("many", "g").describe().partitions) == 0, "all is committed")
     for consumer in consumers[1:]:
         assert consumer.stop()
     assert witness.judge().sent == 300
@@ -225,7 +225,7 @@ def test_more_consumers_than_partitions_leave_some_without_work(line: Connection
     for consumer in consumers:
         consumer.start()
     seen.wait_for(20)
-    eventually(lambda: len(line.describe_group("line", "g").members) == 3, "all have joined")
+    eventually(lambda: len(line.group("line", "g").describe().members) == 3, "all have joined")
     for consumer in consumers:
         assert consumer.stop()
     assert len(seen.messages) == 20
@@ -249,8 +249,8 @@ def test_two_groups_do_not_know_of_each_other(mq: Connection) -> None:
     with mq.consumer("orders", "stuck", stuck, settings=quick()), mq.consumer("orders", "free", free, settings=quick()):
         free.wait_for(50)
         stuck.wait_for(1)
-        eventually(lambda: sum(p.lag for p in mq.describe_group("orders", "free").partitions) == 0, "free is done")
-        assert sum(p.committed for p in mq.describe_group("orders", "stuck").partitions) == 0
+        eventually(lambda: sum(p.lag for p in mq.group("orders", "free").describe().partitions) == 0, "free is done")
+        assert sum(p.committed for p in mq.group("orders", "stuck").describe().partitions) == 0
         gate.set()
         stuck.wait_for(50)
 
@@ -266,7 +266,7 @@ def test_two_consumers_of_the_same_name_never_handle_the_same_message_at_once(be
     for consumer in consumers:
         consumer.start()
     seen.wait_for(50)
-    eventually(lambda: mq.describe_group("line", "g").partitions[0].lag == 0, "all is committed")
+    eventually(lambda: mq.group("line", "g").describe().partitions[0].lag == 0, "all is committed")
     for consumer in consumers:
         consumer.stop()
     assert witness.judge().duplicates == 0
@@ -277,13 +277,13 @@ def test_a_group_says_who_has_what_and_how_far(mq: Connection) -> None:
     seen = Seen()
     with mq.consumer("orders", "g", seen, settings=quick(), name="worker"):
         seen.wait_for(40)
-        eventually(lambda: sum(p.lag for p in mq.describe_group("orders", "g").partitions) == 0, "all is committed")
-        description = mq.describe_group("orders", "g")
+        eventually(lambda: sum(p.lag for p in mq.group("orders", "g").describe().partitions) == 0, "all is committed")
+        description = mq.group("orders", "g").describe()
         (member,) = description.members
         assert member.startswith("worker-")
         assert {partition.owner for partition in description.partitions} == {member}
         assert all(partition.remaining_s and partition.remaining_s > 0 for partition in description.partitions)
         assert sum(partition.committed for partition in description.partitions) == 40
-    after = mq.describe_group("orders", "g")
+    after = mq.group("orders", "g").describe()
     assert after.members == ()
     assert {partition.owner for partition in after.partitions} == {None}

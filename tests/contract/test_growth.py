@@ -51,7 +51,7 @@ def group_of(mq: Connection, group: str = "notify") -> GroupDescription:
 
     def is_there() -> bool:
         try:
-            found.append(mq.describe_group("order.book", group))
+            found.append(mq.group("order.book", group).describe())
         except NotFound:
             return False
         return True
@@ -150,13 +150,13 @@ def test_a_parked_key_follows_its_slot_and_holds_back_nothing(book: Connection) 
         send(book, 3, 3)
         eventually(lambda: group_of(book).lag == 0, "it comes to that")
         assert keeps.numbers[parked] == []
-        (told,) = book.keys("order.book", "notify")
+        (told,) = book.group("order.book", "notify").keys()
         assert (told.key, told.partition, told.state, told.waiting) == (parked, 3, "parked", 5)
-        book.skip_key("order.book", "notify", parked, why="it is broken")
+        book.group("order.book", "notify").skip(parked, why="it is broken")
         keeps.failing.clear()
-        book.resume_key("order.book", "notify", parked, why="mended")
+        book.group("order.book", "notify").resume(parked, why="mended")
         eventually(lambda: len(keeps.numbers[parked]) == 5, "it comes to that")
-        eventually(lambda: book.keys("order.book", "notify") == [], "it comes to that")
+        eventually(lambda: book.group("order.book", "notify").keys() == [], "it comes to that")
     assert keeps.numbers[parked] == [1, 2, 3, 4, 5]
     assert in_order(keeps, 6, [key for key in KEYS if key != parked])
 
@@ -171,9 +171,11 @@ def test_a_key_whose_child_is_shut_is_steered_where_it_is(book: Connection) -> N
     settings = quick(concurrency=4, max_attempts=1, on_exhausted="block")
     with book.consumer("order.book", "notify", keeps, order="key", settings=settings):
         group_of(book)
-        eventually(lambda: any(one.state == "blocked" for one in book.keys("order.book", "notify")), "it comes to that")
+        eventually(
+            lambda: any(one.state == "blocked" for one in book.group("order.book", "notify").keys()), "it comes to that"
+        )
         keeps.failing.clear()
-        book.skip_key("order.book", "notify", key, why="broken")
+        book.group("order.book", "notify").skip(key, why="broken")
         eventually(lambda: keeps.count() >= 4 * len(KEYS) - 1, "it comes to that")
     assert keeps.numbers[key] == [1, 2, 3]
 
@@ -202,7 +204,7 @@ def test_a_reset_goes_back_over_parents_and_children_in_order(book: Connection) 
     first = Keeps()
     with book.consumer("order.book", "notify", first, order="key", settings=quick(concurrency=4)):
         eventually(lambda: first.count() >= 6 * len(KEYS), "it comes to that")
-    book.reset_group("order.book", "notify", "first")
+    book.group("order.book", "notify").reset("first")
     again = Keeps()
     with book.consumer("order.book", "notify", again, order="key", settings=quick(concurrency=4)):
         eventually(lambda: again.count() >= 6 * len(KEYS), "it comes to that")

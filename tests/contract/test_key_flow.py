@@ -60,7 +60,7 @@ def test_a_stuck_key_lets_the_others_go_on_until_the_span_and_is_named_then(bed:
         assert statistics.paused == (0,)
         for _ in range(2):
             is_renewed(mq)  # a paused partition keeps its lease
-        assert mq.describe_group("line", "g").partitions[0].owner == consumer.name
+        assert mq.group("line", "g").describe().partitions[0].owner == consumer.name
         assert others(seen) < SPAN + 60, "the span, and what one pull brings"
         stuck.let_go.set()
         eventually(lambda: committed(mq) == 501, "then all of them")
@@ -85,8 +85,8 @@ def test_a_failing_key_that_fills_the_span_is_named_by_keys_too(line: Connection
     with capture_logs() as logs, consumer:
         eventually(lambda: consumer.statistics().blocking, "the span is full")
         assert consumer.statistics().blocking == (Blocking(0, 0, "stuck"),)
-        eventually(lambda: line.keys("line", "g"), "its failure is known")
-        (found,) = line.keys("line", "g")
+        eventually(lambda: line.group("line", "g").keys(), "its failure is known")
+        (found,) = line.group("line", "g").keys()
         assert (found.key, found.state, found.offset) == (b"stuck", "failing", 0)
         assert consumer.statistics().failing_count == 1
         is_mended.set()
@@ -140,7 +140,7 @@ def test_a_stuck_key_of_one_partition_does_not_pause_another(mq: Connection) -> 
     consumer = mq.consumer("two", "g", seen, order="key", settings=spanned())
     with consumer:
         eventually(lambda: committed(mq, subject="two") == 400, "the other partition")
-        assert [one.committed for one in mq.describe_group("two", "g").partitions] == [0, 400]
+        assert [one.committed for one in mq.group("two", "g").describe().partitions] == [0, 400]
         eventually(lambda: consumer.statistics().blocking, "the first is paused")
         assert {one.partition for one in consumer.statistics().blocking} == {0}
         stuck.let_go.set()
@@ -294,7 +294,7 @@ def test_the_lag_does_not_count_what_is_finished_behind_a_key_that_hangs(mq: Con
     seen = Seen(handle)
     with mq.consumer("line", "g", seen, order="key", settings=quick()):
         seen.wait_for(10)
-        eventually(lambda: mq.describe_group("line", "g").partitions[0].lag == 1, "only the one that hangs")
-        assert mq.describe_group("line", "g").partitions[0].committed == 0
+        eventually(lambda: mq.group("line", "g").describe().partitions[0].lag == 1, "only the one that hangs")
+        assert mq.group("line", "g").describe().partitions[0].committed == 0
         ends.set()
-        eventually(lambda: mq.describe_group("line", "g").partitions[0].lag == 0, "all are done")
+        eventually(lambda: mq.group("line", "g").describe().partitions[0].lag == 0, "all are done")

@@ -183,7 +183,7 @@ def test_after_a_kill_only_unfinished_messages_are_repeated(bed: Bed) -> None:
     consumer = mq.consumer("line", "g", first, order="key", settings=quick())
     consumer.start()
     first.wait_for(401)
-    eventually(lambda: mq.describe_group("line", "g").lag == 2, "it is stored what is finished")
+    eventually(lambda: mq.group("line", "g").describe().lag == 2, "it is stored what is finished")
     assert committed(mq) == 0
     witness.kill(consumer)
     go_on.set()
@@ -317,7 +317,7 @@ def test_without_order_a_kill_repeats_only_what_was_unfinished(bed: Bed) -> None
     consumer = mq.consumer("line", "g", first, order="none", settings=settings)
     consumer.start()
     first.wait_for(200)
-    eventually(lambda: mq.describe_group("line", "g").lag == 1, "it is stored what is finished")
+    eventually(lambda: mq.group("line", "g").describe().lag == 1, "it is stored what is finished")
     consumer.kill()
     go_on.set()
     second = Seen()

@@ -95,7 +95,7 @@ def test_after_max_attempts_it_is_a_dead_letter_whatever_was_chosen(line: Connec
     seen = Seen(handle)
     with line.consumer("line", "g", seen, order="none", settings=settings(max_attempts=3)):
         eventually(lambda: committed(line) == 3, "all are done here")
-        eventually(lambda: len(list(line.dead_letters("line", "g").list())) == 1, "it is given up")
+        eventually(lambda: len(list(line.group("line", "g").dead_letters().list())) == 1, "it is given up")
     assert [attempt for attempt, body in zip(seen.attempts, seen.bodies, strict=True) if body == b"bad"] == [1, 2, 3]
-    (letter,) = line.dead_letters("line", "g").list()
+    (letter,) = line.group("line", "g").dead_letters().list()
     assert letter.message.properties["%attempts"] == "3"

@@ -183,8 +183,8 @@ def test_everything_says_closed_after_closing(mq: Connection) -> None:
         lambda: mq.reader("orders"),
         lambda: mq.consumer("orders", "g", Seen()),
         mq.groups,
-        lambda: mq.describe_group("orders", "g"),
-        lambda: mq.reset_group("orders", "g", "first"),
+        lambda: mq.group("orders", "g").describe(),
+        lambda: mq.group("orders", "g").reset("first"),
         lambda: producer.send("orders", b""),
         lambda: reader.read(0),
     ):
@@ -203,7 +203,7 @@ def test_closing_stops_the_consumers_and_commits(bed: Bed) -> None:
     mq.consumer("orders", "g", seen).start()
     seen.wait_for(100)
     mq = bed.reopen()
-    assert sum(partition.committed for partition in mq.describe_group("orders", "g").partitions) == 100
+    assert sum(partition.committed for partition in mq.group("orders", "g").describe().partitions) == 100
 
 
 def test_a_consumer_that_was_stopped_cannot_be_started_again(mq: Connection) -> None:
@@ -240,7 +240,7 @@ def test_run_handles_until_shutdown(mq: Connection) -> None:
 
     mq.run(timeout_s=WAIT_S)
     assert len(seen) == 10
-    assert sum(partition.committed for partition in mq.describe_group("orders", "g").partitions) == 10
+    assert sum(partition.committed for partition in mq.group("orders", "g").describe().partitions) == 10
 
 
 def test_run_needs_a_handler(mq: Connection) -> None:

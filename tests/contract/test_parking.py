@@ -56,9 +56,9 @@ def test_an_exhausted_key_is_parked_and_the_others_never_notice(line: Connection
         assert "2 times" in found.reason
     assert of_key(seen.messages, "bad") == ["0", "0"]
     assert of_key(seen.messages, "k") == ["1", "4"]
-    details = line.describe_key("line", "g", b"bad")
+    details = line.group("line", "g").describe_key(b"bad")
     assert [one.offset for one in details.parked] == [0, 2, 3]
-    head = line.key_head("line", "g", "bad")
+    head = line.group("line", "g").key_head("bad")
     assert head is not None
     assert (head.body, head.key, head.subject, head.partition, head.offset) == (b"0", b"bad", "line", 0, 0)
 
@@ -74,10 +74,10 @@ def test_a_parked_key_runs_in_order_when_it_is_resumed(bed: Bed) -> None:
         eventually(lambda: state(mq) == "parked" and waiting(mq) == 2, "all of it is parked")
         fails.is_mended = True
         witness.recorder.key_resumed("line", "g", 0, b"bad")
-        resumed = mq.resume_key("line", "g", "bad", why="mended")
+        resumed = mq.group("line", "g").resume("bad", why="mended")
         assert resumed.done_at_ms is not None
         assert resumed.request.by.startswith(f"{getpass.getuser()}@")
-        eventually(lambda: mq.keys("line", "g") == [], "the lot is empty and gone")
+        eventually(lambda: mq.group("line", "g").keys() == [], "the lot is empty and gone")
         send(mq, "line", "bad:4", witness=witness)
         eventually(lambda: committed(mq) == 5, "an ordinary key again")
     assert of_key(seen.messages, "bad") == ["0", "0", "0", "2", "3", "4"]
@@ -114,8 +114,8 @@ def test_resuming_keeps_the_order_while_new_messages_arrive(bed: Bed) -> None:
         eventually(lambda: (waiting(mq) or 0) > 130, "more comes to the lot")
         fails.is_mended = True
         witness.recorder.key_resumed("line", "g", 0, b"bad")
-        assert mq.resume_key("line", "g", "bad").done_at_ms is not None
-        eventually(lambda: mq.keys("line", "g") == [], "the lot is empty")
+        assert mq.group("line", "g").resume("bad").done_at_ms is not None
+        eventually(lambda: mq.group("line", "g").keys() == [], "the lot is empty")
         time.sleep(0.05)
         is_over.set()
         sender.join()
@@ -135,7 +135,7 @@ def test_anybody_may_park_a_key_that_is_well(line: Connection) -> None:
     send(line, "line", *(f"a:{number}" for number in range(100)), "b:x")
     with line.consumer("line", "g", seen, order="key", settings=quick()):
         seen.wait_for(5)
-        parked = line.park_key("line", "g", "a", why="its owner asked for it")
+        parked = line.group("line", "g").park("a", why="its owner asked for it")
         assert parked.done_at_ms is not None
         is_parked.set()
         ran = len(of_key(seen.messages, "a"))
@@ -146,8 +146,8 @@ def test_anybody_may_park_a_key_that_is_well(line: Connection) -> None:
         eventually(lambda: committed(line) == 101, "all others are done")
         time.sleep(0.05)
         assert len(of_key(seen.messages, "a")) == ran, "done means: nothing of it runs any more"
-        assert line.resume_key("line", "g", "a").done_at_ms is not None
-        eventually(lambda: line.keys("line", "g") == [], "the lot is empty")
+        assert line.group("line", "g").resume("a").done_at_ms is not None
+        eventually(lambda: line.group("line", "g").keys() == [], "the lot is empty")
     assert of_key(seen.messages, "a") == [str(number) for number in range(100)]
 
 
@@ -155,16 +155,16 @@ def test_a_key_that_has_no_messages_yet_can_be_parked(line: Connection) -> None:
     seen = Seen()
     with line.consumer("line", "g", seen, order="key", settings=quick()):
         eventually(lambda: has_joined(line), "it has joined")
-        assert line.park_key("line", "g", "later").done_at_ms is not None
+        assert line.group("line", "g").park("later").done_at_ms is not None
         found = one_key(line)
         assert found is not None
         assert (found.state, found.offset, found.waiting) == ("parked", None, 0)
-        assert line.key_head("line", "g", "later") is None
+        assert line.group("line", "g").key_head("later") is None
         send(line, "line", "later:0", "now:1")
         eventually(lambda: committed(line) == 2, "neither holds the partition back")
         assert of_key(seen.messages, "later") == []
-        assert line.resume_key("line", "g", "later").done_at_ms is not None
-        eventually(lambda: line.keys("line", "g") == [], "the lot is empty")
+        assert line.group("line", "g").resume("later").done_at_ms is not None
+        eventually(lambda: line.group("line", "g").keys() == [], "the lot is empty")
     assert of_key(seen.messages, "later") == ["0"]
 
 
@@ -172,9 +172,9 @@ def test_an_empty_lot_can_be_resumed(line: Connection) -> None:
     seen = Seen()
     with line.consumer("line", "g", seen, order="key", settings=quick()):
         eventually(lambda: has_joined(line), "it has joined")
-        assert line.park_key("line", "g", "k").done_at_ms is not None
-        assert line.resume_key("line", "g", "k").done_at_ms is not None
-        eventually(lambda: line.keys("line", "g") == [], "the lot is gone")
+        assert line.group("line", "g").park("k").done_at_ms is not None
+        assert line.group("line", "g").resume("k").done_at_ms is not None
+        eventually(lambda: line.group("line", "g").keys() == [], "the lot is gone")
         send(line, "line", "k:0")
         eventually(lambda: of_key(seen.messages, "k") == ["0"], "it runs as ever")
 
@@ -185,11 +185,11 @@ def test_parking_waits_for_the_handler_that_runs(line: Connection) -> None:
     send(line, "line", "k:0", "k:1")
     with line.consumer("line", "g", seen, order="key", settings=quick()):
         seen.wait_for(1)
-        asked = line.park_key("line", "g", "k", wait_s=0.1)
+        asked = line.group("line", "g").park("k", wait_s=0.1)
         assert asked.done_at_ms is None
-        assert line.describe_key("line", "g", "k").description.requests == (asked.request,)
+        assert line.group("line", "g").describe_key("k").description.requests == (asked.request,)
         go_on.set()
-        again = line.park_key("line", "g", "k")
+        again = line.group("line", "g").park("k")
         assert again.done_at_ms is not None
         eventually(lambda: state(line) == "parked", "it is parked")
     assert seen.bodies == [b"0"]
@@ -205,16 +205,16 @@ def test_a_skip_drops_the_head_with_a_record_of_who_and_why(bed: Bed) -> None:
     with mq.consumer("line", "g", seen, order="key", settings=parking()):
         eventually(lambda: state(mq) == "parked" and waiting(mq) == 2, "all of it is parked")
         witness.recorder.key_skipped("line", "g", 0, 0, b"bad")
-        skipped = mq.skip_key("line", "g", "bad", offset=0, by="ann", why="a test order")
+        skipped = mq.group("line", "g").skip("bad", offset=0, by="ann", why="a test order")
         assert skipped.done_at_ms is not None
         found = one_key(mq)
         assert found is not None
         assert (found.state, found.offset, found.waiting) == ("parked", 1, 1), "a parked key stays parked"
-        (record,) = mq.describe_key("line", "g", "bad").history
+        (record,) = mq.group("line", "g").describe_key("bad").history
         request = record.request
         assert (request.kind, request.by, request.why, request.offset) == ("skip", "ann", "a test order", 0)
-        assert mq.resume_key("line", "g", "bad").done_at_ms is not None
-        eventually(lambda: mq.keys("line", "g") == [], "the lot is empty")
+        assert mq.group("line", "g").resume("bad").done_at_ms is not None
+        eventually(lambda: mq.group("line", "g").keys() == [], "the lot is empty")
     assert of_key(seen.messages, "bad") == ["0", "0", "1", "2"]
     witness.judge(order="key")
 
@@ -225,11 +225,11 @@ def test_what_is_parked_may_be_skipped_to_its_end(line: Connection) -> None:
     with line.consumer("line", "g", seen, order="key", settings=parking()):
         eventually(lambda: state(line) == "parked" and waiting(line) == 1, "all of it is parked")
         for offset in (0, 1):
-            assert line.skip_key("line", "g", "bad", offset=offset).done_at_ms is not None
+            assert line.group("line", "g").skip("bad", offset=offset).done_at_ms is not None
         with pytest.raises(NotFound):
-            line.skip_key("line", "g", "bad")
-        assert line.resume_key("line", "g", "bad").done_at_ms is not None
-        eventually(lambda: line.keys("line", "g") == [], "the lot is gone")
+            line.group("line", "g").skip("bad")
+        assert line.group("line", "g").resume("bad").done_at_ms is not None
+        eventually(lambda: line.group("line", "g").keys() == [], "the lot is gone")
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "reopen"])
@@ -252,8 +252,8 @@ def test_a_parked_key_stays_parked_whoever_holds_it(bed: Bed, how: str) -> None:
         eventually(lambda: "4" in of_key(seen.messages, "k"), "the other key")
         eventually(lambda: waiting(mq) == 2, "the newer one waits behind the older ones")
         assert of_key(seen.messages, "bad") == []
-        assert mq.resume_key("line", "g", "bad").done_at_ms is not None
-        eventually(lambda: mq.keys("line", "g") == [], "the lot is empty")
+        assert mq.group("line", "g").resume("bad").done_at_ms is not None
+        eventually(lambda: mq.group("line", "g").keys() == [], "the lot is empty")
     assert list(dict.fromkeys(of_key(seen.messages, "bad"))) == ["0", "2", "3"]
 
 
@@ -276,7 +276,7 @@ def test_a_lot_that_is_being_resumed_goes_on_with_the_next_holder(bed: Bed, how:
     eventually(lambda: state(mq) == "parked" and waiting(mq) == 59, "all of it is parked")
     fails.is_mended = True
     witness.recorder.key_resumed("line", "g", 0, b"bad")
-    assert mq.resume_key("line", "g", "bad").done_at_ms is not None
+    assert mq.group("line", "g").resume("bad").done_at_ms is not None
     first.wait_for(20)
     if how == "kill":
         witness.kill(consumer)
@@ -284,7 +284,7 @@ def test_a_lot_that_is_being_resumed_goes_on_with_the_next_holder(bed: Bed, how:
         consumer.stop()
     send(mq, "line", "bad:60", witness=witness)
     with mq.consumer("line", "g", second, order="key", settings=parking()):
-        eventually(lambda: mq.keys("line", "g") == [], "the lot is empty")
+        eventually(lambda: mq.group("line", "g").keys() == [], "the lot is empty")
         eventually(lambda: committed(mq) == 61, "and the newer one is done")
     bodies = [int(body) for body in dict.fromkeys(of_key(second.messages, "bad"))]
     assert bodies == list(range(bodies[0], 61))
@@ -297,7 +297,7 @@ def test_a_request_waits_for_the_next_holder(bed: Bed) -> None:
     mq.create_subject("line", 1)
     with mq.consumer("line", "g", Seen(), order="key", settings=quick()):
         eventually(lambda: has_joined(mq), "the group is there")
-    asked = mq.park_key("line", "g", "k", by="ann", why="for later", wait_s=0.05)
+    asked = mq.group("line", "g").park("k", by="ann", why="for later", wait_s=0.05)
     assert asked.done_at_ms is None
     assert state(mq) == "requested"
     mq = bed.reopen(flush="os")
@@ -307,7 +307,7 @@ def test_a_request_waits_for_the_next_holder(bed: Bed) -> None:
         eventually(lambda: state(mq) == "parked", "it is parked")
         eventually(lambda: committed(mq) == 2, "both are off the log")
     assert seen.bodies == [b"1"]
-    (record,) = mq.describe_key("line", "g", "k").history
+    (record,) = mq.group("line", "g").describe_key("k").history
     assert (record.request.by, record.request.why) == ("ann", "for later")
     assert record.done_at_ms is not None
 
@@ -316,8 +316,8 @@ def test_a_reset_empties_the_lots(line: Connection) -> None:
     send(line, "line", "bad:0", "bad:1")
     with line.consumer("line", "g", Fails(), order="key", settings=parking()):
         eventually(lambda: state(line) == "parked", "it is parked")
-    line.reset_group("line", "g", "first")
-    assert line.keys("line", "g") == []
+    line.group("line", "g").reset("first")
+    assert line.group("line", "g").keys() == []
     seen = Seen()
     with line.consumer("line", "g", seen, order="key", settings=parking()):
         eventually(lambda: committed(line) == 2, "all of them again")
@@ -333,10 +333,10 @@ def test_where_senders_choose_the_partition_it_has_to_be_said(mq: Connection) ->
     with mq.consumer("chosen", "g", fails, order="key", settings=parking()):
         eventually(lambda: state(mq, "chosen") == "parked", "it is parked")
         with pytest.raises(InvalidInput, match="partition"):
-            mq.resume_key("chosen", "g", "bad")
+            mq.group("chosen", "g").resume("bad")
         fails.is_mended = True
-        assert mq.resume_key("chosen", "g", "bad", partition=1).done_at_ms is not None
-        eventually(lambda: mq.keys("chosen", "g") == [], "the lot is empty")
+        assert mq.group("chosen", "g").resume("bad", partition=1).done_at_ms is not None
+        eventually(lambda: mq.group("chosen", "g").keys() == [], "the lot is empty")
 
 
 def test_large_lots_are_read_piece_by_piece_and_stay_in_order(line: Connection) -> None:
@@ -350,8 +350,8 @@ def test_large_lots_are_read_piece_by_piece_and_stay_in_order(line: Connection) 
     with line.consumer("line", "g", seen, order="key", settings=parking(pull_bytes=20_000)):
         eventually(lambda: state(line) == "parked" and waiting(line) == count - 1, "all of it is parked")
         fails.is_mended = True
-        assert line.resume_key("line", "g", "bad").done_at_ms is not None
-        eventually(lambda: line.keys("line", "g") == [], "the lot is empty")
+        assert line.group("line", "g").resume("bad").done_at_ms is not None
+        eventually(lambda: line.group("line", "g").keys() == [], "the lot is empty")
     assert [int(message.body.split(b" ")[0]) for message in seen.messages] == [0, 0, *range(count)]
 
 
@@ -375,16 +375,16 @@ def test_many_keys_are_parked_and_resumed_under_load_and_keep_their_order(bed: B
     second = mq.consumer("orders", "g", watched, order="key", settings=settings)
     first.start()
     second.start()
-    eventually(lambda: len(mq.keys("orders", "g")) == 8, "all bad keys are parked")
+    eventually(lambda: len(mq.group("orders", "g").keys()) == 8, "all bad keys are parked")
     send(mq, "orders", *(f"{name}:{number}" for number in range(20, 30) for name in names), witness=witness)
     for number, key in enumerate(sorted(bad)):
         mended.add(key)
-        (partition,) = {one.partition for one in mq.keys("orders", "g") if one.key == key}
+        (partition,) = {one.partition for one in mq.group("orders", "g").keys() if one.key == key}
         witness.recorder.key_resumed("orders", "g", partition, key)
-        mq.resume_key("orders", "g", key, wait_s=0.0 if number == 3 else 10.0)
+        mq.group("orders", "g").resume(key, wait_s=0.0 if number == 3 else 10.0)
         if number == 3:
             witness.kill(first)
-    eventually(lambda: mq.keys("orders", "g") == [], "all lots are empty")
+    eventually(lambda: mq.group("orders", "g").keys() == [], "all lots are empty")
     eventually(lambda: committed(mq, subject="orders") == 600, "all of them")
     assert second.stop()
     witness.judge(order="key")
@@ -399,15 +399,15 @@ def test_a_failing_key_can_be_parked_and_keeps_its_attempts_until_it_is_resumed(
     send(line, "line", "bad:0", "bad:1", "k:2")
     with line.consumer("line", "g", seen, order="key", settings=quick(backoff_max_s=0.02)):
         eventually(lambda: len(fails.attempts) >= 3, "it fails")
-        assert line.park_key("line", "g", "bad", why="enough").done_at_ms is not None
+        assert line.group("line", "g").park("bad", why="enough").done_at_ms is not None
         tried = len(fails.attempts)
         eventually(lambda: committed(line) == 3, "nothing holds the partition back")
         found = one_key(line)
         assert found is not None
         assert (found.state, found.attempts, found.error) == ("parked", tried, "RuntimeError: no connection")
         fails.is_mended = True
-        assert line.resume_key("line", "g", "bad").done_at_ms is not None
-        eventually(lambda: line.keys("line", "g") == [], "the lot is empty")
+        assert line.group("line", "g").resume("bad").done_at_ms is not None
+        eventually(lambda: line.group("line", "g").keys() == [], "the lot is empty")
     assert fails.attempts == [*range(1, tried + 1), 1, 1]
     assert of_key(seen.messages, "bad")[-2:] == ["0", "1"]
 
@@ -417,12 +417,12 @@ def test_a_blocked_key_can_be_parked_and_resumed(line: Connection) -> None:
     send(line, "line", "bad:0", "bad:1", "k:2")
     with line.consumer("line", "g", fails, order="key", settings=quick(max_attempts=2)):
         eventually(lambda: state(line) == "blocked", "it is blocked")
-        assert line.park_key("line", "g", "bad").done_at_ms is not None
+        assert line.group("line", "g").park("bad").done_at_ms is not None
         eventually(lambda: committed(line) == 3, "nothing holds the partition back")
         assert state(line) == "parked"
         fails.is_mended = True
-        assert line.resume_key("line", "g", "bad").done_at_ms is not None
-        eventually(lambda: line.keys("line", "g") == [], "the lot is empty")
+        assert line.group("line", "g").resume("bad").done_at_ms is not None
+        eventually(lambda: line.group("line", "g").keys() == [], "the lot is empty")
     assert fails.attempts == [1, 2, 1, 1]
 
 
@@ -440,9 +440,9 @@ def test_a_resume_is_not_half_done_when_its_consumer_is_killed(
     consumer.start()
     eventually(lambda: state(mq) == ("blocked" if was_blocked else "parked"), "its attempts are used up")
     if was_blocked:
-        assert mq.park_key("line", "g", "bad").done_at_ms is not None
+        assert mq.group("line", "g").park("bad").done_at_ms is not None
     put_between(monkeypatch, mq, ReadLot, lambda command, reply, real: None)
-    assert mq.resume_key("line", "g", "bad").done_at_ms is not None
+    assert mq.group("line", "g").resume("bad").done_at_ms is not None
     consumer.kill()
     monkeypatch.undo()
     second = Fails(body=b"0")
@@ -475,9 +475,9 @@ def test_a_failing_lot_is_parked_again_with_its_rest_in_order(bed: Bed) -> None:
             eventually(lambda at=offset: place(mq) == ("parked", at, 5 - at), "it is parked")  # type: ignore[misc]
             broken.discard(body)
             witness.recorder.key_resumed("line", "g", 0, b"bad")
-            assert mq.resume_key("line", "g", "bad").done_at_ms is not None
+            assert mq.group("line", "g").resume("bad").done_at_ms is not None
             send(mq, "line", "k:x", witness=witness)
-        eventually(lambda: mq.keys("line", "g") == [], "the lot is empty")
+        eventually(lambda: mq.group("line", "g").keys() == [], "the lot is empty")
         eventually(lambda: committed(mq) == 8, "all of them")
     assert of_key(seen.messages, "bad") == ["0", "0", "0", "1", "2", "3", "3", "3", "4", "5"]
     witness.judge(order="key")
@@ -487,11 +487,11 @@ def test_requests_are_acted_upon_in_the_order_they_were_asked(line: Connection) 
     seen = Seen()
     with line.consumer("line", "g", Seen(), order="key", settings=quick()):
         eventually(lambda: has_joined(line), "the group is there")
-    line.park_key("line", "g", "k", wait_s=0)
-    line.resume_key("line", "g", "k", wait_s=0)
+    line.group("line", "g").park("k", wait_s=0)
+    line.group("line", "g").resume("k", wait_s=0)
     send(line, "line", "k:0", "k:1")
     with line.consumer("line", "g", seen, order="key", settings=quick()):
-        eventually(lambda: committed(line) == 2 and line.keys("line", "g") == [], "parked, and resumed")
+        eventually(lambda: committed(line) == 2 and line.group("line", "g").keys() == [], "parked, and resumed")
     assert of_key(seen.messages, "k") == ["0", "1"]
 
 
@@ -507,15 +507,15 @@ def test_what_is_asked_while_nobody_consumes_is_done_by_the_next_holder(bed: Bed
         eventually(lambda: was == "blocked" or waiting(mq) == 1, "all of it is parked")
     mq = bed.reopen(flush="os")
     if action == "skip":
-        assert mq.skip_key("line", "g", "bad", offset=50, wait_s=0).done_at_ms is None
+        assert mq.group("line", "g").skip("bad", offset=50, wait_s=0).done_at_ms is None
     else:
-        assert mq.resume_key("line", "g", "bad", wait_s=0).done_at_ms is None
+        assert mq.group("line", "g").resume("bad", wait_s=0).done_at_ms is None
     seen = Seen()
     with mq.consumer("line", "g", seen, order="key", settings=settings):
         if action == "skip" and was == "parked":
             eventually(lambda: (found := one_key(mq)) is not None and found.offset == 51, "the head is dropped")
-            assert mq.resume_key("line", "g", "bad").done_at_ms is not None
-        eventually(lambda: committed(mq) == 53 and mq.keys("line", "g") == [], "all of them")
+            assert mq.group("line", "g").resume("bad").done_at_ms is not None
+        eventually(lambda: committed(mq) == 53 and mq.group("line", "g").keys() == [], "all of them")
     assert of_key(seen.messages, "bad") == (["51"] if action == "skip" else ["50", "51"])
 
 
@@ -535,12 +535,12 @@ def test_a_batch_that_is_given_up_stays_together_and_in_order(line: Connection, 
         if on_exhausted == "dead-letter":
             eventually(lambda: committed(line) == 6, "the rest")
             is_mended.set()
-            assert line.dead_letters("line", "g").redrive() == 3
+            assert line.group("line", "g").dead_letters().redrive() == 3
         else:
             eventually(lambda: state(line) in ("blocked", "parked"), "its attempts are used up")
             is_mended.set()
-            assert line.resume_key("line", "g", "bad").done_at_ms is not None
-            eventually(lambda: line.keys("line", "g") == [] and committed(line) == 6, "all of them")
+            assert line.group("line", "g").resume("bad").done_at_ms is not None
+            eventually(lambda: line.group("line", "g").keys() == [] and committed(line) == 6, "all of them")
         eventually(lambda: len(calls) >= 4, "all of them")
     batch, rest = ["0", "1", "2"], ["3", "4", "5"]
     if on_exhausted == "dead-letter":
@@ -556,11 +556,11 @@ def test_parking_takes_what_was_handled_but_not_committed_along(line: Connection
     send(line, "line", "k:0", "k:1")
     with line.consumer("line", "g", seen, order="key", settings=quick(ack="manual")):
         seen.wait_for(2)
-        assert line.park_key("line", "g", "k").done_at_ms is not None
+        assert line.group("line", "g").park("k").done_at_ms is not None
         send(line, "line", "k:2")
         eventually(lambda: waiting(line) == 2, "all three are parked")
-        assert line.resume_key("line", "g", "k").done_at_ms is not None
-        eventually(lambda: line.keys("line", "g") == [], "the last one commits all")
+        assert line.group("line", "g").resume("k").done_at_ms is not None
+        eventually(lambda: line.group("line", "g").keys() == [], "the last one commits all")
     assert of_key(seen.messages, "k") == ["0", "1", "0", "1", "2"]
 
 
@@ -577,6 +577,6 @@ def test_a_rollback_counts_as_an_attempt_and_parks_all_that_is_uncommitted(line:
     with line.consumer("line", "g", seen, order="key", settings=parking(ack="manual")):
         eventually(lambda: state(line) == "parked" and waiting(line) == 1, "both are parked")
         is_mended.set()
-        assert line.resume_key("line", "g", "k").done_at_ms is not None
-        eventually(lambda: line.keys("line", "g") == [], "both are done")
+        assert line.group("line", "g").resume("k").done_at_ms is not None
+        eventually(lambda: line.group("line", "g").keys() == [], "both are done")
     assert of_key(seen.messages, "k") == ["0", "1", "0", "1", "0", "1"]

@@ -34,7 +34,7 @@ def test_a_new_group_can_start_behind_the_last_message(line: Connection) -> None
     seen = Seen()
     with line.consumer("line", "g", seen, start="last", settings=quick()):
         eventually(
-            lambda: has_joined(line) and line.describe_group("line", "g").partitions[0].owner, "it has the lease"
+            lambda: has_joined(line) and line.group("line", "g").describe().partitions[0].owner, "it has the lease"
         )
         send_all(line, "line", 1)
         seen.wait_for(1)
@@ -67,13 +67,13 @@ def test_a_group_that_exists_goes_on_where_it_was(line: Connection) -> None:
     assert len(handled(line, 3)) == 3
     send_all(line, "line", 2)
     for start in ("first", "last", 0):
-        assert line.describe_group("line", "g").partitions[0].committed >= 3
+        assert line.group("line", "g").describe().partitions[0].committed >= 3
         seen = Seen()
         with line.consumer("line", "g", seen, start=start, settings=quick()):
             if start == "first":
                 seen.wait_for(2)
             else:
-                eventually(lambda: line.describe_group("line", "g").partitions[0].owner, "it has the lease")
+                eventually(lambda: line.group("line", "g").describe().partitions[0].owner, "it has the lease")
         assert [message.offset for message in seen.messages] == ([3, 4] if start == "first" else [])
 
 
@@ -85,7 +85,7 @@ def test_groups_are_remembered(bed: Bed) -> None:
     assert len(handled(mq, 3)) == 3
     mq = bed.reopen()
     assert [(name.subject, name.group) for name in mq.groups()] == [("line", "g")]
-    assert mq.describe_group("line", "g").partitions[0].committed == 3
+    assert mq.group("line", "g").describe().partitions[0].committed == 3
     send_all(mq, "line", 1)
     seen = Seen()
     with mq.consumer("line", "g", seen, settings=quick()):
@@ -105,8 +105,8 @@ def test_a_reset_is_refused_while_a_consumer_is_at_work(line: Connection) -> Non
     with line.consumer("line", "g", seen, settings=quick(), name="worker"):
         seen.wait_for(3)
         with pytest.raises(GroupConflict, match="stop the group's consumers"):
-            line.reset_group("line", "g", "first")
-    line.reset_group("line", "g", "first")
+            line.group("line", "g").reset("first")
+    line.group("line", "g").reset("first")
 
 
 def test_a_reset_moves_all_partitions_and_consumption_starts_there(mq: Connection) -> None:
@@ -116,8 +116,8 @@ def test_a_reset_moves_all_partitions_and_consumption_starts_there(mq: Connectio
     with mq.consumer("orders", "g", seen, settings=quick()):
         seen.wait_for(40)
     for position, expected in (("first", [0] * 4), ("last", ends), (1, [1] * 4)):
-        mq.reset_group("orders", "g", position)
-        assert [p.committed for p in mq.describe_group("orders", "g").partitions] == expected
+        mq.group("orders", "g").reset(position)
+        assert [p.committed for p in mq.group("orders", "g").describe().partitions] == expected
     again = Seen()
     with mq.consumer("orders", "g", again, settings=quick()):
         again.wait_for(36)
@@ -130,18 +130,18 @@ def test_a_reset_to_a_time_moves_back_to_what_came_then(line: Connection) -> Non
     time.sleep(0.02)
     send_all(line, "line", 2)
     assert len(handled(line, 5)) == 5
-    line.reset_group("line", "g", moment)
+    line.group("line", "g").reset(moment)
     assert handled(line, 2) == [b"0", b"1"]
 
 
 def test_a_reset_does_not_touch_other_groups(line: Connection) -> None:
     for group in ("a", "b"):
         handled(line, 3, group)
-    line.reset_group("line", "a", "first")
-    assert line.describe_group("line", "b").partitions[0].committed == 3
+    line.group("line", "a").reset("first")
+    assert line.group("line", "b").describe().partitions[0].committed == 3
 
 
 def test_nonsense_is_no_reset(line: Connection) -> None:
     handled(line, 3)
     with pytest.raises(InvalidInput):
-        line.reset_group("line", "g", "yesterday")
+        line.group("line", "g").reset("yesterday")

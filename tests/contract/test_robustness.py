@@ -56,7 +56,7 @@ def send_line(mq: Connection, *bodies: bytes) -> None:
 
 def committed(mq: Connection, group: str = "g", subject: str = "line") -> int:
     try:
-        return sum(one.committed for one in mq.describe_group(subject, group).partitions)
+        return sum(one.committed for one in mq.group(subject, group).describe().partitions)
     except NotFound:
         return 0  # nobody has joined yet
 
@@ -331,7 +331,7 @@ def test_stop_inside_a_handler_returns_at_once_and_the_consumer_stops_afterwards
     assert consumer.is_over
     assert consumer.error is None
     assert committed(line) == 1
-    assert line.describe_group("line", "g").partitions[0].owner is None
+    assert line.group("line", "g").describe().partitions[0].owner is None
 
 
 def test_stop_inside_a_handler_of_a_retry_lets_that_handler_commit(line: Connection) -> None:
@@ -349,7 +349,7 @@ def test_stop_inside_a_handler_of_a_retry_lets_that_handler_commit(line: Connect
     assert waited_s[0] < SOON_S
     eventually(lambda: committed(line, subject="%retry%g%line") == 1, "the retry is committed", timeout_s=SOON_S)
     eventually(
-        lambda: all(one.owner is None for one in line.describe_group("%retry%g%line", "g").partitions),
+        lambda: all(one.owner is None for one in line.group("%retry%g%line", "g").describe().partitions),
         "the lease of the retry subject is free",
         timeout_s=SOON_S,  # it would live for 15 s
     )
@@ -457,7 +457,7 @@ def test_the_result_of_a_failed_send_raises_an_error_of_its_own_each_time(line: 
         assert len({str(error) for error in errors}) == 1
         assert {(error.producer, error.current - error.epoch) for error in errors} == {("ledger", 1)}
         assert len({depth(error.__traceback__) for error in errors}) == 1
-    kept = handle._flight.error
+    kept = handle._batch.error
     assert kept is not None
     assert depth(kept.__traceback__) <= 3
 
@@ -613,8 +613,8 @@ def test_damage_is_logged_loudly_and_the_other_partitions_go_on(bed: Bed, caplog
             ]
 
         eventually(loud, "the damage is logged")
-        eventually(lambda: mq.describe_group("orders", "g").partitions[place].committed == 3, "what is before it")
-        eventually(lambda: mq.describe_group("orders", "g").partitions[other].committed == 5, "the other partition")
+        eventually(lambda: mq.group("orders", "g").describe().partitions[place].committed == 3, "what is before it")
+        eventually(lambda: mq.group("orders", "g").describe().partitions[other].committed == 5, "the other partition")
         assert f"orders/{place}" in loud()[0]
         assert "offset 3" in loud()[0]
     assert [message.body for message in seen.messages if message.partition == place] == [b"0", b"1", b"2"]
@@ -683,24 +683,24 @@ WRONG: dict[str, Callable[[Any], object]] = {
     "consumer with handler 5": lambda mq: mq.consumer("orders", "g", 5),
     "consumer named []": lambda mq: mq.consumer("orders", "g", Seen(), name=[]),
     "handler with settings 5": lambda mq: mq.handler("orders", "g", settings=5),
-    "describe_group of a list": lambda mq: mq.describe_group("orders", []),
-    "describe_group of a list's": lambda mq: mq.describe_group([], "g"),
-    "reset_group to long ago": lambda mq: mq.reset_group("orders", "g", LONG_AGO),
-    "reset_group of None": lambda mq: mq.reset_group("orders", None, "first"),
+    "describe_group of a list": lambda mq: mq.group("orders", []).describe(),
+    "describe_group of a list's": lambda mq: mq.group([], "g").describe(),
+    "reset_group to long ago": lambda mq: mq.group("orders", "g").reset(LONG_AGO),
+    "reset_group of None": lambda mq: mq.group("orders", None).reset("first"),
     "create_subject with keyless 5": lambda mq: mq.create_subject("more", 1, keyless=5),
-    "keys of a list": lambda mq: mq.keys([], "g"),
-    "keys of no group": lambda mq: mq.keys("orders", None),
-    "describe_key of None": lambda mq: mq.describe_key("orders", "g", None),
-    "key_head of 5": lambda mq: mq.key_head("orders", "g", 5),
-    "park_key of None": lambda mq: mq.park_key("orders", "g", None),
-    "park_key of a list's": lambda mq: mq.park_key([], "g", "k"),
-    "park_key by 5": lambda mq: mq.park_key("orders", "g", "k", by=5),
-    "resume_key why 5": lambda mq: mq.resume_key("orders", "g", "k", why=5),
-    "resume_key in partition x": lambda mq: mq.resume_key("orders", "g", "k", partition="x"),
-    "skip_key at x": lambda mq: mq.skip_key("orders", "g", "k", offset="x"),
-    "skip_key waiting x": lambda mq: mq.skip_key("orders", "g", "k", wait_s="x"),
-    "dead_letters of a list": lambda mq: mq.dead_letters([], "g"),
-    "dead_letters of no group": lambda mq: mq.dead_letters("orders", None),
+    "keys of a list": lambda mq: mq.group([], "g").keys(),
+    "keys of no group": lambda mq: mq.group("orders", None).keys(),
+    "describe_key of None": lambda mq: mq.group("orders", "g").describe_key(None),
+    "key_head of 5": lambda mq: mq.group("orders", "g").key_head(5),
+    "park_key of None": lambda mq: mq.group("orders", "g").park(None),
+    "park_key of a list's": lambda mq: mq.group([], "g").park("k"),
+    "park_key by 5": lambda mq: mq.group("orders", "g").park("k", by=5),
+    "resume_key why 5": lambda mq: mq.group("orders", "g").resume("k", why=5),
+    "resume_key in partition x": lambda mq: mq.group("orders", "g").resume("k", partition="x"),
+    "skip_key at x": lambda mq: mq.group("orders", "g").skip("k", offset="x"),
+    "skip_key waiting x": lambda mq: mq.group("orders", "g").skip("k", wait_s="x"),
+    "dead_letters of a list": lambda mq: mq.group([], "g").dead_letters(),
+    "dead_letters of no group": lambda mq: mq.group("orders", None).dead_letters(),
     "connect to 5": lambda mq: inturn.connect(5),  # type: ignore[arg-type]
     "connect to None": lambda mq: inturn.connect(None),  # type: ignore[arg-type]
     "connect to a name with NUL": lambda mq: inturn.connect("a\0b"),

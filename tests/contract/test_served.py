@@ -272,7 +272,7 @@ def test_a_stopping_server_lets_the_commits_in_and_takes_no_new_work(served: Ser
         assert time.monotonic() - began_s < WAIT_S / 2
         handled = len(seen.messages)
         served.start()
-        group = mq.describe_group("line", "g").partitions[0]
+        group = mq.group("line", "g").describe().partitions[0]
         assert group.committed >= handled, "what was handled is committed, though the server was stopping"
         seen.wait_for(3)
     assert [message.offset for message in seen.messages] == [0, 1, 2], "none twice, none left out"

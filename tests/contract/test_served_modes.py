@@ -51,7 +51,7 @@ def mq(served: Served) -> Connection:
 
 
 def lag(mq: Connection) -> int:
-    return mq.describe_group("orders", "g").lag
+    return mq.group("orders", "g").describe().lag
 
 
 class Crew:
@@ -146,7 +146,7 @@ def test_consumers_that_are_killed_and_a_server_that_restarts_lose_nothing_and_r
 
 def acknowledged(mq: Connection) -> set[tuple[int, int]]:
     """All below the committed offsets; what is finished above them is not looked at."""
-    partitions = mq.describe_group("orders", "g").partitions
+    partitions = mq.group("orders", "g").describe().partitions
     return {(one.partition, offset) for one in partitions for offset in range(one.committed)}
 
 
@@ -189,7 +189,7 @@ def test_a_server_that_stops_gently_gets_back_what_was_not_begun(served: Served,
 
 
 def outstanding(mq: Connection) -> int:
-    return sum(one.outstanding for one in mq.describe_group("orders", "g").partitions)
+    return sum(one.outstanding for one in mq.group("orders", "g").describe().partitions)
 
 
 def test_a_broadcast_consumer_goes_on_when_the_server_was_away(
@@ -244,10 +244,10 @@ def test_what_retention_took_is_said_and_passed_by_broadcast_and_shared_groups(t
             assert later.leases()[0].missing == oldest - 1, "it had handled one"
         with mq.consumer("line", "s", shared, mode="shared", settings=quick()):
             shared.wait_for(end - oldest)
-            eventually(lambda: mq.describe_group("line", "s").lag == 0, "what is gone is passed")
+            eventually(lambda: mq.group("line", "s").describe().lag == 0, "what is gone is passed")
     (said,) = [one for one in logs if one["event"] == "consumer.offsets_gone"]
     assert (said["partition"], said["starts_at"]) == (0, oldest)
     assert [message.offset for message in seen.messages] == list(range(oldest, end))
     assert sorted(message.offset for message in shared.messages) == list(range(oldest, end))
-    assert mq.keys("line", "s") == [], "what failed and is gone is over"
+    assert mq.group("line", "s").keys() == [], "what failed and is gone is over"
     served.close()

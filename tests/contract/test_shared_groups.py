@@ -23,7 +23,7 @@ from inturn import (
     aio,
     suspend,
 )
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.errors import GroupConflict, InvalidInput
 from tests.contract.bed import (
     SHORT_LEASE,
@@ -60,12 +60,12 @@ def crashing(**settings: Any) -> ConsumerSettings:
 
 
 def lag(mq: Connection, subject: str = "orders") -> int:
-    return mq.describe_group(subject, "g").lag
+    return mq.group(subject, "g").describe().lag
 
 
 def done(mq: Connection, subject: str = "orders") -> bool:
     """Everything is acknowledged."""
-    return has_joined(mq, subject) and mq.describe_group(subject, "g").lag == 0
+    return has_joined(mq, subject) and mq.group(subject, "g").describe().lag == 0
 
 
 def test_several_consumers_work_on_one_partition_at_once_and_each_message_is_handled_once(line: Connection) -> None:
@@ -120,7 +120,7 @@ def test_what_fails_comes_again_to_anybody_and_nothing_waits_for_it(line: Connec
     with line.consumer("line", "g", seen, mode="shared", settings=shared()):
         seen.wait_for(13)
         eventually(lambda: done(line, "line"), "all are acknowledged")
-        assert line.describe_group("line", "g").partitions[0].redeliveries == 3
+        assert line.group("line", "g").describe().partitions[0].redeliveries == 3
     assert sorted(seen.bodies) == sorted([b"%d" % number for number in range(10)] + 3 * [b"3"])
     tries = [attempt for attempt, body in zip(seen.attempts, seen.bodies, strict=True) if body == b"3"]
     assert tries == [1, 2, 3, 4]
@@ -270,13 +270,13 @@ def test_after_max_attempts_a_message_is_a_dead_letter_and_can_be_driven_again(l
     settings = shared(max_attempts=3, retry=RetryDelays((0.05,), 0))
     with line.consumer("line", "g", seen, mode="shared", settings=settings):
         seen.wait_for(5)
-        eventually(lambda: len(list(line.dead_letters("line", "g").list())) == 1, "it is given up")
+        eventually(lambda: len(list(line.group("line", "g").dead_letters().list())) == 1, "it is given up")
         eventually(lambda: done(line, "line"), "it is over here")
-        (letter,) = line.dead_letters("line", "g").list()
+        (letter,) = line.group("line", "g").dead_letters().list()
         assert (letter.message.body, letter.message.key) == (b"bad", b"k")
         assert seen.bodies.count(b"bad") == 3
         works = True
-        line.dead_letters("line", "g").redrive()
+        line.group("line", "g").dead_letters().redrive()
         eventually(lambda: seen.bodies.count(b"bad") == 4, "it comes through the retry subject")
 
 
@@ -296,7 +296,7 @@ def test_a_message_that_was_given_out_too_often_in_vain_is_given_up_without_bein
     with line.consumer("line", "g", never, mode="shared", settings=shared(max_attempts=1)):
         eventually(lambda: done(line, "line"), "it is given up")
     assert never.bodies == []
-    (letter,) = line.dead_letters("line", "g").list()
+    (letter,) = line.group("line", "g").dead_letters().list()
     assert letter.message.body == b"deadly"
 
 
@@ -313,7 +313,7 @@ def test_with_best_effort_what_raised_waits_in_the_retry_subject(line: Connectio
     with line.consumer("line", "g", seen, mode="shared", settings=settings):
         seen.wait_for(5)
         eventually(lambda: done(line, "line"), "all are acknowledged")
-        assert line.describe_group("line", "g").partitions[0].redeliveries == 0
+        assert line.group("line", "g").describe().partitions[0].redeliveries == 0
     called = list(zip(seen.messages, seen.attempts, strict=True))
     assert sorted(message.body for message, _ in called if message.subject == "line") == [b"0", b"1", b"2"]
     again = [(message.body, attempt) for message, attempt in called if message.subject != "line"]
@@ -364,7 +364,7 @@ def test_with_manual_acknowledgement_what_is_not_acknowledged_comes_again(line: 
         settings = shared(ack="manual", visibility_s=0.5, concurrency=1)
         with line.consumer("line", group, seen, mode="shared", settings=settings):
             seen.wait_for(8)
-            eventually(lambda: line.describe_group("line", group).lag == 0, "all are acknowledged")
+            eventually(lambda: line.group("line", group).describe().lag == 0, "all are acknowledged")
         assert Counter(seen.bodies) == {b"commit": 1, b"ack": 1, b"nothing": 2, b"success": 2, b"rollback": 2}
 
     # The bound: an acknowledgement arrives within `visibility_s`. A message with a later one comes again as well.
@@ -428,12 +428,12 @@ def test_a_group_is_described_with_its_mode_and_what_is_outstanding(line: Connec
     seen = waits_for(may_end)
     with line.consumer("line", "g", seen, mode="shared", settings=shared()) as consumer:
         seen.wait_for(2)
-        found = line.describe_group("line", "g")
+        found = line.group("line", "g").describe()
         assert (found.mode, found.order, found.members) == ("shared", "none", (consumer.name,))
         assert (found.partitions[0].outstanding, found.partitions[0].owner, found.lag) == (2, None, 2)
         assert consumer.leases() == {}
         may_end.set()
-        eventually(lambda: line.describe_group("line", "g").partitions[0].outstanding == 0, "both are acknowledged")
+        eventually(lambda: line.group("line", "g").describe().partitions[0].outstanding == 0, "both are acknowledged")
 
 
 def test_members_of_another_mode_are_refused(line: Connection) -> None:
@@ -454,7 +454,7 @@ def test_members_of_another_mode_are_refused(line: Connection) -> None:
         ({"mode": "shared", "offsets": "x"}, "leave offsets out"),
         ({"mode": "shared", "settings": ConsumerSettings(trace="x")}, "audit"),
         ({"mode": "shared", "settings": ConsumerSettings(max_attempts=1, on_exhausted=OnExhausted.PARK)}, "park"),
-        ({"mode": "shared", "duty": Duty(keeps_only=True)}, "duty"),
+        ({"mode": "shared", "duty": Scope(keeps_only=True)}, "duty"),
     ],
 )
 def test_what_a_shared_group_cannot_do_is_said_at_once(
@@ -478,7 +478,7 @@ def test_a_group_starts_where_it_is_told_and_can_be_reset(line: Connection) -> N
         send(line, "line", "new")
         seen.wait_for(1)
     assert seen.bodies == [b"new"]
-    line.reset_group("line", "g", "first")
+    line.group("line", "g").reset("first")
     with line.consumer("line", "g", seen, mode="shared", settings=shared()):
         seen.wait_for(7)
         eventually(lambda: done(line, "line"), "all are acknowledged")

@@ -168,6 +168,6 @@ def test_what_is_not_there_is_not_found(mq: Connection) -> None:
     with pytest.raises(NotFound):
         mq.consumer("nothing", "g", Seen())
     with pytest.raises(NotFound):
-        mq.describe_group("orders", "nobody")
+        mq.group("orders", "nobody").describe()
     with pytest.raises(NotFound):
-        mq.reset_group("orders", "nobody", "first")
+        mq.group("orders", "nobody").reset("first")

@@ -10,7 +10,7 @@ import pytest
 from inturn import Connection, Context, FlowControl, LogSettings, Message, ProducerSettings, RetryDelays
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import GroupConflict, InvalidInput, NotFound
 from inturn.model.routing import SLOT_COUNT, SlotSet
 from inturn.model.time import SystemClock
@@ -39,7 +39,7 @@ def send(
 def agreed(mq: Connection) -> str | None:
     """The expression of the members; None if there are none."""
     try:
-        return mq.describe_group("line", "g").tags
+        return mq.group("line", "g").describe().tags
     except NotFound:
         return None
 
@@ -47,7 +47,7 @@ def agreed(mq: Connection) -> str | None:
 def troubled(mq: Connection) -> list[str]:
     """The states of keys in trouble; none while nobody has joined."""
     try:
-        return [key.state for key in mq.keys("line", "g")]
+        return [key.state for key in mq.group("line", "g").keys()]
     except NotFound:
         return []
 
@@ -66,7 +66,7 @@ def test_a_group_gets_messages_with_one_of_its_tags_and_the_offset_passes_the_ot
     with line.consumer("line", "g", seen, order=order, tags="paid || shipped", settings=quick()) as consumer:
         seen.wait_for(3)
         eventually(lambda: committed(line) == 6, "all is committed")
-        described = line.describe_group("line", "g")
+        described = line.group("line", "g").describe()
         assert described.lag == 0
         assert described.tags == "paid || shipped"
         statistics = consumer.statistics()
@@ -113,7 +113,7 @@ def test_members_of_a_group_agree_on_the_tags(line: Connection) -> None:
     with line.consumer("line", "g", Seen(), tags="b||a", settings=quick()):
         eventually(lambda: agreed(line) == "a || b", "the first has joined")
         with line.consumer("line", "g", Seen(), tags=" a || b ", settings=quick()) as second:
-            eventually(lambda: len(line.describe_group("line", "g").members) == 2, "the second has joined")
+            eventually(lambda: len(line.group("line", "g").describe().members) == 2, "the second has joined")
             assert second.error is None
         for others in ("a", None):
             third = line.consumer("line", "g", Seen(), tags=others, settings=quick())
@@ -178,7 +178,7 @@ def test_what_is_left_out_behind_a_stuck_key_does_not_hold_up_others(line: Conne
     settings = quick(flow=FlowControl(span=60), backoff_min_s=0.2, backoff_max_s=0.2)
     with line.consumer("line", "g", seen, order="key", tags="y", settings=settings):
         eventually(lambda: b"last" in {one.key for one in seen.messages}, "the last one runs")
-        eventually(lambda: line.describe_group("line", "g").lag == 1, "all but the first is done")
+        eventually(lambda: line.group("line", "g").describe().lag == 1, "all but the first is done")
 
 
 @pytest.mark.usefixtures("quiet")
@@ -190,10 +190,10 @@ def test_what_is_retried_or_given_up_keeps_its_tags(line: Connection) -> None:
     settings = quick(strategy="best-effort", max_attempts=2, on_exhausted="dead-letter", retry=retry)
     with line.consumer("line", "g", seen, order="key", tags="y", settings=settings):
         seen.wait_for(4)
-        eventually(lambda: len(line.dead_letters("line", "g").list()) == 2, "both are given up")
+        eventually(lambda: len(line.group("line", "g").dead_letters().list()) == 2, "both are given up")
         assert sorted(seen.attempts) == [1, 1, 2, 2]
-        assert {letter.message.tags for letter in line.dead_letters("line", "g").list()} == {("y",)}
-        line.dead_letters("line", "g").redrive()
+        assert {letter.message.tags for letter in line.group("line", "g").dead_letters().list()} == {("y",)}
+        line.group("line", "g").dead_letters().redrive()
         seen.wait_for(5)
 
 
@@ -206,11 +206,11 @@ def test_a_parked_key_holds_what_is_wanted_and_leaves_out_what_no_longer_is(line
     with line.consumer("line", "g", failing, order="key", tags="y", settings=settings):
         eventually(lambda: troubled(line) == ["parked"], "it is parked")
         eventually(lambda: committed(line) == 4, "others go on")
-        parked = line.describe_key("line", "g", "a").parked
+        parked = line.group("line", "g").describe_key("a").parked
     assert [one.offset for one in parked] == [0, 2], "nothing that the group does not want is parked"
     seen = Seen()
     with line.consumer("line", "g", seen, order="key", tags="z", settings=settings):
-        assert line.resume_key("line", "g", "a", wait_s=WAIT_S).done_at_ms is not None
+        assert line.group("line", "g").resume("a", wait_s=WAIT_S).done_at_ms is not None
         eventually(lambda: not troubled(line), "the key is free")
     assert [message.offset for message in seen.messages] == [2]
 
@@ -238,7 +238,7 @@ def test_claimants_get_their_slots_and_tags_and_all_is_done_in_the_end(bed: Bed)
     send(mq, *texts, witness=witness, batch_count=10)
     settings = quick(tags="y")
     keeper = mq.consumer(
-        "line", "g", raises, order="key", settings=settings, name="keeper", duty=Duty(keeps_only=True, takes_over=True)
+        "line", "g", raises, order="key", settings=settings, name="keeper", duty=Scope(keeps_only=True, takes_over=True)
     )
     seen = Seen(witness.watch(lambda message, context: None))
     with keeper:
@@ -256,11 +256,11 @@ def test_claimants_get_their_slots_and_tags_and_all_is_done_in_the_end(bed: Bed)
                 settings=settings,
                 lease=SHORT_LEASE,
                 name=f"task{number}",
-                duty=Duty(until={0: 290}),
+                duty=Scope(until={0: 290}),
             )
             with task:
                 assert task.wait_until_through(WAIT_S, WAIT_S)
-        eventually(lambda: mq.describe_group("line", "g").lag == 10, "up to the bound all is done")
+        eventually(lambda: mq.group("line", "g").describe().lag == 10, "up to the bound all is done")
     assert sorted(int(body) for body in seen.bodies) == list(range(0, 200, 4))
     witness.judge(order="key", complete=False)
 

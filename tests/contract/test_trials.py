@@ -39,7 +39,7 @@ def waits_when_tried(entered: threading.Event, gate: threading.Event) -> Callabl
 def joined(mq: Connection, count: int = 1, subject: str = "line") -> None:
     def members() -> int:
         try:
-            return len(mq.describe_group(subject, "g").members)
+            return len(mq.group(subject, "g").describe().members)
         except NotFound:
             return 0
 
@@ -52,7 +52,7 @@ def test_a_named_consumer_tells_what_becomes_of_one_message(line: Connection) ->
     send(line, "line", "a:first", "a:bad", "b:later", "c:odd", "d:fine")
     with line.consumer("line", "g", only_direct, order="key", settings=quick(), name="worker") as consumer:
         joined(line)
-        tried = {offset: line.consume_directly("line", "g", "worker", 0, offset) for offset in (4, 1, 2, 3)}
+        tried = {offset: line.group("line", "g").try_message("worker", 0, offset) for offset in (4, 1, 2, 3)}
         statistics = consumer.statistics()
     assert {offset: state.result for offset, state in tried.items()} == {
         4: ResultKind.SUCCESS,
@@ -84,7 +84,7 @@ def test_a_trial_runs_beside_what_runs_and_has_no_epoch(line: Connection) -> Non
 
     with line.consumer("line", "g", handle, order="key", settings=quick(concurrency=1)) as consumer:
         assert entered.wait(WAIT_S)
-        line.consume_directly("line", "g", consumer.name, 0, 1, timeout_s=WAIT_S)
+        line.group("line", "g").try_message(consumer.name, 0, 1, timeout_s=WAIT_S)
         assert contexts == [(0, 1, False, 1), (1, 0, True, 1)]
         gate.set()
         eventually(lambda: committed(line) == 2, "both are handled in turn as well")
@@ -103,9 +103,11 @@ def test_the_one_that_is_named_gets_it_whoever_holds_the_partition(mq: Connectio
         eventually(lambda: committed(mq, subject="orders") == 20, "all is handled")
         one.messages.clear()
         two.messages.clear()
-        partition, message = next((p.partition, 0) for p in mq.describe_group("orders", "g").partitions if p.committed)
+        partition, message = next(
+            (p.partition, 0) for p in mq.group("orders", "g").describe().partitions if p.committed
+        )
         for name in ("one", "two", "one"):
-            mq.consume_directly("orders", "g", name, partition, message)
+            mq.group("orders", "g").try_message(name, partition, message)
         assert (len(one.messages), len(two.messages)) == (2, 1)
 
 
@@ -130,7 +132,7 @@ def test_async_handlers_batches_and_manual_acknowledgement_can_be_tried(line: Co
     ):
         with line.consumer("line", group, handler, settings=settings, name="w") as consumer:
             eventually(lambda consumer=consumer: consumer.leases(), "it has joined")  # type: ignore[misc]
-            assert line.consume_directly("line", group, "w", 0, 0).result == result
+            assert line.group("line", group).try_message("w", 0, 0).result == result
 
 
 class Noted(Hook):
@@ -155,7 +157,7 @@ def test_hooks_see_a_trial_and_traces_do_not(line: Connection, tmp_path: Path) -
     settings = quick(trace=str(tmp_path / "traces"))
     with line.consumer("line", "g", seen, settings=settings, name="w", hooks=[hook]):
         eventually(lambda: committed(line) == 1, "it is handled in turn")
-        assert line.consume_directly("line", "g", "w", 0, 0).result == "success"
+        assert line.group("line", "g").try_message("w", 0, 0).result == "success"
     assert hook.calls == [("before", True), ("success", True)]
     traced = [
         offset
@@ -171,18 +173,18 @@ def test_who_is_not_there_or_has_no_one_name_is_told_so(line: Connection) -> Non
     """C16"""
     send(line, "line", "a:x")
     with pytest.raises(NotFound, match="no group"):
-        line.consume_directly("line", "g", "w", 0, 0)
+        line.group("line", "g").try_message("w", 0, 0)
     with (
         line.consumer("line", "g", Seen(), settings=quick(), name="w"),
         line.consumer("line", "g", Seen(), settings=quick(), name="w"),
     ):
         joined(line, 2)
         with pytest.raises(NotFound, match="no member 'nobody'; in group 'g' on subject 'line': it has w-"):
-            line.consume_directly("line", "g", "nobody", 0, 0)
+            line.group("line", "g").try_message("nobody", 0, 0)
         with pytest.raises(InvalidInput, match="several of group 'g' begin so"):
-            line.consume_directly("line", "g", "w", 0, 0)
+            line.group("line", "g").try_message("w", 0, 0)
     with pytest.raises(NotFound, match="it has none that runs"):
-        line.consume_directly("line", "g", "w", 0, 0)
+        line.group("line", "g").try_message("w", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_a_message_that_is_not_there_is_told_so(
     with line.consumer("line", "g", Seen(), settings=quick(), name="w"):
         joined(line)
         with pytest.raises(error, match=why):
-            line.consume_directly("line", "g", "w", partition, offset)
+            line.group("line", "g").try_message("w", partition, offset)
 
 
 def test_a_message_that_retention_has_removed_is_told_so(bed: Bed) -> None:
@@ -219,7 +221,7 @@ def test_a_message_that_retention_has_removed_is_told_so(bed: Bed) -> None:
         start = mq.describe_subject("line").partitions[0].start_offset
         assert start > 0
         with pytest.raises(NotFound, match=f"retention has removed it: the partition begins at {start}"):
-            mq.consume_directly("line", "g", "w", 0, 0)
+            mq.group("line", "g").try_message("w", 0, 0)
 
 
 def test_a_member_that_does_not_tell_in_time_is_not_waited_for(line: Connection) -> None:
@@ -239,15 +241,15 @@ def test_a_member_that_does_not_tell_in_time_is_not_waited_for(line: Connection)
 
         def is_begun() -> bool:
             with pytest.raises(TrialTimeout, match=r"has not reported the trial of line/0@0 within 0.3 s"):
-                line.consume_directly("line", "g", "w", 0, 0, timeout_s=0.3)
+                line.group("line", "g").try_message("w", 0, 0, timeout_s=0.3)
             return entered.is_set()
 
         eventually(is_begun, "it was begun in time")
         with pytest.raises(TrialTimeout):
-            line.consume_directly("line", "g", "w", 0, 1, timeout_s=0.3)
+            line.group("line", "g").try_message("w", 0, 1, timeout_s=0.3)
         eventually(lambda: not consumer._core.trials.has_waiting, "the member has heard that it was given up")
         gate.set()
-        assert line.consume_directly("line", "g", "w", 0, 1).result == "success"
+        assert line.group("line", "g").try_message("w", 0, 1).result == "success"
         assert consumer.error is None
     assert tried == [b"slow", b"other"], "the one that was given up was not begun"
 
@@ -263,7 +265,7 @@ def test_a_member_that_leaves_meanwhile_is_not_waited_for(line: Connection) -> N
 
     def ask() -> None:
         try:
-            results.append(line.consume_directly("line", "g", "w", 0, 0, timeout_s=WAIT_S).result)
+            results.append(line.group("line", "g").try_message("w", 0, 0, timeout_s=WAIT_S).result)
         except NotFound as error:
             results.append(str(error))
 
@@ -298,7 +300,7 @@ def test_who_asks_hears_that_the_member_was_counted_out(bed: Bed) -> None:
     killing = threading.Thread(target=kill)
     killing.start()
     with pytest.raises(NotFound, match="it left before it reported a result"):
-        mq.consume_directly("line", "g", "w", 0, 0, timeout_s=WAIT_S)
+        mq.group("line", "g").try_message("w", 0, 0, timeout_s=WAIT_S)
     gate.set()
     killing.join()
 
@@ -310,7 +312,7 @@ def test_tags_do_not_matter_to_a_trial(line: Connection) -> None:
     with line.consumer("line", "g", seen, settings=quick(), tags="y", name="w"):
         eventually(lambda: committed(line) == 1, "it is not wanted")
         assert seen.messages == []
-        assert line.consume_directly("line", "g", "w", 0, 0).result == "success"
+        assert line.group("line", "g").try_message("w", 0, 0).result == "success"
     assert seen.bodies == [b"x"]
 
 
@@ -324,11 +326,11 @@ def test_members_of_groups_without_leases_can_be_asked_too(line: Connection, mod
         "line", "g", only_direct, settings=quick(), mode=mode, offsets=offsets, name="worker"
     ) as consumer:
         joined(line)
-        tried = [line.consume_directly("line", "g", "worker", 0, offset).result for offset in (4, 1, 2, 3)]
+        tried = [line.group("line", "g").try_message("worker", 0, offset).result for offset in (4, 1, 2, 3)]
         assert consumer.statistics().ok_count == 0, "a trial is no progress"
     assert tried == [ResultKind.SUCCESS, ResultKind.EXCEPTION, ResultKind.FAILED, ResultKind.INVALID]
     if mode == "shared":
-        assert line.describe_group("line", "g").lag == 5
+        assert line.group("line", "g").describe().lag == 5
 
 
 async def test_a_message_can_be_tried_with_asyncio(bed: Bed) -> None:
@@ -342,4 +344,4 @@ async def test_a_message_can_be_tried_with_asyncio(bed: Bed) -> None:
 
     async with aio.connect(blocking.target) as mq, mq.consumer("line", "g", handle, settings=quick(), name="w") as one:
         await asyncio.to_thread(eventually, lambda: one.blocking.leases(), "it has joined")
-        assert (await mq.consume_directly("line", "g", "w", 0, 0)).result == "success"
+        assert (await mq.group("line", "g").try_message("w", 0, 0)).result == "success"

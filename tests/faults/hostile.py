@@ -203,7 +203,7 @@ class Healthy:
         if kind is None:
             assert self._failures == []
             assert self.sent_count >= SENT_MIN
-            eventually(lambda: self._mq.describe_group(self._subject, "healthy").lag == 0, "all of it is handled")
+            eventually(lambda: self._mq.group(self._subject, "healthy").describe().lag == 0, "all of it is handled")
         self._mq.close()
         if kind is None:
             verdict = check(self._recorder.snapshot(), order="key")

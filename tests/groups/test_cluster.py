@@ -125,7 +125,7 @@ def test_what_is_killed_and_started_again_costs_nothing_that_was_acknowledged(
             traffic.is_enough.set()
             traffic.sender.join(60)
             eventually(lambda: traffic.handled == traffic.stored, "all is handled")
-            eventually(lambda: mq.describe_group("orders", "g").lag == 0, "all is committed")
+            eventually(lambda: mq.group("orders", "g").describe().lag == 0, "all is committed")
         traffic.check()
         assert sorted(int(one.body) for one in mq.reader("orders")) == list(range(traffic.stored))
 
@@ -273,15 +273,15 @@ def test_members_that_are_there_keep_their_partitions_when_meta_is_started_again
     ):
 
         def held() -> dict[str, tuple[int, ...]]:
-            return {one.name: one.held for one in mq.describe_group("orders", "g").member_details}
+            return {one.name: one.held for one in mq.group("orders", "g").describe().member_details}
 
         eventually(lambda: has_joined(mq, "orders"), "there is the group")
         eventually(lambda: sorted(map(len, held().values())) == [2, 2], "each has two")
-        before, epochs = held(), [one.epoch for one in mq.describe_group("orders", "g").partitions]
+        before, epochs = held(), [one.epoch for one in mq.group("orders", "g").describe().partitions]
         assert cluster.meta is not None
         port = cluster.meta.address.port
         cluster.meta.close(0.0)
         cluster.start_meta(port)
         eventually(lambda: all(one.is_heard for one in mq.broker_groups()), "all are heard")
         eventually(lambda: held() == before, "both are heard again, and have what they had")
-        assert [one.epoch for one in mq.describe_group("orders", "g").partitions] == epochs
+        assert [one.epoch for one in mq.group("orders", "g").describe().partitions] == epochs

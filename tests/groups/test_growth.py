@@ -99,7 +99,7 @@ def test_order_holds_while_a_subject_grows_twice_and_brokers_and_meta_are_restar
         mq.grow_subject("orders", 6)
         sender.join(60)
         eventually(lambda: len(set(seen)) == count, "all is handled", 20)
-        eventually(lambda: mq.describe_group("orders", "g").lag == 0, "all is committed", 20)
+        eventually(lambda: mq.group("orders", "g").describe().lag == 0, "all is committed", 20)
     witness.judge(order="key")
 
 

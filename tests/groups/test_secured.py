@@ -66,14 +66,14 @@ def test_a_secured_cluster_serves_those_whom_its_rules_allow(mq: Connection, qui
     seen = Seen()
     with mq.consumer("line", "g", seen, order="key", settings=quick()):
         seen.wait_for(40)
-        assert mq.park_key("line", "g", "key-0").done_at_ms is not None
+        assert mq.group("line", "g").park("key-0").done_at_ms is not None
         mq.grow_subject("line", 4)
         send_all(mq, "line", 40)
         eventually(lambda: len(seen.messages) >= 75, "what is not parked is handled")
     letters = quick(max_attempts=1, on_exhausted="dead-letter")
     with mq.consumer("line", "failing", _fail, order="key", settings=letters):
         eventually(lambda: has_joined(mq, "line", "failing"), "there is the group")
-        eventually(lambda: len(mq.dead_letters("line", "failing").list()) == 80, "all are dead letters")
+        eventually(lambda: len(mq.group("line", "failing").dead_letters().list()) == 80, "all are dead letters")
 
 
 def test_nobody_else_may_speak_as_a_part_of_the_cluster(secured: GroupedBed, mq: Connection) -> None:

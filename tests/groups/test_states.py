@@ -194,17 +194,17 @@ def test_what_fails_in_a_read_only_broker_group_moves_to_where_its_retry_subject
     letters = quick(max_attempts=1, on_exhausted="dead-letter")
     with mq.consumer("line", "g", fail, order="key", settings=letters):
         eventually(lambda: has_joined(mq), "there is the group")
-        eventually(lambda: len(mq.dead_letters("line", "g").list()) == 2, "both are dead letters")
-        found = mq.dead_letters("line", "g").list()
+        eventually(lambda: len(mq.group("line", "g").dead_letters().list()) == 2, "both are dead letters")
+        found = mq.group("line", "g").dead_letters().list()
         assert {(one.message.body, one.partition) for one in found} == {(b"in-east", 0), (b"in-west", 1)}
         eventually(lambda: committed(mq) == 2, "neither is open here any more")
         mq.set_broker_group("east", "read-only")  # where the dead letters are
         mq.set_broker_group("west", "available")
         send(mq, "line", f"{west}:later")
-        described = mq.describe_group("line", "g").partitions[1]
+        described = mq.group("line", "g").describe().partitions[1]
         assert (described.committed, described.end_offset) == (1, 2)
         mq.set_broker_group("east", "available")
-        eventually(lambda: len(mq.dead_letters("line", "g").list()) == 3, "it waited")
+        eventually(lambda: len(mq.group("line", "g").dead_letters().list()) == 3, "it waited")
 
 
 def test_a_node_without_a_cluster_can_be_made_read_only(tmp_path: Path) -> None:
@@ -234,4 +234,4 @@ def test_a_key_that_may_be_with_a_dead_broker_is_not_said_to_be_nowhere(mortal: 
         mortal.brokers.pop(name).close(0.0)
         eventually(lambda: sum(one.is_heard for one in mq.broker_groups()) == len(mortal.brokers), "it counts as dead")
         with pytest.raises(BrokerGroupClosed, match="is dead"):
-            mq.describe_key("chosen", "g", "k")
+            mq.group("chosen", "g").describe_key("k")

@@ -849,9 +849,9 @@ def test_a_lease_is_not_given_back_while_claims_from_before_a_restart_may_live(m
 
 
 def test_a_claim_needs_slots_and_a_name_of_its_own(machine: Machine, group: Group) -> None:
-    with pytest.raises(InvalidInput, match="a slot at least"):
+    with pytest.raises(InvalidInput, match="at least one slot"):
         group.claim("a", SlotSet(0).to_bytes())
-    with pytest.raises(InvalidInput, match="other than the owner"):
+    with pytest.raises(InvalidInput, match="other than the name of the lease's owner"):
         group.claim("keeper", LEFT)
 
 

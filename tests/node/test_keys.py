@@ -250,7 +250,7 @@ def test_the_same_request_is_asked_once_while_it_waits(machine: Machine, epoch: 
 
 
 def test_nothing_can_be_resumed_that_is_not_parked_or_blocked(machine: Machine, epoch: int) -> None:
-    with pytest.raises(NotFound, match="handles it"):
+    with pytest.raises(NotFound, match="handles or retries the key"):
         steer(machine, "resume")
     commit(machine, epoch, failed=(Failure(3, KEY, 1, "boom"),))
     with pytest.raises(NotFound, match="retries the key by itself"):

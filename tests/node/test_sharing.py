@@ -344,7 +344,7 @@ def test_a_message_is_moved_under_its_receipt_and_not_without(machine: Machine, 
     with pytest.raises(ReceiptExpired) as caught:
         machine.ask(move)
     assert (caught.value.offsets, caught.value.partition) == ((0,), "0")
-    assert "comes again" in str(caught.value)
+    assert "is delivered again" in str(caught.value)
     with pytest.raises(ReceiptExpired):
         machine.ask(Move("orders", "crew", 0, "bob", fetched.epoch, dead, 0, batch, receipts[1:]))
     with pytest.raises(ReceiptExpired):

@@ -66,8 +66,8 @@ def busy(mq: Connection, partitions: int = 2) -> None:
     settings = quick(max_attempts=1, on_exhausted="park")
     with mq.consumer("orders", "billing", fail, order="key", settings=settings):
         eventually(mq.groups, "somebody has joined")
-        eventually(lambda: [one.state for one in mq.keys("orders", "billing")] == ["parked"], "parked")
-        eventually(lambda: mq.describe_group("orders", "billing").lag == 0, "done")
+        eventually(lambda: [one.state for one in mq.group("orders", "billing").keys()] == ["parked"], "parked")
+        eventually(lambda: mq.group("orders", "billing").describe().lag == 0, "done")
 
 
 @pytest.mark.usefixtures("_quiet")
@@ -77,7 +77,7 @@ def test_what_is_told_is_what_happened(service: Server) -> None:
         send_all(mq, "orders", 10)
         figures = fresh(service)
         described = mq.describe_subject("orders")
-        group = mq.describe_group("orders", "billing")
+        group = mq.group("orders", "billing").describe()
     assert 0 < figures("inturn_append_seconds_count") <= figures("inturn_commands_total", command="Append")
     assert figures("inturn_commit_seconds_count") > 0
     assert figures("inturn_commit_seconds_sum") > 0
@@ -166,7 +166,7 @@ def test_every_metric_is_documented_with_its_type_and_its_labels(cli: Cli) -> No
         with mq.producer("writer"), pytest.raises(inturn.errors.ProducerFenced):
             producer.send_sync("orders", b"2")
         with mq.consumer("orders", "billing", lambda message, context: None, settings=quick()):
-            eventually(lambda: mq.groups() and mq.describe_group("orders", "billing").lag == 0, "done")
+            eventually(lambda: mq.groups() and mq.group("orders", "billing").describe().lag == 0, "done")
             eventually(lambda: scrape(served.ready["http"]).count("inturn_held_commands") > 0, "something is held back")
             found = told(scrape(served.ready["http"]))
     expected = documented("Of a server")

@@ -157,7 +157,7 @@ def test_keys_that_wait_for_somebody_are_named(mq: Connection, on_exhausted: str
     settings = quick(max_attempts=1, on_exhausted=inturn.OnExhausted(on_exhausted))
     with mq.consumer("orders", "billing", handle, order="key", settings=settings):
         eventually(mq.groups, "somebody has joined")
-        eventually(lambda: [one.state for one in mq.keys("orders", "billing")] == [state], state)
+        eventually(lambda: [one.state for one in mq.group("orders", "billing").keys()] == [state], state)
         found = [one for one in troubles(mq) if one.check == "keys"]
     assert len(found) == 1
     assert f"1 key is {state} (key-3)" in found[0].what
@@ -240,7 +240,7 @@ def test_keys_that_one_may_not_see_are_told(mq: Connection) -> None:
     handler = Seen(lambda message, _: 1 / 0)
     with mq.consumer("orders", "billing", handler, order="key", settings=quick(max_attempts=1)):
         handler.wait_for(1)
-        eventually(lambda: mq.keys("orders", "billing"), "it is blocked")
+        eventually(lambda: mq.group("orders", "billing").keys(), "it is blocked")
         found = examine_server(Changed(mq, {ListKeys: refused}))
     assert "the keys of 1 group could not be checked: billing of orders" in [one.what for one in found]
 
@@ -274,9 +274,9 @@ def test_a_handler_that_runs_on_after_a_hand_over_is_found(mq: Connection) -> No
     settings = ConsumerSettings(concurrency=4, heartbeat_s=0.15)
     with mq.consumer("orders", "billing", handle, settings=settings, name="first"):
         assert began.wait(20)
-        eventually(lambda: len(mq.describe_group("orders", "billing").member_details[0].held) == 2, "both")
+        eventually(lambda: len(mq.group("orders", "billing").describe().member_details[0].held) == 2, "both")
         with mq.consumer("orders", "billing", handle, settings=settings, name="second"):
-            eventually(lambda: len(mq.describe_group("orders", "billing").members) == 2, "two members")
+            eventually(lambda: len(mq.group("orders", "billing").describe().members) == 2, "two members")
             found = [one for one in troubles(mq) if one.check == "members"]
             let.set()
     assert len(found) == 1

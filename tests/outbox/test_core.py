@@ -1,4 +1,4 @@
-"""P8: the pure parts of the scanner. Horizon, lease, marks, and which rows are sent when."""
+"""P8: the pure parts of the scanner. Horizon, lease, recovery, and which rows are sent when."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from inturn.errors import InvalidInput
 from inturn.model.settings import LeaseSettings
-from inturn.outbox.recovery import Marks
+from inturn.outbox.recovery import RecoveryOffsets
 from inturn.outbox.row import Row
-from inturn.outbox.scan_core import Hold, Horizon, LeaseRow, LeaseWatch, ScanCore, settled_id
+from inturn.outbox.scan_core import Hold, Horizon, LeaseWatch, ScanCore, ScanLease, settled_id
 from inturn.outbox.table import OutboxSettings, check_table_name, ddl
 
 
@@ -32,16 +32,16 @@ def ids(rows: list[Row]) -> list[int]:
 
 def test_a_mark_is_settled_when_all_that_was_open_at_its_time_has_ended() -> None:
     horizon = Horizon(0)
-    assert horizon.look(5, ["a", "b"]) == 0
-    assert horizon.look(9, ["b", "c"]) == 0
-    assert horizon.look(12, ["c"]) == 5, "neither a nor b is open any more; c began after 5"
-    assert horizon.look(13, ["d"]) == 12
-    assert horizon.look(20, []) == 20
+    assert horizon.advance(5, ["a", "b"]) == 0
+    assert horizon.advance(9, ["b", "c"]) == 0
+    assert horizon.advance(12, ["c"]) == 5, "neither a nor b is open any more; c began after 5"
+    assert horizon.advance(13, ["d"]) == 12
+    assert horizon.advance(20, []) == 20
 
 
 def test_the_horizon_moves_though_something_is_open_all_the_time() -> None:
     horizon = Horizon(0)
-    settled = [horizon.look(number, [number, number + 1]) for number in range(1, 100)]
+    settled = [horizon.advance(number, [number, number + 1]) for number in range(1, 100)]
     assert settled[-1] >= 95
 
 
@@ -75,8 +75,8 @@ def test_the_settled_id_never_passes_one_that_is_still_open(seed: int) -> None:
 # The lease
 
 
-def lease(owner: str | None, epoch: int = 1, beat: int = 0) -> LeaseRow:
-    return LeaseRow("x", owner, epoch, beat, 1000, {})
+def lease(owner: str | None, epoch: int = 1, beat: int = 0) -> ScanLease:
+    return ScanLease("x", owner, epoch, beat, 1000, {})
 
 
 def test_a_lease_is_taken_over_only_after_its_full_life_without_a_renewal_was_seen() -> None:
@@ -99,37 +99,37 @@ def test_the_holder_counts_from_before_it_asked_and_stops_earlier_than_anybody_m
     assert hold.is_live(101.5)
 
 
-# Marks
+# RecoveryOffsets
 
 
 def test_marks_cover_what_is_on_its_way_and_go_when_nothing_is() -> None:
-    marks = Marks({})
-    marks.learn("orders", [10, 20])
-    assert marks.to_store({1, 2}) == {"orders": [10, 20]}
-    marks.acknowledged("orders", 0, 10)
-    assert marks.to_store({2, 3}) == {"orders": [10, 20]}, "2 may stand before what was acknowledged"
-    marks.acknowledged("orders", 1, 20)
-    assert marks.to_store({3, 4}) == {"orders": [10, 20]}
-    marks.acknowledged("orders", 0, 11)
-    assert marks.to_store({5}) == {"orders": [11, 21]}, "all that was on its way then is accounted for"
-    assert marks.to_store(set()) == {}
-    assert not marks.knows("orders"), "others write there: what was its end is long ago"
+    recovery = RecoveryOffsets({})
+    recovery.learn("orders", [10, 20])
+    assert recovery.to_store({1, 2}) == {"orders": [10, 20]}
+    recovery.acknowledged("orders", 0, 10)
+    assert recovery.to_store({2, 3}) == {"orders": [10, 20]}, "2 may stand before what was acknowledged"
+    recovery.acknowledged("orders", 1, 20)
+    assert recovery.to_store({3, 4}) == {"orders": [10, 20]}
+    recovery.acknowledged("orders", 0, 11)
+    assert recovery.to_store({5}) == {"orders": [11, 21]}, "all that was on its way then is accounted for"
+    assert recovery.to_store(set()) == {}
+    assert not recovery.knows("orders"), "others write there: what was its end is long ago"
 
 
 def test_what_the_scanner_before_has_left_is_kept_until_it_was_recalled() -> None:
-    marks = Marks({"orders": [3]})
-    marks.learn("orders", [50])
-    marks.learn("bills", [7])
-    assert marks.to_store({"recalling"}) == {"orders": [3], "bills": [7]}
-    assert marks.to_store({"recalling", 9}) == {"orders": [3], "bills": [7]}
+    recovery = RecoveryOffsets({"orders": [3]})
+    recovery.learn("orders", [50])
+    recovery.learn("bills", [7])
+    assert recovery.to_store({"recovering"}) == {"orders": [3], "bills": [7]}
+    assert recovery.to_store({"recovering", 9}) == {"orders": [3], "bills": [7]}
 
 
 def test_a_partition_that_came_later_is_marked_from_its_beginning() -> None:
-    marks = Marks({})
-    marks.learn("orders", [5])
-    marks.acknowledged("orders", 2, 8)
-    assert marks.to_store({1}) == {"orders": [5]}
-    assert marks.to_store({2}) == {"orders": [5, 0, 9]}
+    recovery = RecoveryOffsets({})
+    recovery.learn("orders", [5])
+    recovery.acknowledged("orders", 2, 8)
+    assert recovery.to_store({1}) == {"orders": [5]}
+    assert recovery.to_store({2}) == {"orders": [5, 0, 9]}
 
 
 # Which rows are sent
@@ -197,11 +197,11 @@ def test_what_was_passed_over_is_not_overtaken_by_its_own_key() -> None:
 
 
 def test_what_the_logs_have_is_not_sent_again() -> None:
-    core = ScanCore(OutboxSettings(), ["t1", "t3"], recall_until=3)
-    assert core.unaccounted() == {"recalling"}
+    core = ScanCore(OutboxSettings(), ["t1", "t3"], recovered_until=3)
+    assert core.unaccounted() == {"recovering"}
     choice = core.choose([row(1), row(2)], by_key, 0.0)
     assert (choice.stored, ids(choice.send)) == ([1], [2])
-    assert "recalling" in core.unaccounted()
+    assert "recovering" in core.unaccounted()
     choice = core.choose([row(3), row(4)], by_key, 0.0)
     assert (choice.stored, ids(choice.send)) == ([3], [4])
     assert core.unaccounted() == {2, 4}

@@ -14,7 +14,7 @@ from inturn.errors import Closed, InturnError
 from inturn.model.time import SystemClock
 from inturn.outbox import scan_session as shift_module
 from inturn.outbox.scan_core import Hold
-from inturn.outbox.scan_session import Counts, Shift
+from inturn.outbox.scan_session import Counts, ScanSession
 from inturn.outbox.store import OutboxStore
 from inturn.protocol.commands import Append, Command, Reply
 from tests.outbox.shop import check_once_and_in_order, made, opened, stored
@@ -87,15 +87,15 @@ def scan(mq: Connection, store: OutboxStore, death: Death | None = None) -> Coun
     node: Any = mq.node if death is None else DyingNode(mq, death)
     used: Any = store if death is None else DyingStore(store, death)
     with contextlib.suppress(InturnError):
-        shift = Shift(used, node, clock, SETTINGS, hold, f"outbox-{seen.name}", counts)
+        session = ScanSession(used, node, clock, SETTINGS, hold, f"outbox-{seen.name}", counts)
         try:
-            while shift.turn() or shift.in_flight:
+            while session.turn() or session.in_flight:
                 if death is not None and death.has_come:
                     break
-                if shift.in_flight:
-                    shift.wait()
+                if session.in_flight:
+                    session.wait()
         finally:
-            shift.end()
+            session.end()
     return counts
 
 
@@ -125,9 +125,9 @@ def test_a_death_at_any_step_neither_loses_nor_repeats_a_row(
         scan(mq, store, death)
         if death.has_come:
             scan(mq, store, Death(step // 2 + 1, not is_done))  # its successor dies, too
-        recalled += scan(mq, store).recalled
+        recalled += scan(mq, store).recovered
         assert store.count()[0] == 0
-        assert store.find_lease().marks == {}  # type: ignore[union-attr]
+        assert store.find_lease().recovery == {}  # type: ignore[union-attr]
         check_once_and_in_order(stored(mq, subject), ROWS)
         if not death.has_come:
             break

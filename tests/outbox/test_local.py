@@ -66,8 +66,8 @@ class Bed:
 
     def open(self, name: str | None = None) -> Producer:
         clock = SystemClock()
-        keeper = self.outbox.keeper(self.node, clock)
-        self._producers.append(Producer(self.node, clock, HASTY, name=name, keeper=keeper))
+        fallback = self.outbox.fallback_store(self.node, clock)
+        self._producers.append(Producer(self.node, clock, HASTY, name=name, fallback=fallback))
         return self._producers[-1]
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ def test_what_is_not_sent_when_the_producer_closes_is_kept(bed: Bed) -> None:
     bed.node.error = ConnectionLost("nowhere", "no route")
     slow = ProducerSettings(tries_max=1000, backoff_max_s=0.05)
     clock = SystemClock()
-    producer = Producer(bed.node, clock, slow, keeper=bed.outbox.keeper(bed.node, clock))
+    producer = Producer(bed.node, clock, slow, fallback=bed.outbox.fallback_store(bed.node, clock))
     bed.node.is_down_for_all = True
     handles = [producer.send("loose", b"%d" % number, key="k") for number in range(10)]
     with pytest.raises(inturn.errors.SendTimeout):
@@ -252,12 +252,12 @@ def test_a_fenced_producer_keeps_nothing(bed: Bed) -> None:
 
 def test_an_outbox_that_cannot_be_written_is_told_to_the_sender(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = bed.open()
-    keeper = producer._keeper._keeper  # type: ignore[union-attr]
+    fallback = producer._fallback._store  # type: ignore[union-attr]
 
     def full(rows: object) -> list[int]:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(keeper, "keep", full)
+    monkeypatch.setattr(fallback, "write", full)
     bed.node.is_down_for_all = True
     with pytest.raises(SendFailed, match=r"outbox could not keep it either: database or disk is full"):
         producer.send("loose", b"1", key="k").result(40.0)

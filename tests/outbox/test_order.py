@@ -14,7 +14,7 @@ from inturn.errors import InvalidInput
 from inturn.model.time import SystemClock
 from inturn.outbox import store as store_module
 from inturn.outbox.scan_core import Hold
-from inturn.outbox.scan_session import Counts, Shift
+from inturn.outbox.scan_session import Counts, ScanSession
 from inturn.outbox.store import OutboxStore
 from tests.outbox.conftest import STEADY
 from tests.outbox.shop import by_key, made, opened, stored
@@ -30,16 +30,16 @@ class Steps:
         assert epoch is not None
         clock = SystemClock()
         hold = Hold(epoch, STEADY.lease, clock.monotonic())
-        self._shift = Shift(self.store, mq.node, clock, STEADY, hold, f"outbox-{seen.name}", Counts())
+        self._session = ScanSession(self.store, mq.node, clock, STEADY, hold, f"outbox-{seen.name}", Counts())
 
     def turn(self) -> None:
         """Send what may be sent, and wait until it is stored."""
-        while self._shift.turn() or self._shift.in_flight:
-            if self._shift.in_flight:
-                self._shift.wait()
+        while self._session.turn() or self._session.in_flight:
+            if self._session.in_flight:
+                self._session.wait()
 
     def close(self) -> None:
-        self._shift.end()
+        self._session.end()
         self.store.close()
 
 

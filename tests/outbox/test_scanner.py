@@ -12,7 +12,7 @@ import inturn
 from inturn import Connection, Limits, Outbox, Scanner
 from inturn.errors import InvalidInput, OutboxHeld
 from inturn.model.errors import AccessDenied, DiskFull, InturnError, LogDamaged, LogStopped, ProducerFenced
-from inturn.outbox import scan_session as shift
+from inturn.outbox import scan_session as session
 from inturn.protocol.commands import Answer, Append, Command, Read, Reply
 from tests.contract.bed import eventually
 from tests.outbox.conftest import QUICK, STEADY
@@ -288,15 +288,15 @@ def test_a_frozen_scanner_that_goes_on_sends_nothing_more(
     fill(outbox, url, 50)
     frozen = outbox.scan(mq, QUICK)
     ends: list[Exception] = []
-    send = shift.Shift._send_chosen
+    send = session.ScanSession._send_chosen
 
-    def freeze_and_send(self: shift.Shift) -> None:
+    def freeze_and_send(self: session.ScanSession) -> None:
         if threading.current_thread() is thread and not held.is_set():
             held.set()
             go_on.wait(WAIT_S)
         send(self)
 
-    monkeypatch.setattr(shift.Shift, "_send_chosen", freeze_and_send)
+    monkeypatch.setattr(session.ScanSession, "_send_chosen", freeze_and_send)
 
     def scan_frozen() -> None:
         with pytest.raises((ProducerFenced, inturn.errors.OutboxLost)) as caught:
@@ -387,7 +387,7 @@ def test_settings_of_another_kind_are_refused(mq: Connection) -> None:
 
 def _kill(scanner: Scanner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as threads can be killed: it waits for nothing, notes nothing, and gives nothing back."""
-    monkeypatch.setattr(shift, "CLOSE_S", 0.0)
+    monkeypatch.setattr(session, "CLOSE_S", 0.0)
     monkeypatch.setattr(scanner._store, "release", lambda epoch: None)
     monkeypatch.setattr(scanner._store, "settle", lambda *_: None)
     scanner.stop()

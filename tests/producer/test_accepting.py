@@ -113,10 +113,10 @@ def test_a_key_goes_to_the_partition_of_its_slot() -> None:
     core = some_core(subject)
     for number in range(200):
         key = f"key {number}"
-        flight = core.add("orders", b"", key, 0)
-        assert flight.partition == slot_of(key.encode()) * 8 // 1024
-        assert flight.slots[-1] == slot_of(key.encode())
-        assert core.add("orders", b"", key.encode(), 0).partition == flight.partition
+        batch = core.add("orders", b"", key, 0)
+        assert batch.partition == slot_of(key.encode()) * 8 // 1024
+        assert batch.slots[-1] == slot_of(key.encode())
+        assert core.add("orders", b"", key.encode(), 0).partition == batch.partition
 
 
 def test_messages_without_a_key_are_spread_over_all_partitions() -> None:

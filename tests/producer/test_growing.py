@@ -8,7 +8,7 @@ from inturn.model.errors import InturnError, RouteChanged
 from inturn.model.settings import ProducerSettings, Strategy
 from inturn.model.subject import Subject
 from inturn.producer.core import ProducerCore, SendAttempt
-from inturn.producer.fallback import Keeping
+from inturn.producer.fallback import FallbackQueue
 from inturn.producer.send_batch import SendHandle
 from inturn.protocol.commands import Append, Appended
 from tests.producer.fake_log import FakeLog, bodies_of, key_for, some_core, some_subject
@@ -22,8 +22,8 @@ REFUSED = RouteChanged("orders", 1, 2)
 def add(core: ProducerCore, *bodies: bytes, key: bytes) -> list[SendHandle]:
     handles = []
     for body in bodies:
-        flight = core.add("orders", body, key, 0)
-        handles.append(SendHandle(flight, len(flight.messages) - 1))
+        batch = core.add("orders", body, key, 0)
+        handles.append(SendHandle(batch, len(batch.messages) - 1))
     return handles
 
 
@@ -150,14 +150,14 @@ def kept_while_it_grows(*keys: bytes) -> tuple[ProducerCore, list[SendHandle]]:
     """Messages of keys that were in the outbox when they were sent; the subject has grown since, the keys are free."""
     before = replace(BEFORE, strategy=Strategy.BEST_EFFORT)
     core = some_core(before, batch_count=10)
-    core.keeping = Keeping([("orders", key, row) for row, key in enumerate(keys)], ProducerSettings())
+    core.fallback = FallbackQueue([("orders", key, row) for row, key in enumerate(keys)], ProducerSettings())
     handles = [handle for key in keys for handle in add(core, b"1 " + key, key=key)]
     core.learn(replace(before, route=AFTER.route))
     handles += [handle for key in keys for handle in add(core, b"2 " + key, key=key)]
-    flights = core.keeping.take()
-    core.keeping.forget(set(range(len(keys))))
-    assert all(core.release(flight) for flight in flights)
-    assert core.keeping.is_idle
+    batches = core.fallback.take()
+    core.fallback.forget(set(range(len(keys))))
+    assert all(core.release(batch) for batch in batches)
+    assert core.fallback.is_idle
     return core, handles
 
 
@@ -189,13 +189,13 @@ def test_a_partition_that_takes_nothing_keeps_all_of_a_flight_in_the_outbox() ->
     """P7: a part of it must not be sent while the rest is written."""
     before = replace(BEFORE, strategy=Strategy.BEST_EFFORT)
     core = some_core(before)
-    core.keeping = Keeping([("orders", key, row) for row, key in enumerate((STAYS, MOVES))], ProducerSettings())
+    core.fallback = FallbackQueue([("orders", key, row) for row, key in enumerate((STAYS, MOVES))], ProducerSettings())
     add(core, b"1", key=STAYS)
     add(core, b"1", key=MOVES)
     core.learn(replace(before, route=AFTER.route))
     core._queues["orders"][1].error = InturnError("it has stopped")
-    (flight,) = core.keeping.take()
-    core.keeping.forget({0, 1})
-    assert not core.release(flight)
+    (batch,) = core.fallback.take()
+    core.fallback.forget({0, 1})
+    assert not core.release(batch)
     assert core.poll(0.0) == []
-    assert len(core.to_keep(flight)) == 2
+    assert len(core.fallback_rows(batch)) == 2

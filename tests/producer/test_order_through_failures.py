@@ -37,8 +37,8 @@ class StrictProducer(RuleBasedStateMachine):
     def send(self, count: int) -> None:
         for _ in range(count):
             body = b"%d" % len(self.sent)
-            flight = self.core.add("orders", body, b"k", 0)
-            self.handles.append(SendHandle(flight, len(flight.messages) - 1))
+            batch = self.core.add("orders", body, b"k", 0)
+            self.handles.append(SendHandle(batch, len(batch.messages) - 1))
             self.sent.append(body)
 
     @rule()

@@ -14,7 +14,7 @@ from inturn.model.settings import ProducerSettings
 from inturn.model.time import SystemClock
 from inturn.producer import send_batch as flight_module
 from inturn.producer.producer import Producer
-from inturn.producer.send_batch import Flight
+from inturn.producer.send_batch import SendBatch
 from inturn.protocol.commands import Append, Command, FindSubject, OpenProducer, ProducerOpened, Reply
 from tests.producer.fake_log import FakeLog, key_for, some_subject
 
@@ -169,7 +169,7 @@ def test_two_threads_that_wait_for_one_flight_are_both_woken(monkeypatch: pytest
                 first_waits.wait(0.05)  # long enough for the other to go on with its own event
         return real()
 
-    shared = Flight("orders", 0)
+    shared = SendBatch("orders", 0)
     over: list[bool] = []
     threads = [threading.Thread(target=lambda: over.append(shared.wait(40.0))) for _ in range(2)]
     monkeypatch.setattr(flight_module, "threading", SimpleNamespace(Event=slow_event))

@@ -20,8 +20,8 @@ FENCED = ProducerFenced("7", 0, 1)
 def add(core: ProducerCore, *bodies: bytes, key: bytes | None = b"k") -> list[SendHandle]:
     handles = []
     for body in bodies:
-        flight = core.add("orders", body, key, 0)
-        handles.append(SendHandle(flight, len(flight.messages) - 1))
+        batch = core.add("orders", body, key, 0)
+        handles.append(SendHandle(batch, len(batch.messages) - 1))
     return handles
 
 

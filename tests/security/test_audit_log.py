@@ -49,10 +49,10 @@ def test_acts_and_refusals_are_written_with_who_what_and_where(serve: Serve) -> 
         seen.wait_for(1)
         eventually(lambda: len(consumer.statistics().partitions) == 2, "all are held")
         with pytest.raises(GroupConflict):
-            ops.reset_group("orders", "billing", "first")
-    ops.reset_group("orders", "billing", "first")
+            ops.group("orders", "billing").reset("first")
+    ops.group("orders", "billing").reset("first")
     with pytest.raises(NotFound):
-        ops.resume_key("orders", "billing", "k", by="ann", why="because")
+        ops.group("orders", "billing").resume("k", by="ann", why="because")
     found = guarded.audited()
     keep = ("event", "principal", "command", "subject", "group", "outcome")
     assert [tuple(one.get(name) for name in keep) for one in found] == [
@@ -88,8 +88,8 @@ def test_dead_letters_that_are_driven_again_are_acts(serve: Serve, quiet: None) 
 
     settings = quick(max_attempts=1, on_exhausted="dead-letter")
     with ops.consumer("orders", "billing", fail, order="key", settings=settings):
-        eventually(lambda: ops.dead_letters("orders", "billing").list(), "it is a dead letter")
-    assert ops.dead_letters("orders", "billing").redrive() == 1
+        eventually(lambda: ops.group("orders", "billing").dead_letters().list(), "it is a dead letter")
+    assert ops.group("orders", "billing").dead_letters().redrive() == 1
     (act,) = [one for one in guarded.audited() if one["command"] == "Append"]
     assert (act["action"], act["subject"], act["group"], act["messages"]) == ("redrive", "orders", "billing", 1)
 

@@ -103,7 +103,7 @@ def test_a_lease_cannot_be_used_given_back_or_taken_by_another_principal(guarded
         send(shop, "orders", *(f"k:{number}" for number in range(20)))
         seen.wait_for(20)
         eventually(lambda: consumer.statistics().partitions, "it holds the partition")
-        described = guarded.connect("mallory").describe_group("orders", "billing")
+        described = guarded.connect("mallory").group("orders", "billing").describe()
         (place,) = described.partitions
         owner, epoch = str(place.owner), place.epoch
         assert owner in described.members

@@ -217,12 +217,12 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
     other_key = certificates.issue("two", "two.example")[1]
     (tmp_path / "nonsense").write_text("nonsense")
     for settings, said in (
-        (TlsSettings(ca_file="/nowhere/ca.pem"), "'/nowhere/ca.pem' is not there"),
+        (TlsSettings(ca_file="/nowhere/ca.pem"), "'/nowhere/ca.pem' is missing"),
         (TlsSettings(ca_file=str(tmp_path / "nonsense")), "cannot be used"),
         (TlsSettings(cert_file=cert, key_file=other_key), "cannot be used"),
         (ServerTlsSettings(cert, other_key), "cannot be used"),
-        (ServerTlsSettings(cert, "/nowhere/key"), "'/nowhere/key' is not there"),
-        (ServerTlsSettings(cert, key, "/nowhere/ca.pem"), "'/nowhere/ca.pem' is not there"),
+        (ServerTlsSettings(cert, "/nowhere/key"), "'/nowhere/key' is missing"),
+        (ServerTlsSettings(cert, key, "/nowhere/ca.pem"), "'/nowhere/ca.pem' is missing"),
     ):
         with pytest.raises(InvalidInput, match=said):
             settings.context()

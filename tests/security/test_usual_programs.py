@@ -83,12 +83,14 @@ def test_a_producer_and_a_consumer_with_all_that_it_does_by_itself(guarded: Guar
     with consumer.consumer("orders", "billing", seen, order="key", settings=settings) as first:
         seen.wait_for(3)
         with consumer.consumer("orders", "billing", seen, order="key", settings=settings):
-            eventually(lambda: len(consumer.describe_group("orders", "billing").members) == 2, "both are there")
+            eventually(lambda: len(consumer.group("orders", "billing").describe().members) == 2, "both are there")
         assert first.statistics().ok_count >= 2
     parking = quick(max_attempts=1, on_exhausted="park")
     send(producer, "orders", "bad:3", "bad:4")
     with consumer.consumer("orders", "billing", seen, order="key", settings=parking):
-        eventually(lambda: [one.state for one in consumer.keys("orders", "billing")] == ["parked"], "it is parked")
+        eventually(
+            lambda: [one.state for one in consumer.group("orders", "billing").keys()] == ["parked"], "it is parked"
+        )
 
 
 @pytest.mark.usefixtures("nobody_refused")
@@ -114,7 +116,7 @@ def test_a_consumer_that_is_asked_to_try_a_message_may_read_it(guarded: Guarded,
     seen = Seen()
     with consumer.consumer("orders", "billing", seen, mode=mode, name="worker", settings=quick()):
         seen.wait_for(1)
-        assert steerer.consume_directly("orders", "billing", "worker", 0, 0).result == ResultKind.SUCCESS
+        assert steerer.group("orders", "billing").try_message("worker", 0, 0).result == ResultKind.SUCCESS
     assert seen.bodies == [b"0", b"0"]
 
 
@@ -124,8 +126,8 @@ def test_a_producer_can_do_nothing_else(guarded: Guarded) -> None:
     for do in (
         lambda: list(producer.reader("orders")),
         lambda: producer.create_subject("invoices"),
-        lambda: producer.describe_group("orders", "billing"),
-        lambda: producer.keys("orders", "billing"),
+        lambda: producer.group("orders", "billing").describe(),
+        lambda: producer.group("orders", "billing").keys(),
         lambda: producer.subject("invoices"),
     ):
         with pytest.raises(AccessDenied, match="'producer' may not"):
@@ -205,7 +207,7 @@ def dead_letter(guarded: Guarded) -> Connection:
     seen = Seen(lambda *_: 1 / 0)
     with consumer.consumer("orders", "billing", seen, order="key", settings=settings):
         seen.wait_for(1)
-        letters = guarded.local().dead_letters("orders", "billing")
+        letters = guarded.local().group("orders", "billing").dead_letters()
         eventually(letters.list, "it is a dead letter")
     return consumer
 
@@ -214,17 +216,17 @@ def dead_letter(guarded: Guarded) -> Connection:
 def test_dead_letters_are_read_by_readers_and_driven_again_by_redrivers(guarded: Guarded) -> None:
     dead_letter(guarded)
     reader, redriver = guarded.connect("reader"), guarded.connect("redriver")
-    assert [one.message.body for one in reader.dead_letters("orders", "billing").list()] == [b"bad"]
-    assert redriver.dead_letters("orders", "billing").redrive() == 1
-    assert reader.dead_letters("orders", "billing").list() == []
-    assert reader.dead_letters("orders", "billing").get(0).message.body == b"bad"
+    assert [one.message.body for one in reader.group("orders", "billing").dead_letters().list()] == [b"bad"]
+    assert redriver.group("orders", "billing").dead_letters().redrive() == 1
+    assert reader.group("orders", "billing").dead_letters().list() == []
+    assert reader.group("orders", "billing").dead_letters().get(0).message.body == b"bad"
 
 
 def test_nobody_else_drives_them_again(guarded: Guarded) -> None:
     consumer = dead_letter(guarded)
     for one in (consumer, guarded.connect("reader"), guarded.connect("producer"), guarded.connect("looker")):
         with pytest.raises(AccessDenied):
-            one.dead_letters("orders", "billing").redrive()
+            one.group("orders", "billing").dead_letters().redrive()
 
 
 @pytest.mark.usefixtures("nobody_refused")
@@ -234,8 +236,8 @@ def test_a_looker_sees_everything_but_messages(guarded: Guarded) -> None:
     assert "orders" in [one.name for one in looker.subjects()]
     assert looker.describe_subject("orders").partitions[0].end_offset == 1
     for one in looker.groups():
-        looker.describe_group(one.subject, one.group)
-        looker.keys(one.subject, one.group)
+        looker.group(one.subject, one.group).describe()
+        looker.group(one.subject, one.group).keys()
 
 
 @pytest.mark.usefixtures("nobody_refused")
@@ -246,7 +248,7 @@ def test_a_producer_sees_no_groups(guarded: Guarded) -> None:
     assert guarded.connect("producer").groups() == []
     for name in ("steerer", "reader", "consumer"):
         one = guarded.connect(name)
-        assert [one.describe_group(found.subject, found.group).group for found in one.groups()]
+        assert [one.group(found.subject, found.group).describe().group for found in one.groups()]
 
 
 @pytest.mark.usefixtures("nobody_refused")
@@ -257,6 +259,8 @@ def test_a_steerer_parks_resumes_and_skips(guarded: Guarded) -> None:
     settings = quick(max_attempts=1)
     with consumer.consumer("orders", "billing", seen, order="key", settings=settings):
         seen.wait_for(1)
-        eventually(lambda: [one.state for one in steerer.keys("orders", "billing")] == ["blocked"], "it is blocked")
-        assert steerer.skip_key("orders", "billing", "k", why="broken").done_at_ms is not None
+        eventually(
+            lambda: [one.state for one in steerer.group("orders", "billing").keys()] == ["blocked"], "it is blocked"
+        )
+        assert steerer.group("orders", "billing").skip("k", why="broken").done_at_ms is not None
         eventually(lambda: b"1" in seen.bodies, "the next one runs")

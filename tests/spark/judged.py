@@ -44,7 +44,7 @@ class Judged:
 
     @property
     def lag(self) -> int:
-        return self.mq.describe_group(SUBJECT, GROUP).lag
+        return self.mq.group(SUBJECT, GROUP).describe().lag
 
     def make_group(self, order: str = "key", **options: Any) -> None:
         """It is there, and stands at the first message."""
@@ -54,7 +54,7 @@ class Judged:
 
     def has_group(self) -> bool:
         try:
-            self.mq.describe_group(SUBJECT, GROUP)
+            self.mq.group(SUBJECT, GROUP).describe()
         except NotFound:
             return False
         return True

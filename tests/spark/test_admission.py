@@ -41,7 +41,7 @@ def test_a_drain_keeps_the_order_that_was_decided(tmp_path: Path) -> None:
         with mq.consumer("orders", "g", lambda message, _: None, order="key") as consumer:
             wait_until_done(consumer)
             assert order_of(describe_existing(mq, "orders", "g"), None) is Order.KEY
-            mq.set_order("orders", "g", "partition")
+            mq.group("orders", "g").set_order("partition")
             assert order_of(describe_existing(mq, "orders", "g"), None) is Order.PARTITION
 
 

@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
 
 from inturn import Consumer, ConsumerSettings, Context, LeaseSettings, Message, connect
 from inturn.client import Connection
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import InvalidInput, NotFound
 from inturn.model.routing import ALL_SLOTS
 from inturn.model.settings import Order
 from inturn.model.time import SystemClock
-from inturn.spark.audit.audit import audit
+from inturn.spark import audit
+from inturn.spark.audit.fast_path import looked_at, place_number
+from inturn.spark.audit.leases import Place, Terms
 from inturn.spark.audit.traces import EVENT_SCHEMA, RUN_SCHEMA, Traces, read_traces
 from inturn.spark.audit.verdict import AuditVerdict, OrderBroken
 from inturn.testing.checker import check
@@ -348,7 +351,7 @@ def test_a_task_that_repeats_what_a_killed_one_did_in_the_same_epoch_is_in_order
             seen[number].append(message.offset)
 
         parts = {index: ClaimedPart(keeper.name, held.epoch, ALL_SLOTS) for index, held in keeper.leases().items()}
-        node, duty = ClaimingNode(mq.node, mq.subject("orders"), parts), Duty(until={0: 60})
+        node, duty = ClaimingNode(mq.node, mq.subject("orders"), parts), Scope(until={0: 60})
         chosen = settings if number else never_commits
         how: dict[str, Any] = {"order": "key", "settings": chosen, "lease": lease, "duty": duty}
         return Consumer(node, SystemClock(), "orders", "billing", handler, **how)
@@ -358,7 +361,7 @@ def test_a_task_that_repeats_what_a_killed_one_did_in_the_same_epoch_is_in_order
         with mq.producer() as producer:
             for number in range(60):
                 producer.send("orders", b"x", key=b"key-%d" % (number % 5))
-        keeps = Duty(keeps_only=True, takes_over=True)
+        keeps = Scope(keeps_only=True, takes_over=True)
         with mq.consumer(
             "orders", "billing", lambda message, context: None, order="key", settings=settings, duty=keeps
         ) as keeper:
@@ -390,6 +393,69 @@ def test_a_task_that_repeats_what_a_killed_one_did_in_the_same_epoch_is_in_order
     assert ViolationKind.OUT_OF_ORDER in verdict.kinds(), "without the claims it would not be"
 
 
+# Messages that need no closer look
+
+
+def _event(
+    owner: str, kind: str, at_ns: int, until_ns: int, epoch: int, offset: int = -1, **more: Any
+) -> tuple[Any, ...]:
+    sets: tuple[list[int], ...] = (more.get("finished", []), [], [])
+    about = owner, at_ns, kind, at_ns, until_ns, 0, epoch, offset
+    return "orders", "billing", *about, None, more.get("why", ""), *sets, more.get("is_claim", False), False
+
+
+def _ran(owner: str, epoch: int, offset: int, start_ns: int, end_ns: int) -> tuple[Any, ...]:
+    return "orders", "billing", 0, offset, 1, 7, owner, epoch, 1, 0, start_ns, end_ns, start_ns
+
+
+HANDED_OVER = [
+    _event("ada", "opened", 0, 0, 0, why="key"),
+    _event("ada", "granted", 0, 1, 1, 0),
+    _event("ada", "committed", 30, 31, 1, 1),
+    _event("ada", "ended", 35, 35, 1, why="released"),
+    _event("drain", "opened", 33, 33, 0, why="key"),
+    _event("drain", "granted", 34, 40, 2, 1),
+    _event("task", "opened", 41, 41, 0, why="key"),
+    _event("task", "claimed", 41, 42, 2, 1),
+    _event("task", "committed", 70, 71, 2, 1, finished=[1], is_claim=True),
+    _event("task", "closed", 72, 72, 0),
+    _event("drain", "ended", 80, 80, 2, why="released"),
+    _event("drain", "closed", 81, 81, 0),
+    _event("ada", "granted", 36, 82, 3, 3),
+    _event("ada", "committed", 96, 97, 3, 4),
+    _event("ada", "closed", 99, 99, 0),
+]
+RUNS_HANDED_OVER = [_ran("ada", 1, 0, 10, 20), _ran("task", 2, 1, 50, 60), _ran("task", 2, 2, 60, 65)]
+
+
+@pytest.mark.parametrize(
+    ("last_runs", "odd", "kinds"),
+    [
+        ([_ran("ada", 3, 3, 90, 95)], 0, set()),
+        ([_ran("ada", 3, 3, 90, 98)], 4, {ViolationKind.PREMATURE_COMMIT}),  # its commit came before its end
+        ([_ran("ada", 3, 3, 64, 95)], 4, {ViolationKind.SKIPPED, ViolationKind.STALE_START}),
+        ([_ran("task", 2, 3, 90, 95)], 4, {ViolationKind.STALE_START, ViolationKind.PREMATURE_COMMIT}),
+    ],
+)
+def test_messages_that_a_later_lease_counts_as_finished_need_no_closer_look(
+    spark: SparkSession, last_runs: list[tuple[Any, ...]], odd: int, kinds: set[ViolationKind]
+) -> None:
+    """A task of a drain names what it finished, and the lease after the drain passes it."""
+    runs = spark.createDataFrame([*RUNS_HANDED_OVER, *last_runs], RUN_SCHEMA)
+    events = spark.createDataFrame(HANDED_OVER, EVENT_SCHEMA)
+    judged = looked_at(runs.withColumn("term_ns", lit(0)), {}, Terms(events, None, 0), complete=False)
+    assert judged.where("is_odd").count() == odd
+    verdict = audit(spark, Traces(runs, events), clock_skew_s=0.0)
+    assert verdict.kinds() == kinds
+    assert verdict.total("started") == 4
+
+
+def test_places_have_the_same_number_on_the_driver_and_on_spark(spark: SparkSession) -> None:
+    places = [Place("orders", "billing", 0), Place("bücher", "", 1 << 20), Place("orders", "billing", -1)]
+    rows = spark.createDataFrame(places, "subject string, group string, partition int")
+    assert [row[0] for row in rows.select(place_number()).collect()] == [place.number for place in places]
+
+
 @pytest.mark.timeout(400)
 def test_a_group_with_tags_is_judged_by_what_it_wants(spark: SparkSession, tmp_path: Path) -> None:
     """B7, S5: what it passes by is neither lost nor skipped, and must not have been handled."""
@@ -401,7 +467,7 @@ def test_a_group_with_tags_is_judged_by_what_it_wants(spark: SparkSession, tmp_p
                 producer.send("orders", b"x", key=b"k%d" % (number % 5), tags=("paid",) if number % 3 else ("late",))
         settings = ConsumerSettings(trace=str(traces), commit_interval_s=0.02, tags="paid")
         with mq.consumer("orders", "billing", lambda message, context: None, order=Order.KEY, settings=settings):
-            wait_until(lambda: bool(mq.groups()) and mq.describe_group("orders", "billing").lag == 0, "done")
+            wait_until(lambda: bool(mq.groups()) and mq.group("orders", "billing").describe().lag == 0, "done")
     verdict = audit(spark, traces, log=folder, subject="orders", tags="paid", complete=True)
     assert verdict.ok, str(verdict)
     assert verdict.groups[0].finished == 40

@@ -119,7 +119,7 @@ def _check_calls(calls: dict[int, list[tuple[str, int, int, int]]], count: int) 
 
 
 def _is_free(judged: Judged) -> bool:
-    described = judged.mq.describe_group(SUBJECT, GROUP)
+    described = judged.mq.group(SUBJECT, GROUP).describe()
     return described.taken_over_by is None and all(one.owner is None for one in described.partitions)
 
 

@@ -217,7 +217,7 @@ def test_a_blocked_key_waits_until_it_is_resumed(spark: SparkSession, judged: Ju
     assert [(one.key, one.state, one.attempts) for one in report.held_keys] == [(b"k3", "blocked", 2)]
     still = drained(spark, judged, Noting(judged.folder), max_attempts=2)
     assert (still.ended, still.done) == ("held keys", 0)
-    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    judged.mq.group(SUBJECT, GROUP).resume("k3", wait_s=0)
     mended = drained(spark, judged, Noting(judged.folder), max_attempts=2)
     assert (mended.ended, mended.done, mended.held_keys) == ("end", 5, ())
     handled = [one.offset for one in judged.noted.ends if one.key == b"k3" and one.result == "success"]
@@ -246,7 +246,7 @@ def test_messages_that_are_given_up_become_dead_letters(spark: SparkSession, jud
     judged.send(50)
     report = drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}), **how)
     assert (report.ended, report.lag) == ("end", 0)
-    letters = judged.mq.dead_letters(SUBJECT, GROUP).list()
+    letters = judged.mq.group(SUBJECT, GROUP).dead_letters().list()
     assert [one.message.key for one in letters] == [b"k3"] * 5
     assert [int(one.message.body) for one in letters] == [3, 13, 23, 33, 43]
 
@@ -258,7 +258,7 @@ def test_a_parked_key_waits_in_its_lot_and_is_resumed_in_order(spark: SparkSessi
     report = drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}), **how)
     assert (report.ended, report.lag) == ("end", 0)
     assert [(one.key, one.state) for one in report.held_keys] == [(b"k3", "parked")]
-    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    judged.mq.group(SUBJECT, GROUP).resume("k3", wait_s=0)
     judged.send(50, first=50)
     mended = drained(spark, judged, Noting(judged.folder), **how)
     assert (mended.ended, mended.lag, mended.held_keys) == ("end", 0, ())
@@ -271,7 +271,7 @@ def test_a_lot_is_resumed_where_no_message_waits(spark: SparkSession, judged: Ju
     judged.make_group(**how)
     judged.send(50)
     drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}), **how)
-    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    judged.mq.group(SUBJECT, GROUP).resume("k3", wait_s=0)
     mended = drained(spark, judged, Noting(judged.folder), **how)
     assert (mended.ended, mended.rounds, mended.held_keys) == ("end", 1, ())
     done = [int(one.message_id or "") for one in judged.noted.ends if one.key == b"k3" and one.result == "success"]
@@ -282,7 +282,7 @@ def test_a_lot_whose_message_fails_again_is_a_held_key(spark: SparkSession, judg
     judged.make_group()
     judged.send(50)
     drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}), max_attempts=1, on_exhausted="park")
-    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    judged.mq.group(SUBJECT, GROUP).resume("k3", wait_s=0)
     report = drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}))
     assert (report.ended, report.done, report.lag) == ("held keys", 0, 0)
     assert report.rounds <= 2
@@ -298,7 +298,7 @@ def test_what_somebody_asks_of_a_key_is_done_while_another_partition_is_worked_o
     idle = next(key for key in map(str, range(99)) if by_slot[slot_of(key.encode())] != by_slot[slot_of(b"busy")])
     running = Running(make(spark, judged, Noting(judged.folder, handling_s=0.05), round_s=1.0))
     wait_until(lambda: judged.noted.starts, "it is at work")
-    judged.mq.park_key(SUBJECT, GROUP, idle, wait_s=18.0)
+    judged.mq.group(SUBJECT, GROUP).park(idle, wait_s=18.0)
     assert by_hand(judged) < 400
     running.drain.interrupt()
     report = running.over()
@@ -317,7 +317,7 @@ def test_a_limit_ends_a_drain_and_is_named_with_its_key(spark: SparkSession, jud
     (limit,) = report.limits
     assert (report.ended, limit.limit, limit.size, limit.key) == ("limit", "span", 100, "k3")
     assert report.lag > 150
-    others = [one for one in judged.mq.describe_group(SUBJECT, GROUP).partitions if one.partition != limit.partition]
+    others = [one for one in judged.mq.group(SUBJECT, GROUP).describe().partitions if one.partition != limit.partition]
     assert [one.lag for one in others] == [0], "the other partition goes on"
     assert [one.key for one in report.held_keys] == [b"k3"]
     judged.judge(complete=False)
@@ -350,7 +350,7 @@ def test_a_damaged_log_is_told_and_the_others_go_on(spark: SparkSession, judged:
     (text,) = report.damage
     assert "damaged at offset" in text
     assert "inturn doctor" in text
-    healthy, damaged = judged.mq.describe_group(SUBJECT, GROUP).partitions
+    healthy, damaged = judged.mq.group(SUBJECT, GROUP).describe().partitions
     assert (healthy.lag, damaged.lag) == (0, report.lag)
     assert 0 < report.lag < 200
 
@@ -390,7 +390,7 @@ def test_a_handler_that_tasks_cannot_import_ends_the_drain(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DrainFailed, match=r"task 0 on .*: handler 'only_here:handle': there is no module 'only_here'"):
         drained(spark, judged, "only_here:handle")
-    assert judged.mq.describe_group(SUBJECT, GROUP).members == ()
+    assert judged.mq.group(SUBJECT, GROUP).describe().members == ()
     assert judged.lag == 20
 
 
@@ -434,7 +434,7 @@ def test_an_interrupted_drain_hands_back_and_nothing_is_repeated(spark: SparkSes
     assert 50 < report.done < 1500
     assert report.lag == 1500 - report.done
     assert report.done == by_hand(judged)
-    assert judged.mq.describe_group(SUBJECT, GROUP).members == ()
+    assert judged.mq.group(SUBJECT, GROUP).describe().members == ()
     with judged.online(Noting(judged.folder)):
         wait_until(lambda: judged.lag == 0, "an online consumer does the rest")
     assert set(judged.noted.handled().values()) == {1}
@@ -487,7 +487,7 @@ def test_handing_back_is_not_waited_for_when_it_is_interrupted_again(
         report = running.over(40.0)
         disconnect(judged.address)
         assert (report.ended, report.is_handed_back) == ("interrupted", False)
-        assert judged.mq.describe_group(SUBJECT, GROUP).partitions[0].owner is not None
+        assert judged.mq.group(SUBJECT, GROUP).describe().partitions[0].owner is not None
 
 
 def test_an_interruption_while_taking_over_takes_nothing(spark: SparkSession, judged: Judged) -> None:

@@ -119,7 +119,7 @@ class Fault:
         return found
 
     def _members(self) -> int:
-        described = self.judged.mq.describe_group(SUBJECT, GROUP)
+        described = self.judged.mq.group(SUBJECT, GROUP).describe()
         return len(described.members) if described.taken_over_by is None else 0
 
     def _task_files(self) -> list[Path]:

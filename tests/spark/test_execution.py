@@ -236,26 +236,26 @@ def test_a_lot_is_resumed_though_no_message_waits(judged: Judged, holding: Holdi
     holding.stop()
     judged.send(40)
     parking(judged, "k3")
-    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    judged.mq.group(SUBJECT, GROUP).resume("k3", wait_s=0)
     settings = ConsumerSettings(heartbeat_s=0.2)
     with Holding(judged.mq, SUBJECT, GROUP, takes_over=True, settings=settings) as again:
         again.wait_for({0}, 40.0)
         outcome = run_task(planned(judged, again), Noting(judged.folder))
     assert (outcome.handled, outcome.is_through) == (4, True)
-    assert judged.mq.keys(SUBJECT, GROUP) == []
+    assert judged.mq.group(SUBJECT, GROUP).keys() == []
 
 
 def test_a_lot_whose_message_fails_again_is_not_through_but_held_up(judged: Judged, holding: Holding) -> None:
     holding.stop()
     judged.send(40)
     parking(judged, "k3")
-    judged.mq.resume_key(SUBJECT, GROUP, "k3", wait_s=0)
+    judged.mq.group(SUBJECT, GROUP).resume("k3", wait_s=0)
     settings = ConsumerSettings(heartbeat_s=0.2)
     with Holding(judged.mq, SUBJECT, GROUP, takes_over=True, settings=settings) as again:
         again.wait_for({0}, 40.0)
         outcome = run_task(planned(judged, again), Noting(judged.folder, failures={b"k3": -1}))
     assert (outcome.handled, outcome.is_through, outcome.is_held_up) == (0, False, True)
-    (key,) = judged.mq.keys(SUBJECT, GROUP)
+    (key,) = judged.mq.group(SUBJECT, GROUP).keys()
     assert (key.state, key.requests) == ("resuming", ())
 
 

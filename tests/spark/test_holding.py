@@ -45,7 +45,7 @@ def test_all_partitions_are_taken_over_and_given_back(judged: Judged) -> None:
             assert epochs.keys() == BOTH
             assert online.leases() == {}
             judged.send(20)
-            described = judged.mq.describe_group(SUBJECT, GROUP)
+            described = judged.mq.group(SUBJECT, GROUP).describe()
             assert described.taken_over_by == holding.owner
             assert {one.owner for one in described.partitions} == {holding.owner}
             assert judged.lag == 20  # nothing is pulled
@@ -98,7 +98,7 @@ def test_what_is_done_can_be_committed_by_the_holder(judged: Judged) -> None:
         holding.commit({0: 3}, epochs)
         with pytest.raises(StaleEpoch):
             holding.commit({0: 9, 1: 4}, {**epochs, 0: epochs[0] - 1})
-    described = judged.mq.describe_group(SUBJECT, GROUP)
+    described = judged.mq.group(SUBJECT, GROUP).describe()
     assert [one.committed for one in described.partitions] == [3, 4]
 
 
@@ -117,13 +117,13 @@ def test_what_is_finished_above_stays_so_and_failures_below_are_over(judged: Jud
         assert place.done_below(2) == b""
         holding.commit({0: 2}, epochs)
         assert place.offset == 4, "2 and 3 are done as well"
-        described = judged.mq.describe_group(SUBJECT, GROUP).partitions[0]
+        described = judged.mq.group(SUBJECT, GROUP).describe().partitions[0]
         assert (described.committed, described.finished_count) == (4, 1)
-        assert [one.offset for one in judged.mq.keys(SUBJECT, GROUP)] == [7]
+        assert [one.offset for one in judged.mq.group(SUBJECT, GROUP).keys()] == [7]
         holding.commit({0: 8}, epochs)
-        described = judged.mq.describe_group(SUBJECT, GROUP).partitions[0]
+        described = judged.mq.group(SUBJECT, GROUP).describe().partitions[0]
         assert (described.committed, described.finished_count) == (8, 0)
-        assert judged.mq.keys(SUBJECT, GROUP) == []
+        assert judged.mq.group(SUBJECT, GROUP).keys() == []
 
 
 def test_a_lease_under_which_rows_are_read_goes_to_others_after_the_commit(judged: Judged) -> None:
@@ -137,7 +137,7 @@ def test_a_lease_under_which_rows_are_read_goes_to_others_after_the_commit(judge
             assert not judged.noted.starts
             holding.commit({0: 10, 1: 10}, epochs)
             wait_until(lambda: len(online.leases()) == 1, "it comes")
-    described = judged.mq.describe_group(SUBJECT, GROUP)
+    described = judged.mq.group(SUBJECT, GROUP).describe()
     assert [one.committed for one in described.partitions] == [10, 10]
 
 
@@ -220,7 +220,7 @@ def test_a_lease_is_kept_until_those_who_work_under_it_are_done(judged: Judged) 
             renewed = ask(judged.mq.node, Renew(SUBJECT, GROUP, "task", ((0, epoch),)), Renewed)
             assert renewed.partitions == (0,)
             assert not is_stopped.wait(0.2)
-        assert [one.owner for one in judged.mq.describe_group(SUBJECT, GROUP).partitions] == [holding.owner, None]
+        assert [one.owner for one in judged.mq.group(SUBJECT, GROUP).describe().partitions] == [holding.owner, None]
         ask(judged.mq.node, Release(SUBJECT, GROUP, "task", Progress(0, epoch, 0, 1, ask=1)), Done)
         assert is_stopped.wait(40.0)
-    assert [one.owner for one in judged.mq.describe_group(SUBJECT, GROUP).partitions] == [None, None]
+    assert [one.owner for one in judged.mq.group(SUBJECT, GROUP).describe().partitions] == [None, None]

@@ -69,7 +69,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def lag(served: Served, subject: str, group: str) -> int:
     try:
-        return served.connection.describe_group(subject, group).lag
+        return served.connection.group(subject, group).describe().lag
     except NotFound:
         return -1
 
@@ -137,11 +137,11 @@ def test_what_is_asked_of_a_key_is_done_where_nothing_else_waits(
     query = for_each_stream(spark, served.address, "orders", "notify", HANDLER, checkpoint=str(tmp_path / "checkpoint"))
     try:
         wait_until(lambda: lag(served, "orders", "notify") == 0)
-        mq.park_key("orders", "notify", "key-3", why="a test", by="me")
-        wait_until(lambda: [one.state for one in mq.keys("orders", "notify")] == ["parked"])
+        mq.group("orders", "notify").park("key-3", why="a test", by="me")
+        wait_until(lambda: [one.state for one in mq.group("orders", "notify").keys()] == ["parked"])
         send(served, "orders", 2 * KEYS, tmp_path)
         wait_until(lambda: len(noted()) == 2 * KEYS - 2)
-        mq.resume_key("orders", "notify", "key-3", why="a test", by="me")
+        mq.group("orders", "notify").resume("key-3", why="a test", by="me")
         wait_until(lambda: len(noted()) == 2 * KEYS)
     finally:
         query.stop()

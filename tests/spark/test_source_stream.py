@@ -306,7 +306,7 @@ def committed(served: Served, group: str = "etl") -> list[tuple[int, int]]:
     """And how many are finished above, by partition."""
     if GroupName("order.book", group) not in served.connection.groups():
         return []
-    described = served.connection.describe_group("order.book", group)
+    described = served.connection.group("order.book", group).describe()
     return [(one.committed, one.finished_count) for one in described.partitions]
 
 
@@ -363,7 +363,7 @@ def test_a_group_that_was_set_back_is_read_again_from_there(
     etl.latestOffset(end, ALL)
     assert committed(brief) == [(10, 0)]
     etl.stop()
-    brief.connection.reset_group("order.book", "etl", "first")
+    brief.connection.group("order.book", "etl").reset("first")
     reader = reader_of(brief.address, group="etl")  # with the checkpoint from before
     found = []
     while (later := reader.latestOffset(end, limit)) != end:
@@ -421,7 +421,7 @@ def test_what_others_have_finished_is_left_out_and_stays_finished(brief: Served)
     assert rows(reader, start, end) == [0]
     later = reader.latestOffset(end, ReadMaxRows(3))
     assert committed(brief) == [(5, 4)]
-    assert brief.connection.keys("order.book", "etl") == [], "what failed went to the sink"
+    assert brief.connection.group("order.book", "etl").keys() == [], "what failed went to the sink"
     assert rows(reader, end, later) == [5]
     assert reader.latestOffset(later, ReadMaxRows(3)) == {"order.book": {"0": 10}}
     assert committed(brief) == [(10, 0)]
@@ -454,7 +454,7 @@ def test_a_query_keeps_to_the_order_of_the_members_or_as_it_is_told(brief: Serve
     def order_of(**options: str) -> str | None:
         reader = reader_of(brief.address, group="etl", **options)
         reader.initialOffset()
-        order = brief.connection.describe_group("order.book", "etl").order
+        order = brief.connection.group("order.book", "etl").describe().order
         reader.stop()
         return order
 
@@ -478,7 +478,7 @@ def test_nothing_goes_past_a_parked_key(brief: Served) -> None:
     reader = reader_of(brief.address, group="etl")
     with pytest.raises(GroupConflict, match=r"3 of its keys are parked, the first is b'k0' in partition 0"):
         reader.latestOffset(reader.initialOffset(), ALL)
-    wait_until(lambda: not brief.connection.describe_group("order.book", "etl").members, "and the group is free")
+    wait_until(lambda: not brief.connection.group("order.book", "etl").describe().members, "and the group is free")
     assert committed(brief) == [(3, 0)]
 
 

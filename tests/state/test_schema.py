@@ -162,7 +162,7 @@ def test_a_failing_migration_changes_nothing(database: Database) -> None:
         schema.prepare(connection, newest, [*schema.MIGRATIONS, _add_colour, fail])
     with database.transaction() as connection:
         assert connection.execute(text("SELECT version FROM schema_version")).scalar() == schema.SCHEMA_VERSION
-        assert "colour" not in connection.execute(text("SELECT * FROM subjects")).keys()  # noqa: SIM118
+        assert "colour" not in connection.execute(text("SELECT * FROM subjects")).keys()
 
 
 def test_every_statement_can_be_said_to_postgresql() -> None:

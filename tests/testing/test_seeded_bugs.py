@@ -153,7 +153,7 @@ def test_a_bug_that_does_not_fit_the_product_is_an_error_and_no_find(replacement
 
 
 def test_an_edit_of_what_the_product_does_not_say_is_refused() -> None:
-    careless = edited(Run.calls, "now_s >= held.deadline_s", "False")
+    careless = edited(Run.calls, "now_s >= lease.deadline_s", "False")
     assert careless.__qualname__ != Run.calls.__qualname__
     with pytest.raises(AssertionError, match=r"Run\.calls does not say 'nonsense' any more"):
         edited(Run.calls, "nonsense", "False")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import inturn.testing
-from inturn.consumer.partition_state import Stage
+from inturn.consumer.partition_lease import Stage
 from inturn.testing.history import History
 from simulator.faults import FAULTS
 from simulator.seeded_bugs import BUGS

@@ -139,13 +139,13 @@ class LeaseTable:
             raise StaleEpoch(key.group.name, str(key.partition), command.ask, lease.ask)
         is_local = self._local and command.member not in self.remote and not command.outlives
         epoch = self._rows.grant(
-            group_id=key.group.id,
-            partition=key.partition,
-            owner=command.member,
-            local=is_local,
-            now_ms=self._clock.time_ms(),
-            ask=command.ask,
-            life_ms=math.ceil(self.life_s * 1000),
+            key.group.id,
+            key.partition,
+            command.member,
+            is_local,
+            self._clock.time_ms(),
+            command.ask,
+            math.ceil(self.life_s * 1000),
         )
         if lease is not None and ends:  # only now: the lease is valid until the next grant is durable
             self._end(key, lease, ends)

@@ -164,7 +164,17 @@ class SharedDelivery:
             part.commit_number += 1
             low, finished = part.tracker.snapshot()
             failed, settled = tuple(part.failed.values()), tuple(part.settled)
-            progress.append(Progress(index, part.epoch, low, part.commit_number, finished, failed, settled))
+            progress.append(
+                Progress(
+                    partition=index,
+                    epoch=part.epoch,
+                    offset=low,
+                    number=part.commit_number,
+                    finished=finished,
+                    failed=failed,
+                    settled=settled,
+                )
+            )
         self._progress.store(group.id, progress, self._clock.time_ms())
         for index, part in parts:
             part.failed.clear()

@@ -32,7 +32,7 @@ def list_letters(
     """Those that were not driven again, oldest first."""
     with command(json_output) as screen:
         with opened(data) as connection:
-            found = connection.dead_letters(subject, group).list(limit + 1)
+            found = connection.group(subject, group).dead_letters().list(limit + 1)
         letters, is_more = found[:limit], len(found) > limit
         if screen.is_json:
             listed = [_fields(letter) for letter in letters]
@@ -58,7 +58,7 @@ def show(
     """One dead letter with everything that belongs to it, also if it was driven again."""
     with command(json_output) as screen:
         with opened(data) as connection:
-            letter = connection.dead_letters(subject, group).get(offset)
+            letter = connection.group(subject, group).dead_letters().get(offset)
         if screen.is_json:
             screen.json({"subject": subject, "group": group, **_fields(letter)})
             return
@@ -99,7 +99,7 @@ def redrive(
         raise typer.BadParameter("say which: one or more offsets, or --all")
     with command(json_output) as screen:
         with opened(data) as connection:
-            count = connection.dead_letters(subject, group).redrive(None if every else offsets)
+            count = connection.group(subject, group).dead_letters().redrive(None if every else offsets)
         if screen.is_json:
             screen.json({"subject": subject, "group": group, "redriven": count})
             return

@@ -157,11 +157,11 @@ def _long_lanes(subject: Subject, samples: Sequence[_Sample], order: Order, tota
 def _lanes_s(subject: Subject, sample: _Sample, order: Order) -> float:
     """How long a consumer takes for the sample, all in all."""
     from inturn.consumer.consumer import Consumer
-    from inturn.consumer.scope import Duty
+    from inturn.consumer.scope import Scope
     from inturn.model.time import SystemClock
 
     node = _SampleNode(subject, sample)
-    duty = Duty(until={sample.partition: sample.batches[-1].header.next_offset})
+    duty = Scope(until={sample.partition: sample.batches[-1].header.next_offset})
     settings = ConsumerSettings(concurrency=8)
     consumer = Consumer(
         node,

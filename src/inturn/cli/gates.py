@@ -28,7 +28,7 @@ def shut(connection: Connection, subject: str) -> list[Shut]:
     found = []
     for one in connection.groups():
         if one.subject == subject:
-            for partition in connection.describe_group(subject, one.group).partitions:
+            for partition in connection.group(subject, one.group).describe().partitions:
                 if partition.gate is not None:
                     gate = partition.gate
                     found.append(Shut(one.group, partition.partition, gate.parent, gate.offset))

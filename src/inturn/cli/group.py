@@ -48,7 +48,7 @@ def list_groups(data: Data = DEFAULT_DATA, server: Server = None, json_output: J
     """All groups with their lag."""
     with command(json_output) as screen:
         with opened(data) as connection:
-            found = [connection.describe_group(one.subject, one.group) for one in connection.groups()]
+            found = [connection.group(one.subject, one.group).describe() for one in connection.groups()]
         if screen.is_json:
             screen.json({"groups": [_summary(one) for one in found]})
             return
@@ -128,14 +128,14 @@ def reset(
     with command(json_output) as screen:
         target = position(to)
         with opened(data) as connection:
-            before = connection.describe_group(subject, group)
+            before = connection.group(subject, group).describe()
             after = connection.reader(subject, target).offsets
             if not screen.is_json:
                 _print_moves(screen, before, after)
             if not dry_run:
                 if not yes:
                     typer.confirm(f"move group {group} on {subject} to {to}?", abort=True, err=True)
-                connection.reset_group(subject, group, target)
+                connection.group(subject, group).reset(target)
         if screen.is_json:
             screen.json(_reset_fields(before, after, is_done=not dry_run))
         else:
@@ -169,8 +169,8 @@ def set_group(
     """
     with command(json_output) as screen:
         with opened(data) as connection:
-            connection.set_order(subject, group, None if order is DecidedOrder.ASKED else Order(order.value))
-            found = connection.describe_group(subject, group)
+            connection.group(subject, group).set_order(None if order is DecidedOrder.ASKED else Order(order.value))
+            found = connection.group(subject, group).describe()
         if screen.is_json:
             screen.json({"group": group, "subject": subject, "order": found.order, "set_order": found.set_order})
         elif found.set_order is None:
@@ -184,17 +184,17 @@ app.command("try", epilog=TRY_EXAMPLES)(try_message)
 
 def _descriptions(connection: Connection, group: str, subject: str | None) -> list[GroupDescription]:
     if subject is not None:
-        return [connection.describe_group(subject, group)]
+        return [connection.group(subject, group).describe()]
     names = [one for one in connection.groups() if one.group == group]
     if not names:
         raise NotFound("group", group, "`inturn group list` shows those that are there")
     names.sort(key=lambda one: one.subject.startswith(RESERVED))  # its retry subjects come last
-    return [connection.describe_group(one.subject, one.group) for one in names]
+    return [connection.group(one.subject, one.group).describe() for one in names]
 
 
 def _troubles(connection: Connection, found: GroupDescription) -> dict[str, int]:
     """How many keys are in which state, but for those that go on by themselves."""
-    states = Counter(one.state for one in connection.keys(found.subject, found.group))
+    states = Counter(one.state for one in connection.group(found.subject, found.group).keys())
     return {state: states[state] for state in ("failing", "blocked", "parked", "resuming")}
 
 

@@ -127,7 +127,7 @@ def handle(
         raise consumer.error
     said = f"{counted(printer.count, 'message')}"
     if how.mode is not GroupMode.BROADCAST:
-        lag = sum(one.lag for one in connection.describe_group(subject, group).partitions)
+        lag = sum(one.lag for one in connection.group(subject, group).describe().partitions)
         said += f"; lag of group {plain(group)} on {plain(subject)}: {lag:,}"
     screen.note(f"[dim]{said}[/dim]")
     if stalled is not None:
@@ -161,7 +161,7 @@ def _wait(
 
 def _blocked(connection: Connection, consumer: Consumer) -> list[str]:
     """What waits for somebody to decide."""
-    blocked = [one for one in connection.keys(consumer.subject, consumer.group) if one.state == "blocked"]
+    blocked = [one for one in connection.group(consumer.subject, consumer.group).keys() if one.state == "blocked"]
     if not blocked:
         return []
     key = blocked[0].key or b""
@@ -175,7 +175,7 @@ def _blocked(connection: Connection, consumer: Consumer) -> list[str]:
 def _lag(connection: Connection, consumer: Consumer) -> int | None:
     """None while the group is not made yet."""
     try:
-        partitions = connection.describe_group(consumer.subject, consumer.group).partitions
+        partitions = connection.group(consumer.subject, consumer.group).describe().partitions
     except NotFound:
         return None
     return sum(one.lag for one in partitions)

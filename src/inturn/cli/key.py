@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from inturn.client import Connection
+    from inturn.client.group import Group as GroupHandle
     from inturn.model.message import Message
     from inturn.protocol.commands import KeyDescription, KeyDetails, KeyRequest, RequestState
 
@@ -45,7 +46,7 @@ def list_keys(
     """All keys that do not go on by themselves, what lasts longest first."""
     with command(json_output) as screen:
         with opened(data) as connection:
-            found = connection.keys(subject, group)
+            found = connection.group(subject, group).keys()
         if screen.is_json:
             screen.json({"subject": subject, "group": group, "keys": [_fields(one) for one in found]})
             return
@@ -73,8 +74,8 @@ def show(
     """One key: its state, its first message, and what was asked of it."""
     with command(json_output) as screen:
         with opened(data) as connection:
-            details = connection.describe_key(subject, group, os.fsencode(key))
-            head = connection.head_of(subject, details)
+            details = connection.group(subject, group).describe_key(os.fsencode(key))
+            head = connection.group(subject, group).head_of(details)
         if screen.is_json:
             screen.json({"subject": subject, "group": group, **_details_fields(details, head)})
         else:
@@ -95,7 +96,8 @@ def park(
     """Put the messages of a key aside, in order, those that come too. Needs consumers with order by key."""
     with command(json_output) as screen, opened(data) as connection:
         place: dict[str, object] = {"why": why, "partition": partition}
-        _tell(screen, _asked(connection, connection.park_key, subject, group, os.fsencode(key), place), subject, group)
+        handle = connection.group(subject, group)
+        _tell(screen, _asked(handle, handle.park, os.fsencode(key), place), subject, group)
 
 
 @app.command("resume", epilog=examples('inturn key resume orders customer-7 --group billing --why "mended"'))
@@ -114,7 +116,8 @@ def resume(
         wanted = os.fsencode(key)
         found = _find(connection, subject, group, wanted, partition)
         place: dict[str, object] = {"why": why, "partition": partition if found is None else found.partition}
-        _tell(screen, _asked(connection, connection.resume_key, subject, group, wanted, place), subject, group)
+        handle = connection.group(subject, group)
+        _tell(screen, _asked(handle, handle.resume, wanted, place), subject, group)
 
 
 @app.command(
@@ -147,14 +150,15 @@ def skip(
         wanted = os.fsencode(key)
         found = _find(connection, subject, group, wanted, partition)
         if not yes:
-            details = connection.describe_key(subject, group, wanted)
-            _print_details(screen, details, connection.head_of(subject, details))
+            details = connection.group(subject, group).describe_key(wanted)
+            _print_details(screen, details, connection.group(subject, group).head_of(details))
             found = details.description
             typer.confirm(f"drop offset {found.offset} of {subject} for group {group}?", abort=True, err=True)
         place: dict[str, object] = {"why": why, "partition": partition}
         if found is not None:
             place.update(partition=found.partition, offset=found.offset)
-        _tell(screen, _asked(connection, connection.skip_key, subject, group, wanted, place), subject, group)
+        handle = connection.group(subject, group)
+        _tell(screen, _asked(handle, handle.skip, wanted, place), subject, group)
 
 
 def _has_terminal() -> bool:
@@ -163,23 +167,18 @@ def _has_terminal() -> bool:
 
 def _find(connection: Connection, subject: str, group: str, key: bytes, partition: int | None) -> KeyDescription | None:
     """The key, unless it is not clear in which partition; then the node says what is missing."""
-    keys = connection.keys(subject, group)
+    keys = connection.group(subject, group).keys()
     found = [one for one in keys if one.key == key and partition in (None, one.partition)]
     return found[0] if len(found) == 1 else None
 
 
 def _asked(
-    connection: Connection,
-    steer: Callable[..., RequestState],
-    subject: str,
-    group: str,
-    key: bytes,
-    more: dict[str, object],
+    handle: GroupHandle, steer: Callable[..., RequestState], key: bytes, more: dict[str, object]
 ) -> RequestState:
     """Where nobody is there to act there is nothing to wait for."""
-    if not connection.describe_group(subject, group).members:
+    if not handle.describe().members:
         more["wait_s"] = 0.0
-    return steer(subject, group, key, **more)
+    return steer(key, **more)
 
 
 def _tell(screen: Screen, state: RequestState, subject: str, group: str) -> None:

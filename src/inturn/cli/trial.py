@@ -46,7 +46,7 @@ def try_message(
     """
     with command(json_output) as screen:
         with opened(data) as connection:
-            state = connection.consume_directly(subject, group, member, partition, offset, timeout_s=timeout_s)
+            state = connection.group(subject, group).try_message(member, partition, offset, timeout_s=timeout_s)
         if screen.is_json:
             screen.json(_fields(subject, group, state))
         else:

@@ -1,4 +1,4 @@
-"""The connection, and what it is made of."""
+"""The blocking client: connections, groups, readers and dead letters. `inturn` exports the public names."""
 
 from inturn.client.connection import Connection, connect
 

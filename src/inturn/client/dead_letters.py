@@ -1,8 +1,8 @@
-"""Dead letters: the messages that a group has given up, to look at and to drive again.
+"""Dead letters: messages that a group has given up, to inspect and to drive again.
 
-They stand in a subject of their own, `%dead%group%subject`. What was driven again is remembered as any group remembers
-what is done: by the commits of the group of the same name on that subject, under a lease, so that two who drive at the
-same time do not drive the same letter twice.
+Dead letters are stored in a subject of their own, `%dead%group%subject`. Driven letters are recorded as commits of the
+group of the same name on that subject, under a lease, so that two concurrent callers never drive the same letter
+twice.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from inturn.protocol.commands import (
 from inturn.protocol.request import ask
 
 LIST_COUNT = 100
-LEASE_WAIT_S = 5.0  # somebody else looks at them or drives them: neither takes long
+LEASE_WAIT_S = 5.0  # another caller lists or drives letters: both are short
 LEVEL = 0  # of the retry subject: the shortest delay
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that a group has given up, where it came from, and how often it was tried."""
+    """A message that a group has given up, with the original place and the number of attempts."""
 
-    message: Message  # as it stands among the dead letters
-    subject: str  # where it stood first; with partition and offset
+    message: Message  # as stored among the dead letters
+    subject: str  # the original place, with partition and offset
     partition: int
     offset: int
     attempts: int
@@ -66,19 +66,19 @@ class DeadLetter:
 class DeadLetters:
     """The dead letters of one group on one subject. Safe to use from several threads.
 
-    There are none, which is no error, until a consumer with `on_exhausted="dead-letter"` (or "park", for messages
-    without a key) has given up its first message.
+    The list is empty, without an error, until a consumer with `on_exhausted="dead-letter"` (or "park", for messages
+    without a key) has given up the first message.
     """
 
     def __init__(self, node: Node, subject: str, group: str) -> None:
         self._node = node
         self.subject = subject
         self.group = group
-        self.name = dead_letter_subject(group, subject)  # of the subject that they stand in
+        self.name = dead_letter_subject(group, subject)  # of the subject of the dead letters
         ask(node, DescribeGroup(subject, group), GroupDescription)  # or NotFound
 
     def list(self, limit: int = LIST_COUNT) -> list[DeadLetter]:
-        """Those that were not driven again, oldest first, `limit` at the most. `message.offset` names each of them."""
+        """Letters that were not driven again, oldest first, `limit` at most. `message.offset` identifies a letter."""
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidInput(f"limit={limit!r}: give a whole number above 0")
         letters: list[DeadLetter] = []
@@ -93,7 +93,8 @@ class DeadLetters:
         return letters
 
     def get(self, offset: int) -> DeadLetter:
-        """The dead letter with this offset among the dead letters, also if it was driven again. NotFound if none is."""
+        """The letter with this offset among the dead letters, even if driven again. NotFound if there is no such
+        letter."""
         self._check_offsets([offset])
         found = next(_messages(self._node, self.name, offset), None)
         if found is None or found.offset != offset:
@@ -101,14 +102,14 @@ class DeadLetters:
         return _letter(found)
 
     def redrive(self, offsets: Iterable[int] | None = None) -> int:
-        """Give dead letters to the group once more; all of them, or those with these offsets. Returns how many.
+        """Give dead letters to the group once more: all, or the letters with these offsets. Returns the number.
 
-        Each goes to the group's retry subject, with no attempts counted, and is handled after the shortest delay, by
-        this group only: a consumer with max_attempts and on_exhausted="dead-letter" or "park", or with best effort,
-        handles its retry subject by itself. It runs out of its order: later messages of its key were handled long ago.
-        Those that were driven before are passed over. NotFound, and nothing is driven, if an offset was never among
-        the dead letters. If this process dies in between, what was driven last may be driven again: at most what is
-        read at once (about 1 MiB).
+        A letter goes to the group's retry subject, with no attempts counted, and is handled after the shortest delay,
+        by this group only: a consumer with max_attempts and on_exhausted="dead-letter" or "park", or with best effort,
+        handles its retry subject without further settings. The letter runs out of order: later messages of the key were
+        handled long ago. Letters driven before are passed over. NotFound, and no letter is driven, if an offset was
+        never among the dead letters. If the process dies meanwhile, the letters driven last may be driven again: at
+        most one read (about 1 MiB).
         """
         wanted = None
         if offsets is not None:
@@ -135,16 +136,16 @@ class DeadLetters:
             return None
 
     def _finished(self) -> CommitTracker:
-        """What was driven again already."""
+        """The letters that were driven again."""
         try:
             ask(self._node, DescribeGroup(self.name, self.group), GroupDescription)
         except NotFound:
-            return CommitTracker()  # nothing ever was
+            return CommitTracker()  # no letter was driven yet
         with _Lease(self._node, self.name, self.group) as lease:
             return lease.finished
 
     def _open_retry(self) -> Subject:
-        """As it is; if no consumer has made it yet, with the usual delays."""
+        """The retry subject; made with the default delays if no consumer has made the subject yet."""
         try:
             return ask(self._node, FindSubject(retry_subject(self.group, self.subject)), Subject)
         except NotFound:
@@ -166,15 +167,15 @@ class DeadLetters:
         return NotFound(
             "dead letter with offset",
             str(offset),
-            f"see those of group {self.group!r} on {self.subject!r}: list(), or `inturn dead-letter list`",
+            f"see the letters of group {self.group!r} on {self.subject!r}: list(), or `inturn dead-letter list`",
         )
 
 
 class _Lease:
-    """The dead letters of a group, held by nobody else."""
+    """The lease of the dead letters of a group: excludes other callers."""
 
     def __init__(self, node: Node, subject: str, group: str, *, joins: bool = False) -> None:
-        """`joins`: make the group, if it is not there."""
+        """`joins`: create the group if missing."""
         self._node = node
         self._subject = subject
         self._group = group
@@ -204,7 +205,7 @@ class _Lease:
         self._leave()
 
     def renew(self) -> None:
-        """Raises StaleEpoch if somebody else has it."""
+        """Raises StaleEpoch if another caller took the lease."""
         held = ((0, self._epoch),)
         renewed = ask(self._node, Renew(self._subject, self._group, self._member, held), Renewed)
         self._check(renewed.partitions)
@@ -222,11 +223,11 @@ class _Lease:
             raise StaleEpoch(self._group, f"{self._subject}/0", self._epoch, self._epoch + 1)
 
     def _leave(self) -> None:
-        ask(self._node, Leave(self._subject, self._group, self._member), Done)  # gives the lease back, too
+        ask(self._node, Leave(self._subject, self._group, self._member), Done)  # releases the lease, too
 
 
 def _messages(node: Node, subject: str, offset: int) -> Iterator[Message]:
-    """From an offset on."""
+    """All messages from an offset on."""
     for messages in _reads(node, subject, offset):
         yield from messages
 
@@ -238,7 +239,7 @@ def _reads(node: Node, subject: str, offset: int) -> Iterator[list[Message]]:
 
 
 def _chunks(node: Node, subject: str, finished: CommitTracker, wanted: set[int] | None) -> Iterator[list[Message]]:
-    """Those that are not finished, and wanted; as they are read."""
+    """Unfinished messages, only the wanted ones if given; in the portions of the reads."""
     start = finished.low if wanted is None else min(wanted)
     for messages in _reads(node, subject, start):
         chosen = [

@@ -1,6 +1,6 @@
-"""Connections that are open when the process forks or ends: a child has none, and nothing that was sent is lost.
+"""Opening: the node of a connection (a folder or a server), and open connections when the process forks or ends.
 
-The node of a connection: a folder that is opened, or a server that is reached.
+A forked child has no connection; a process that ends flushes sent messages.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _opened: weakref.WeakSet[_Opened] = weakref.WeakSet()
 
 
 def note_opened(connection: _Opened) -> None:
-    """See to it from now on, as long as somebody has it."""
+    """Track the connection for forks and for the end of the process, while the connection is referenced."""
     _opened.add(connection)
 
 
 def _after_fork() -> None:
     for connection in list(_opened):
-        connection.disown()  # also what is closed: perhaps a thread that is not here was about to
+        connection.disown()  # closed connections too: a thread of the parent may have been closing
 
 
 def _at_exit() -> None:
-    """A program that ends without closing does not lose what it sent."""
+    """A program that ends without closing does not lose sent messages."""
     for connection in list(_opened):
         try:
             connection.close()
@@ -62,7 +62,7 @@ atexit.register(_at_exit)
 
 
 class ConnectedNode(Node, Protocol):
-    """A node that a connection owns."""
+    """A node owned by a connection."""
 
     @property
     def lease(self) -> LeaseSettings | None: ...
@@ -70,7 +70,7 @@ class ConnectedNode(Node, Protocol):
     def close(self) -> None: ...
 
     def disown(self) -> None:
-        """In a forked child: everything is the parent's."""
+        """In a forked child: all resources belong to the parent."""
 
 
 def reached(
@@ -84,7 +84,7 @@ def reached(
     create: bool,
     wait_s: float,
 ) -> ConnectedNode:
-    """What the target says. `wait_s` is for servers, `create` for folders."""
+    """The node of the target. `wait_s` is for servers, `create` for folders."""
     check_settings(target, log, lease, observer, credentials)
     if is_address(target):
         return _server(str(target), clock, wait_s, credentials)
@@ -98,8 +98,8 @@ def check_settings(
     observer: Observer | None,
     credentials: Credentials,
 ) -> None:
-    """InvalidInput for what is no business of such a target. A token that nobody asks for is a mistake: better told
-    than forgotten."""
+    """InvalidInput for settings that the target does not use. An unused token is a mistake: better reported than
+    ignored."""
     if is_address(target):
         if log is not None or lease is not None or observer is not None:
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Reading without a group: no lease, no commit, nothing remembered."""
+"""Reading without a group: no lease, no commit, no stored position."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ READ_BYTES = 1 * MIB
 
 
 class Reader:
-    """Iterates over what is stored, partition by partition in turns; each partition in its order.
+    """Iterates over stored messages, partition by partition in turns; every partition in order.
 
-    Ends at the end of the log; `read` waits for more, and goes on where it was. Of a subject that grows meanwhile, the
-    new partitions come behind the end of the others. With `tags`, an expression such as "paid || shipped", the node
-    leaves out messages that have none of these.
+    Ends at the end of the log; `read` waits for more messages, and continues at the last position. If the subject grows
+    meanwhile, the new partitions come after the end of the other partitions. With `tags`, an expression such as "paid
+    || shipped", the node leaves out messages that have none of the tags.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Reader:
                 return
 
     def refresh(self) -> bool:
-        """Look whether the subject has grown: what it has more is read from its first message on."""
+        """Check whether the subject has grown: new partitions are read from the first message on."""
         self.subject = ask(self._node, FindSubject(self.subject.name), Subject)
         more = self.subject.partition_count - len(self.offsets)
         self.offsets += [0] * more
         return more > 0
 
     def read(self, partition: int, wait_s: float = 0.0) -> list[Message]:
-        """What comes next in a partition, waiting for it so long; empty if there is nothing."""
+        """The next messages of a partition, waiting up to `wait_s`; empty if there are none."""
         if not isinstance(partition, int) or not 0 <= partition < len(self.offsets):
             last = len(self.offsets) - 1
             raise NotFound("partition", f"{self.subject.name}/{partition}", f"the subject has partitions 0 to {last}")
@@ -62,12 +62,12 @@ class Reader:
         while True:
             left_s = max(0.0, until_s - time.monotonic())
             messages, is_end = self._read(partition, left_s)
-            # Where tags leave everything out, there may be more behind it.
+            # If tags filtered out all messages, more messages may follow.
             if messages or (is_end and (self._filter is None or time.monotonic() >= until_s)):
                 return messages
 
     def _read(self, partition: int, wait_s: float) -> tuple[list[Message], bool]:
-        """What is next, and whether that is all there is."""
+        """The next messages, and whether the end of the log is reached."""
         offset = self.offsets[partition]
         read = Read(self.subject.name, partition, offset, READ_BYTES, wait_s, tags=self._tags)
         answer = ask(self._node, read, Pulled)
@@ -77,7 +77,7 @@ class Reader:
             if not is_intact(batch):
                 if messages:
                     return messages, False
-                raise LogDamaged(f"{origin.subject}/{partition}", batch.header.base_offset, "a checksum does not fit")
+                raise LogDamaged(f"{origin.subject}/{partition}", batch.header.base_offset, "a checksum does not match")
             try:
                 decoded = decode(batch, origin)
             except InvalidInput as error:

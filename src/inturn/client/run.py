@@ -1,4 +1,4 @@
-"""Consumers that a program runs in the foreground: until a signal, an error, or somebody says so."""
+"""Consumers in the foreground: until a signal, an error, a timeout or `shutdown`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ LOOK_S = 0.2
 
 
 class Foreground:
+    """Runs consumers for `Connection.run`. `stop` may be called from any thread."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stop_asked = threading.Event()
         self._is_signalled = False
 
     def run(self, consumers: Sequence[Consumer], timeout_s: float | None) -> None:
-        """Start them, wait for SIGINT, SIGTERM, `stop`, an error of one, or so many seconds, and stop them."""
+        """Start the consumers; stop them at SIGINT, SIGTERM, `stop`, an error of a consumer, or the timeout."""
         restore = self._listen_to_signals()
         try:
             for consumer in consumers:
@@ -37,7 +39,7 @@ class Foreground:
                 raise consumer.error
 
     def stop(self) -> None:
-        """From any thread. If nothing runs, what is run next ends at once."""
+        """From any thread. If nothing runs, the next run ends at once."""
         self._stop_asked.set()
 
     def _wait(self, consumers: Sequence[Consumer], timeout_s: float | None) -> None:
@@ -53,12 +55,12 @@ class Foreground:
             self._stop_asked.wait(left_s)
 
     def _listen_to_signals(self) -> Callable[[], None]:
-        """Only the main thread may; returns what puts the former handlers back."""
+        """Only in the main thread. Returns a function that restores the former handlers."""
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
 
         def stop(number: int, frame: FrameType | None) -> None:
-            # No event: its lock may be held by the very thread that the signal interrupts.
+            # No event: the interrupted thread may hold the lock of the event.
             self._is_signalled = True
 
         former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

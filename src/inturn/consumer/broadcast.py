@@ -1,13 +1,11 @@
-"""Where a broadcast consumer keeps how far it is: one small file of its own, replaced as a whole.
+"""A broadcast consumer: the file with its offsets, and the node that answers its commands from this file.
 
-OFFSETS/subject/group/name.json    the offsets, with a checksum
-OFFSETS/subject/group/name.lock    locked while a consumer of this name runs
+    OFFSETS/subject/group/name.json    the offsets, with a checksum; a small file, replaced as a whole
+    OFFSETS/subject/group/name.lock    locked while a consumer of this name runs
 
-A consumer that gets everything, and keeps its own offsets: what it asks a node for, as the node has to hear it.
-
-The consumer itself is as ever: it joins, acquires, pulls, commits, releases and leaves, and keeps order by partition or
-key. The node knows it by name only. Acquiring, renewing, committing and releasing are answered here, from the offset
-file; pulling becomes reading. There is no lease, and no other consumer to have one against.
+The consumer joins, acquires, pulls, commits, releases and leaves as usual, and keeps order by partition or key. The
+node knows only the name of the consumer. Acquire, Renew, Commit and Release are answered here, from the offset file; a
+Pull becomes a Read. There is no lease, and no other consumer that competes.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ _ANEW = "restore it, or remove it to begin where `start` says"
 
 @dataclass(slots=True)
 class OwnPlace:
-    """How far one partition is: all below `offset` is done, and of the rest what `finished` has."""
+    """The progress of a partition: finished are all offsets below `offset`, and above them those in `finished`."""
 
     offset: int
     finished: bytes = b""
@@ -83,7 +81,7 @@ class _Content(msgspec.Struct, frozen=True):
 
 
 class OffsetFile:
-    """Open from construction to `close`; one consumer at a time. `places` is None if there was no file yet."""
+    """Open from construction to `close`, for a single consumer. `places` is None if there was no file yet."""
 
     def __init__(self, folder: str | os.PathLike[str], subject: str, group: str, name: str) -> None:
         check_name("subject", subject, reserved=True)
@@ -114,7 +112,7 @@ class OffsetFile:
             raise
 
     def close(self) -> None:
-        """Let the next one have it."""
+        """Release the lock for the next consumer."""
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
@@ -125,7 +123,7 @@ class OffsetFile:
         self.store()
 
     def place(self, partition: int) -> OwnPlace:
-        """A partition that came later is read from its beginning."""
+        """A partition that was added later is read from the beginning."""
         assert self.places is not None
         return self.places.setdefault(partition, OwnPlace(0))
 
@@ -135,7 +133,7 @@ class OffsetFile:
         return self.epoch
 
     def note(self, progress: Progress) -> None:
-        """Take progress over; `store` makes it durable."""
+        """Take progress over; `store` makes the progress durable."""
         place = self.place(progress.partition)
         place.offset, place.finished = max(place.offset, progress.offset), progress.finished
         failures = {one.offset: one for one in (*place.failures, *progress.failed)}
@@ -165,13 +163,13 @@ class OffsetFile:
 
     def _read(self) -> dict[int, OwnPlace] | None:
         with contextlib.suppress(FileNotFoundError):
-            self.path.with_suffix(".new").unlink()  # a write that did not come to its end
+            self.path.with_suffix(".new").unlink()  # an interrupted write
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise OffsetsUnusable(str(self.path), f"cannot be read: {error.strerror}", "look at the disk") from error
+            raise OffsetsUnusable(str(self.path), f"cannot be read: {error.strerror}", "check the disk") from error
         content = self._checked(text)
         self.epoch = content.epoch
         return {
@@ -187,7 +185,7 @@ class OffsetFile:
         except (msgspec.MsgspecError, ValueError, KeyError) as error:
             raise OffsetsUnusable(str(self.path), f"they are damaged ({error})", _ANEW) from error
         if xxh3_64_hexdigest(raw) != said:
-            raise OffsetsUnusable(str(self.path), "they are damaged: the checksum does not fit", _ANEW)
+            raise OffsetsUnusable(str(self.path), "they are damaged: the checksum does not match", _ANEW)
         try:
             content = msgspec.json.decode(raw, type=_Content)
         except msgspec.MsgspecError as error:
@@ -218,7 +216,8 @@ class BroadcastNode:
         self._file: OffsetFile | None = None
 
     def open(self, start: str) -> None:
-        """Lock and read the offset file, or make it as `start` says. Raises OffsetsUnusable, and what a node does."""
+        """Lock and read the offset file, or create the file according to `start`. Raises OffsetsUnusable, and the
+        errors of the node."""
         file = OffsetFile(self._folder, self._subject, self._group, self._name)
         try:
             described = ask(self._node, DescribeSubject(self._subject), SubjectDescription)
@@ -230,7 +229,7 @@ class BroadcastNode:
         except OSError as error:
             file.close()
             why = f"cannot be written: {error.strerror}"
-            raise OffsetsUnusable(str(file.path), why, "look at the disk and at who may write there") from error
+            raise OffsetsUnusable(str(file.path), why, "check the disk and the permissions") from error
         except BaseException:
             file.close()
             raise
@@ -241,7 +240,8 @@ class BroadcastNode:
             self._file.close()
 
     def _compare(self, file: OffsetFile, partitions: Sequence[PartitionDescription]) -> None:
-        """Offsets beyond a log are not of this log; what a log has lost is said."""
+        """Refuse offsets beyond the end of a log: they belong to another log. Warn if retention removed unread
+        messages."""
         for index, place in sorted((file.places or {}).items()):
             if index >= len(partitions) or place.offset > partitions[index].end_offset:
                 end = f"ends at {partitions[index].end_offset}" if index < len(partitions) else "is not there"

@@ -1,9 +1,8 @@
-"""A consumer that works under somebody else's lease: what it asks a node for, as the node has to hear it.
+"""The node of a consumer that works under the lease of another member: translates the commands.
 
-The consumer itself is as ever: it joins, acquires, pulls, commits, releases and leaves. Its group is the claims that it
-was given, so joining is answered here; acquiring becomes claiming; what a pull brings of other slots is left out;
-everything else goes on as it is. A lease that is over, or wanted back, is nothing to claim under any more: then the
-partition is no longer assigned.
+The consumer joins, acquires, pulls, commits, releases and leaves as usual. The claims are the group of this consumer,
+so the heartbeat is answered here. An Acquire becomes a Claim. Messages of other slots are removed from pulls. All other
+commands are forwarded unchanged. If the lease is over or revoked, the partition is no longer assigned.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FOR_GOOD_S = 10.0 * 365 * 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class ClaimedPart:
-    """Some slots of a partition, and the lease that they are claimed under."""
+    """Slots of a partition, and the lease under which the slots are claimed."""
 
     owner: str
     epoch: int
@@ -42,7 +41,7 @@ class ClaimingNode:
         self._lock = threading.Lock()
         self._assigned = set(parts)
         self._generation = 1  # of the assignment
-        self._asks: dict[int, int] = {}  # the last one, by partition
+        self._asks: dict[int, int] = {}  # the last acquire number, by partition
         self._waiting: tuple[Heartbeat, Reply] | None = None
 
     def submit(self, command: Command, reply: Reply) -> None:
@@ -60,7 +59,7 @@ class ClaimingNode:
                 self._node.submit(command, reply)
 
     def _beat(self, beat: Heartbeat, reply: Reply) -> None:
-        """Answered when there is something new; it is asked again by whoever gave up waiting."""
+        """Answer when the assignment changes; a caller that gave up waiting repeats the heartbeat."""
         with self._lock:
             if beat.generation == self._generation:
                 self._waiting = beat, reply
@@ -102,8 +101,8 @@ class ClaimingNode:
 
 
 def _cut(answer: Answer | InturnError, slots: SlotSet) -> Answer | InturnError:
-    """What was pulled, without messages of other slots. The node has left them out where it could, but one without zstd
-    cannot look into a batch; whoever can neither finds out when it decodes it, and handles nothing of it."""
+    """The pulled batches without messages of other slots. The node filters if possible; a node without zstd cannot. If
+    the client lacks zstd as well, decoding fails later, and no message of the batch is handled."""
     if not isinstance(answer, Pulled) or all(batch.header.compression == CHOSEN for batch in answer.batches):
         return answer
     batches = (one if one.header.compression == CHOSEN else chosen(one, slots) for one in answer.batches)

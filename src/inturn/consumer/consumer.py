@@ -1,8 +1,8 @@
-"""The consumer: threads and a lock around `ConsumerCore`.
+"""The consumer: threads and a lock around `ConsumerCore` or `SharedCore`.
 
-One thread talks to the node; workers run handlers: `concurrency` threads, or as many tasks of one event loop. Whoever
-changes the core holds the lock; nobody holds it while talking to the node or running a handler. Longer than a usual
-file: one lock, and all that is done under it.
+A thread sends commands to the node. Workers run handlers: `concurrency` threads, or as many tasks of an event loop. The
+lock guards the core; no thread holds the lock while it submits a command or runs a handler. The file is longer than
+usual because it holds all steps under the lock.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from typing import Self
 from inturn.consumer.broadcast import BroadcastNode
 from inturn.consumer.context import Hook
 from inturn.consumer.core import ConsumerCore
-from inturn.consumer.decoder import Opened, OpenedFetch, opened, opened_fetch
-from inturn.consumer.partition_state import Stage
+from inturn.consumer.decoder import DecodedFetch, DecodedPull, decode_fetch, decode_pull
+from inturn.consumer.lane import Lane
+from inturn.consumer.partition_lease import Stage
 from inturn.consumer.run import Run
-from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.consumer.shared_core import SharedCore
 from inturn.consumer.statistics import Blocking, ConsumerStatistics, HeldLease, KeptLease
 from inturn.consumer.trace import Trace
+from inturn.consumer.tracing_run import TracingRun
 from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.validation import check_handler, check_mode, fit, is_async, order_in
 from inturn.consumer.worker import Handler, Worker
@@ -68,7 +70,7 @@ from inturn.protocol.commands import (
 )
 from inturn.protocol.request import ask
 
-LOOK_S = 0.01  # how often `wait_until_through` looks
+LOOK_S = 0.01  # between two checks of `wait_until_through`
 
 _log = get_logger("inturn.consumer")
 
@@ -76,11 +78,11 @@ _log = get_logger("inturn.consumer")
 class Consumer:
     """A member of a group. Handles messages from `start` (or `with`) until `stop`.
 
-    Plain functions run in threads, `async def` handlers as tasks of one event loop; two messages of one lane (a
-    partition, or a key, as `order` says) never at the same time. Messages that failed under best effort, and dead
-    letters that are driven again, are handled by a second consumer of the same group, inside this one. `name` begins
-    the name under which the consumer is known; the rest makes it unique, since a lease belongs to one consumer only.
-    In a shared group there are receipts instead of leases, in a broadcast one there is neither: see `GroupMode`.
+    Plain functions run in threads, `async def` handlers as tasks of an event loop. Two messages of a lane (a partition
+    or a key, according to `order`) never run at the same time. A second consumer of the group, inside this consumer,
+    handles messages that failed under best effort, and dead letters that are driven again. `name` is the first part of
+    the name of the consumer; a suffix makes the name unique, since a lease belongs to a single consumer. A shared group
+    has receipts instead of leases, a broadcast group has no leases: see `GroupMode`.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Consumer:
         name: str | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         retries_of: str | None = None,
-        duty: Duty = EVERYTHING,
+        duty: Scope = EVERYTHING,
     ) -> None:
         check_name("subject", subject, reserved=True)
         check_name("group", group)
@@ -137,7 +139,7 @@ class Consumer:
         self._lock = threading.Lock()
         self._talk = threading.Condition(self._lock)
         self._talker = threading.Thread(target=self._talk_to_node, name=f"inturn-consumer-{self.name}", daemon=True)
-        # Retries are few: their processes are started when there is one.
+        # Retries are few: the processes for them are started with the first retry.
         is_prepared = retries_of is None and not duty.keeps_only
         self._workers = self._new_workers(handler, hooks, mode, loop, is_prepared)
         self._answers: deque[tuple[Command, Answer | InturnError]] = deque()
@@ -149,20 +151,21 @@ class Consumer:
         self._refused_count = 0
 
     def _new_core(
-        self, mode: GroupMode, order: Order, lease: LeaseSettings, retries_of: str | None, duty: Duty
+        self, mode: GroupMode, order: Order, lease: LeaseSettings, retries_of: str | None, scope: Scope
     ) -> ConsumerCore | SharedCore:
         who = self.subject, self.group, self.name
         if mode is GroupMode.SHARED:
             return SharedCore(*who, self._start_text, self._settings, lease)
-        core = ConsumerCore(*who, order, self._start_text, self._settings, lease, retries_of=retries_of, duty=duty)
+        core = ConsumerCore(*who, order, self._start_text, self._settings, lease, retries_of=retries_of, scope=scope)
         if self._settings.trace is not None:
             self._trace = Trace(Path(self._settings.trace), *who, order, self._clock)
-            core.handling.acted = self._trace.acted
+            core.key_requests.acted = self._trace.acted
+            core.scheduler.new_run = partial(_tracing_run, self._trace)
         return core
 
-    def _has_retries(self, mode: GroupMode, duty: Duty) -> bool:
-        is_part = bool(duty.until)  # the rest of its group has the retries
-        is_shared = mode is GroupMode.SHARED  # there nothing waits behind a message that could be blocked
+    def _has_retries(self, mode: GroupMode, scope: Scope) -> bool:
+        is_part = bool(scope.until)  # other members of the group handle the retries
+        is_shared = mode is GroupMode.SHARED  # there no message waits behind a failed message
         gives_up = self._has_dead_letters and (is_shared or self._settings.on_exhausted is not OnExhausted.BLOCK)
         return not is_part and (self._settings.strategy is Strategy.BEST_EFFORT or gives_up)
 
@@ -175,7 +178,7 @@ class Consumer:
         is_prepared: bool,
     ) -> Workers:
         settings, clock = self._settings, self._clock
-        if mode is GroupMode.SHARED:  # there it is for the core to say what becomes of a message that failed
+        if mode is GroupMode.SHARED:  # there the core decides how to go on after a failure
             settings = replace(settings, strategy=Strategy.STRICT)
         common = self.name, settings.concurrency, self._lock, self._turn
         room = self._core.scheduler.room
@@ -197,12 +200,13 @@ class Consumer:
 
     @property
     def concurrency(self) -> int:
-        """How many handlers run at once. May be changed while running; fewer takes effect as running ones end."""
+        """How many handlers run at once. May be changed while running; a lower number takes effect as running handlers
+        end."""
         return self._workers.count
 
     @concurrency.setter
     def concurrency(self, count: int) -> None:
-        count = replace(self._settings, concurrency=count).concurrency  # checked there
+        count = replace(self._settings, concurrency=count).concurrency  # validates the number
         for part in self._parts():
             with part._lock:
                 part._workers.resize(count)
@@ -211,11 +215,11 @@ class Consumer:
 
     @property
     def error(self) -> InturnError | None:
-        """Why it stopped by itself, if it did."""
+        """The error that stopped the consumer, if any."""
         return self._core.error
 
     def start(self) -> None:
-        """Join the group and begin. Returns at once. A consumer that was stopped cannot be started again."""
+        """Join the group and begin. Does not block. A stopped consumer cannot be started again."""
         if self._is_killed:
             raise Closed("consumer")
         if self._is_started:
@@ -235,14 +239,14 @@ class Consumer:
             if self._retries is not None:
                 self._retries.stop()
             raise
-        self._is_started = True  # not before: whoever was refused has nothing to stop
+        self._is_started = True  # not before: a consumer that was refused has nothing to stop
         self._talker.start()
 
     def stop(self, timeout_s: float | None = 30.0) -> bool:
-        """Let running handlers end, commit, give the leases back, leave.
+        """Let running handlers end, commit, release the leases, leave.
 
-        False if a handler still ran after `timeout_s`: then its partition stays leased until the lease ends. Called by
-        a handler it does not wait, and returns False; the consumer stops when the handler has returned.
+        Returns False if a handler still ran after `timeout_s`: then the partition stays leased until the lease ends. A
+        call from a handler does not wait and returns False; the consumer stops when the handler has returned.
         """
         if not self._is_started:
             return True
@@ -250,7 +254,7 @@ class Consumer:
         for part in parts:
             part._ask_to_stop()
         if any(part._workers.has_current_thread() for part in parts):
-            return False  # called by a handler, which is the one to wait for
+            return False  # called by a handler: waiting would never end
         until_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
         over = all(part._wait_until_over(until_s) for part in parts)
         if not over:
@@ -274,7 +278,7 @@ class Consumer:
         return self._is_over.wait(None if until_s is None else max(0.0, until_s - self._clock.monotonic()))
 
     def kill(self) -> None:
-        """Vanish as a crashed process would: no commit, no release. For tests and demonstrations."""
+        """Vanish like a crashed process: no commit, no release. For tests and demonstrations."""
         if self._retries is not None:
             self._retries.kill()
         self._kill_own()
@@ -297,7 +301,7 @@ class Consumer:
             self._workers.end()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has stopped. Raises if it stopped because of an error."""
+        """Wait until the consumer has stopped. Raises the error that stopped the consumer, if any."""
         over = self._is_over.wait(timeout_s)
         if self._core.error is not None:
             raise self._core.error
@@ -307,9 +311,11 @@ class Consumer:
         now_s = self._clock.monotonic()
         with self._lock:
             core = self._core
-            held = [one for one in core.held.values() if one.stage in (Stage.ACTIVE, Stage.DRAINING)]
+            held = [state for state in core.partitions.values() if state.lease.is_holding]
+            buffers = [state.buffer for state in held]
+            parked = [key for state in held for key in state.progress.parking_lots]
             return ConsumerStatistics(
-                partitions=tuple(sorted(one.index for one in held)),
+                partitions=tuple(sorted(state.index for state in held)),
                 lag=sum(core.lags().values()),
                 ok_count=core.statistics.ok_count,
                 failed_count=core.statistics.failed_count,
@@ -317,46 +323,53 @@ class Consumer:
                 ok_per_s=core.statistics.ok_per_s(now_s),
                 failed_per_s=core.statistics.failed_per_s(now_s),
                 handling_ms_mean=core.statistics.handling_ms_mean,
-                waiting_count=sum(one.waiting_count for one in held),
-                paused=tuple(sorted(one.index for one in held if one.is_paused)),
-                missing=sum(one.missing for one in held),
-                errors=tuple(str(one.error) for one in held if one.error is not None),
+                waiting_count=sum(buffer.waiting_count for buffer in buffers),
+                paused=tuple(sorted(state.index for state in held if state.buffer.is_paused)),
+                missing=sum(buffer.missing for buffer in buffers),
+                errors=tuple(str(state.lease.error) for state in held if state.lease.error is not None),
                 concurrency=self._workers.count,
-                failing_count=sum(len(one.recorded) for one in held),
-                parked=tuple(sorted(key.decode(errors="backslashreplace") for one in held for key in one.lots)),
+                failing_count=sum(len(state.progress.failures) for state in held),
+                parked=tuple(sorted(key.decode(errors="backslashreplace") for key in parked)),
                 blocking=self._find_blocking(),
                 handling_s=core.statistics.handling_s,
                 refused_count=self._refused_count,
-                unwanted_count=sum(one.unwanted_count for one in held),
+                unwanted_count=sum(buffer.filtered_out_count for buffer in buffers),
             )
 
     def leases(self) -> dict[int, HeldLease]:
-        """The leases that it holds, by partition; none in a shared group. In a broadcast one: what it reads."""
+        """The held leases, by partition; none in a shared group. In a broadcast group: the partitions that are read."""
         with self._lock:
             if isinstance(self._core, SharedCore):
                 return {}
-            active = [one for one in self._core.held.values() if one.stage is Stage.ACTIVE]
-            return {one.index: HeldLease(one.epoch, one.committed, one.missing, one.error) for one in active}
+            active = [state for state in self._core.partitions.values() if state.lease.stage is Stage.ACTIVE]
+            return {
+                state.index: HeldLease(
+                    state.lease.epoch, state.progress.committed_offset, state.buffer.missing, state.lease.error
+                )
+                for state in active
+            }
 
     def assigned(self) -> frozenset[int]:
-        """The partitions that it should have, as far as it was told."""
+        """The partitions that the node has assigned to this consumer, as far as known."""
         with self._lock:
             return self._core.assigned
 
     def kept(self) -> dict[int, KeptLease]:
-        """The same of a consumer that only keeps leases, with those that it is giving back."""
+        """The leases of a consumer that only holds leases, including leases that are being released."""
         with self._lock:
             found = {}
-            for one in self._core.held.values():
-                if one.stage in (Stage.ACTIVE, Stage.DRAINING, Stage.RELEASING) and not one.is_claim:
-                    failed, parked = tuple(sorted(one.recorded)), tuple(sorted(one.lots))
-                    is_wanted_back = one.stage is not Stage.ACTIVE
-                    found[one.index] = KeptLease(one.epoch, *one.tracker.snapshot(), failed, parked, is_wanted_back)
+            for state in self._core.partitions.values():
+                lease, progress = state.lease, state.progress
+                if lease.stage in (Stage.ACTIVE, Stage.DRAINING, Stage.RELEASING) and not lease.is_claim:
+                    failed, parked = tuple(sorted(progress.failures)), tuple(sorted(progress.parking_lots))
+                    is_wanted_back = lease.stage is not Stage.ACTIVE
+                    place = progress.tracker.snapshot()
+                    found[state.index] = KeptLease(lease.epoch, *place, failed, parked, is_wanted_back)
             return found
 
     def wait_until_through(self, patience_s: float, timeout_s: float) -> bool:
-        """Wait until all that its duty bounds is over; False if nothing could run for `patience_s`, because what is
-        left is held up, or if it took longer than `timeout_s`."""
+        """Wait until all messages within the scope are over. Returns False if no handler could run for `patience_s`,
+        because the remaining messages are held up, or after `timeout_s`."""
         now_s = busy_at_s = self._clock.monotonic()
         until_s = now_s + timeout_s
         while now_s < until_s and now_s - busy_at_s < patience_s and not self._is_over.wait(LOOK_S):
@@ -370,21 +383,22 @@ class Consumer:
 
     @property
     def left_count(self) -> int:
-        """Of a consumer that has stopped: how many messages it had pulled and did not finish."""
+        """After the stop: how many messages were pulled and not finished."""
         with self._lock:
             return sum(self._core.left.values())
 
     @property
     def is_held_up(self) -> bool:
-        """Whether all that is left of what its duty bounds waits for another attempt, for somebody to decide about a
-        key, or for a log that cannot be read, or was not pulled for a limit's sake: `ConsumerStatistics.blocking`."""
+        """Whether all remaining messages within the scope wait for the next attempt, for a decision about a key, for a
+        log that cannot be read, or for a limit of flow control: `ConsumerStatistics.blocking`."""
         with self._lock:
             return not self._core.is_through() and self._core.is_held_up
 
     def _find_blocking(self) -> tuple[Blocking, ...]:
         found = []
         for index, head in sorted(self._core.blocking().items()):
-            found.append(Blocking(index, head.offset, head.key_text, self._core.held[index].limit or "span"))
+            limit = self._core.partitions[index].buffer.limit or "span"
+            found.append(Blocking(index, head.offset, head.key_text, limit))
         return tuple(found)
 
     def __enter__(self) -> Self:
@@ -401,7 +415,7 @@ class Consumer:
     def _talk_to_node(self) -> None:
         try:
             self._talk_until_over()
-        except BaseException as error:  # a thread that dies in silence would be waited for
+        except BaseException as error:  # otherwise `wait` would wait for a dead thread
             _log.exception("consumer.failed", group=self.group, consumer=self.name)
             with self._lock:
                 self._core.error = InturnError(f"consumer {self.name} failed: {error!r}")
@@ -440,27 +454,27 @@ class Consumer:
                 self._wake()
 
         if self._keeps_only:
-            over(TrialReport(ResultKind.EXCEPTION, "this member handles nothing: it keeps leases for others"))
+            over(TrialReport(ResultKind.EXCEPTION, "this member runs no handler: it only holds leases"))
         else:
             self._workers.try_out(trial, over)
 
-    def _take_answers(self) -> list[tuple[Command, Answer | Opened | OpenedFetch | InturnError]]:
-        """Opening what was pulled takes its time: it is done without the lock."""
-        answers: list[tuple[Command, Answer | Opened | OpenedFetch | InturnError]] = []
+    def _take_answers(self) -> list[tuple[Command, Answer | DecodedPull | DecodedFetch | InturnError]]:
+        """Decoding takes time, so pulled batches are decoded without the lock."""
+        answers: list[tuple[Command, Answer | DecodedPull | DecodedFetch | InturnError]] = []
         while self._answers:
             command, answer = self._answers.popleft()
             if isinstance(answer, Pulled) and isinstance(command, Pull):
-                answers.append((command, opened(answer, self.subject, command.partition, self._tags)))
+                answers.append((command, decode_pull(answer, self.subject, command.partition, self._tags)))
             elif isinstance(answer, Pulled) and isinstance(command, Read):
-                answers.append((command, opened(answer, self.subject, command.partition)))
+                answers.append((command, decode_pull(answer, self.subject, command.partition)))
             elif isinstance(answer, Fetched) and isinstance(command, Fetch):
-                answers.append((command, opened_fetch(answer, self.subject, command.partition)))
+                answers.append((command, decode_fetch(answer, self.subject, command.partition)))
             else:
                 answers.append((command, answer))
         return answers
 
     def _note_state(self) -> None:
-        """Tell of what stands still, once."""
+        """Log damage, refused receipts and partitions that stand still; each fact once."""
         for error in self._core.damage:
             _log.error("consumer.partition_damaged", group=self.group, consumer=self.name, error=str(error))
         self._core.damage.clear()
@@ -493,7 +507,7 @@ class Consumer:
             partition=partition,
             offset=offset,
             visibility_s=self._settings.visibility_s,
-            next_step="handled too late, they come again; raise ConsumerSettings.visibility_s",
+            next_step="handled too late, so the messages are delivered again; raise ConsumerSettings.visibility_s",
         )
         self._refused_count += len(core.refused)
         core.refused.clear()
@@ -507,7 +521,7 @@ class Consumer:
         self._is_dirty = True
         self._talk.notify()
 
-    def _note(self, command: Command, answer: Answer | Opened | OpenedFetch | InturnError) -> None:
+    def _note(self, command: Command, answer: Answer | DecodedPull | DecodedFetch | InturnError) -> None:
         if isinstance(answer, InturnError) and not answer.retriable and self._core.awaits(command):
             partition = getattr(command, "partition", None)
             _log.warning(
@@ -530,24 +544,26 @@ class Consumer:
             self._broadcast.close()
         self._is_over.set()
 
-    # The workers, with the lock held
+    # Workers, with the lock held
 
     def _turn(self, run: Run | None, takes: bool) -> Run | None:
         now_s = self._clock.monotonic()
         core = self._core
         if run is not None:
-            if self._trace is not None and run.notes is not None:
+            if self._trace is not None and isinstance(run, TracingRun):
                 self._trace.add(run.notes)
             core.finish(run, now_s)
         next_run = core.take(now_s) if takes and not self._is_killed else None
-        if self._trace is not None and next_run is not None:
-            next_run.notes = self._trace.notes()
         wanted = core.wanted_workers
         if wanted:
             self._workers.wake(wanted)
         if core.wants_poll and not self._is_dirty:
             self._wake()
         return next_run
+
+
+def _tracing_run(trace: Trace, lanes: deque[Lane], now_s: float, until_s: float, budget: int) -> Run:
+    return TracingRun(trace.notes(), lanes, now_s, until_s, budget)
 
 
 def _unique_name() -> str:

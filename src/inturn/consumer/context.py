@@ -1,7 +1,5 @@
-"""What a handler is told beside the message.
-
-Hooks around handling: for tracing, metrics, context variables.
-"""
+"""The context that a handler gets with a message, and hooks around handler calls: for tracing, metrics, context
+variables."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from inturn.model.result import ResultKind
 
 @dataclass(slots=True)
 class Context:
-    """One per run of a partition: valid during the call of the handler only.
+    """One object per run of a partition, valid only during the call of the handler.
 
-    `epoch` rises whenever the partition changes hands. Give it to whatever you write to, and let that refuse lower
-    ones: so a handler that ran on after its lease was lost cannot do harm. In a shared group it rises when the node has
-    forgotten what it gave out, and `attempt` counts how often the message was given out.
+    `epoch` rises whenever the partition changes its holder. Pass `epoch` to the systems that the handler writes to, and
+    let them refuse lower epochs: then a handler that still runs after its lease was lost does no harm. In a shared
+    group, `epoch` rises when the node has forgotten its deliveries, and `attempt` counts the deliveries of the message.
     """
 
     subject: str
@@ -26,20 +24,20 @@ class Context:
     partition: int
     consumer: str
     epoch: int
-    attempt: int = 1  # counts from 1 for each message
+    attempt: int = 1  # counts from 1 per message
     is_acknowledged: bool = False
-    # Somebody asked for this very call (`consume_directly`): out of turn, without a lease, and so with epoch 0.
+    # A call by request (`Group.try_message`): out of turn, without a lease, and so with epoch 0.
     is_direct: bool = False
 
     def ack(self) -> None:
-        """With `ack="manual"`: this message and all before it are done."""
+        """With `ack="manual"`: this message and all messages before are finished."""
         self.is_acknowledged = True
 
 
 class Hook:
-    """Override what you need. Called in the worker's thread, right before and after the handler.
+    """Override the methods you need. Called in the worker's thread, right before and after the handler.
 
-    `after` runs even when the handler raised; `error` is then what it raised. An exception in a hook is logged and
+    `after` also runs when the handler raised; `error` is then the exception. An exception in a hook is logged and
     changes nothing.
     """
 

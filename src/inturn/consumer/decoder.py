@@ -1,4 +1,4 @@
-"""From what was pulled to messages. Needs no lock, so that nobody waits for it."""
+"""Decodes pulled and fetched batches into messages. Called without the lock of the consumer."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from inturn.protocol.commands import Fetched, Pulled
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """What was pulled, with the messages of each batch up to the first that is damaged. `unwanted` are offsets that
-    the tags of the group leave out."""
+class DecodedPull:
+    """The answer to a Pull, with the messages of the batches up to the first damaged batch. `filtered_out` are offsets
+    that the tags of the group leave out."""
 
     pulled: Pulled
     messages: list[list[Message]]
     damage: LogDamaged | None = None
-    unwanted: BitMap64 = field(default_factory=BitMap64)
+    filtered_out: BitMap64 = field(default_factory=BitMap64)
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedFetch:
-    """What a member of a shared group was given, with the messages of all batches that can be read: none of them waits
-    for another."""
+class DecodedFetch:
+    """The answer to a Fetch of a shared group, with the messages of all readable batches. No message waits for a
+    damaged batch."""
 
     fetched: Fetched
     messages: list[Message]
-    damage: list[LogDamaged]  # one for each batch that cannot be read
+    damage: list[LogDamaged]  # per batch that cannot be read
 
 
-def opened(pulled: Pulled, subject: str, partition: int, tags: TagFilter | None = None) -> Opened:
-    """The node has left out what `tags` do not want, as far as it could: a server may be older, or not know how to
-    decompress a batch."""
+def decode_pull(pulled: Pulled, subject: str, partition: int, tags: TagFilter | None = None) -> DecodedPull:
+    """Decode a Pulled, and apply `tags`: the node filters as far as possible, but an older server may not, or may not
+    be able to decompress a batch."""
     origin = Origin(subject, partition)
-    unwanted = BitMap64.deserialize(pulled.unwanted) if pulled.unwanted else BitMap64()
+    filtered_out = BitMap64.deserialize(pulled.unwanted) if pulled.unwanted else BitMap64()
     messages: list[list[Message]] = []
     for batch in pulled.batches:
         try:
             found = _decoded(batch, origin)
         except LogDamaged as error:
-            return Opened(pulled, messages, error, unwanted)
+            return DecodedPull(pulled, messages, error, filtered_out)
         if tags is not None and (left := [one.offset for one in found if not tags.wants(one.tags)]):
-            unwanted.update(left)
+            filtered_out.update(left)
             found = [one for one in found if tags.wants(one.tags)]
         messages.append(found)
-    return Opened(pulled, messages, None, unwanted)
+    return DecodedPull(pulled, messages, None, filtered_out)
 
 
-def opened_fetch(fetched: Fetched, subject: str, partition: int) -> OpenedFetch:
+def decode_fetch(fetched: Fetched, subject: str, partition: int) -> DecodedFetch:
     origin = Origin(subject, partition)
     messages: list[Message] = []
     damage: list[LogDamaged] = []
@@ -60,14 +60,14 @@ def opened_fetch(fetched: Fetched, subject: str, partition: int) -> OpenedFetch:
             messages += _decoded(batch, origin)
         except LogDamaged as error:
             damage.append(error)
-    return OpenedFetch(fetched, messages, damage)
+    return DecodedFetch(fetched, messages, damage)
 
 
 def _decoded(batch: StoredBatch, origin: Origin) -> list[Message]:
     place = f"{origin.subject}/{origin.partition}"
     if not is_intact(batch):
-        raise LogDamaged(place, batch.header.base_offset, "the checksum of a batch does not fit its content")
+        raise LogDamaged(place, batch.header.base_offset, "the checksum of a batch does not match its content")
     try:
         return decode(batch, origin)
-    except Exception as error:  # whatever a decoder or decompressor says of content that it cannot read
+    except Exception as error:  # a decoder or decompressor may raise any class
         raise LogDamaged(place, batch.header.base_offset, f"a batch cannot be decoded: {error}") from error

@@ -1,9 +1,9 @@
-"""A lane: messages that run one after the other. A key of a partition, a partition as a whole, or a single message.
+"""A lane: messages that run in order. The messages of a key, of a whole partition, or a single message.
 
-Where handlers take microseconds, one of them runs at a time anyway, and a lane for each key costs more than it gives.
-Then all of a partition is one **straight** lane, in the order of the log, which is the order of every key in it. It is
-spread over the lanes of its keys as soon as something is the matter: a handler that takes longer, or fails, or somebody
-who asks something of a key.
+If handlers take microseconds, only one runs at a time anyway, and a lane per key costs more than it brings. Then the
+whole partition is a single **straight** lane in the order of the log, which keeps the order of every key. The straight
+lane is spread over lanes by key as soon as a handler takes longer or fails, or an operator requests something for a
+key.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ from inturn.consumer.outcome import Outcome
 from inturn.model.message import Message
 
 if TYPE_CHECKING:
-    from inturn.consumer.parking import HeldLot
-    from inturn.consumer.partition_state import HeldPartition
+    from inturn.consumer.parking import ParkingLot
+    from inturn.consumer.partition_state import PartitionState
     from inturn.consumer.run import Run
 
-LaneKey: TypeAlias = bytes | int | None  # a key; the offset of a message on its own; None: the whole partition
+LaneKey: TypeAlias = bytes | int | None  # a key; the offset of a single message; None: the whole partition
 STRAIGHT = -1  # no offset: the key of a straight lane
 
 
 class Lane(msgspec.Struct, eq=False, gc=False):
-    """While a run has it, its worker moves `at`, and writes `kept`, `failed` and `outcome`, without a lock.
+    """While the lane is in a run, the worker moves `at`, and writes `uncommitted`, `failed` and `outcome`, without a
+    lock.
 
-    A lane is ready (`bucket` is not -1), in a run, waiting, or empty; never two of them at once. There may be as many
-    as messages, so they are kept from the garbage collector: whoever drops a partition takes its lanes apart.
+    A lane is in one state at a time: ready (`bucket` is not -1), in a run, waiting, or empty. There may be as many
+    lanes as messages, so lanes are hidden from the garbage collector: code that drops a partition must take the lanes
+    apart.
     """
 
-    held: HeldPartition
+    state: PartitionState
     key: LaneKey
     messages: list[Message]
-    inbox: list[Message]  # where the worker notes what is finished
+    inbox: list[Message]  # the worker appends finished messages here
     at: int = 0  # the next of `messages` to be handled
     bucket: int = -1
     run: Run | None = None
-    waits: int = 0  # suspended, blocked, or behind a message that is being moved; another number each time
-    parks: str = ""  # why it is to be parked as soon as nothing of it runs; nothing is started any more
-    kept: Sequence[Message] = ()  # manual acknowledgement: handled, not committed
-    failed: Sequence[Message] = ()  # given to the handler, and not over
+    waits: int = 0  # suspended, blocked, or behind a message that is being moved; a new number for every wait
+    parks: str = ""  # the reason to park the lane as soon as no handler runs; no handler is started any more
+    uncommitted: Sequence[Message] = ()  # manual acknowledgement: handled, not committed
+    failed: Sequence[Message] = ()  # passed to the handler, and not over
     outcome: Outcome | None = None  # why the run stopped here; None: no failure
-    lot: HeldLot | None = None  # its messages come from a parking lot
-    # A straight lane that was spread: nothing of it is begun any more. If it ran then, what is left of the key that may
-    # have been running waits in `then`, from the place `spread_at` on.
+    lot: ParkingLot | None = None  # the parking lot that the messages come from
+    # A straight lane that was spread: no message is begun any more. If the lane ran at that time, the rest of the key
+    # that may have been running waits in `then`, from the place `spread_at` on.
     is_spread: bool = False
     then: Lane | None = None
     spread_at: int = 0
@@ -61,19 +63,19 @@ class Lane(msgspec.Struct, eq=False, gc=False):
 
     @property
     def runs_now(self) -> bool:
-        """A handler has a message of it, or may have."""
+        """A handler has a message of the lane, or may have."""
         running = None if self.run is None else self.run.lane
         return running is not None and (running is self or running.then is self)
 
     @property
     def is_plain(self) -> bool:
-        """Nothing is the matter with it."""
-        return self.outcome is None and not self.kept and self.lot is None and not self.parks
+        """The lane has no failure, no uncommitted message, no parking lot and no request to park."""
+        return self.outcome is None and not self.uncommitted and self.lot is None and not self.parks
 
     @property
     def head(self) -> Message | None:
-        """The first message that is not over."""
-        for messages in (self.kept, self.failed):
+        """The first unfinished message."""
+        for messages in (self.uncommitted, self.failed):
             if messages:
                 return messages[0]
         run = self.run
@@ -87,6 +89,6 @@ class Lane(msgspec.Struct, eq=False, gc=False):
             self.at = 0
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """They are the next again."""
+        """Make these messages the next messages again."""
         self.messages[: self.at] = messages
         self.at = 0

@@ -1,7 +1,5 @@
-"""From what a handler did to what happens next. Pure.
-
-Messages that go to a retry or dead-letter subject, and what goes with them.
-"""
+"""The outcome of a handler call: from the returned value or the exception to the next step. Also the batches of
+messages that go to a retry or dead-letter subject. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,19 +21,19 @@ TRACEBACK_LINES_MAX = 20
 
 
 class Next(enum.Enum):
-    DONE = enum.auto()  # done, go on
-    PASS = enum.auto()  # go on; with the next commit if something before it waits for one, else done
-    KEEP = enum.auto()  # handled, but to be repeated if a rollback comes: go on
-    REPEAT = enum.auto()  # the same again, later
-    ROLLBACK = enum.auto()  # everything since the last commit again, later
-    MOVE = enum.auto()  # to the retry subject, then go on
+    DONE = enum.auto()  # finished; go on
+    PASS = enum.auto()  # go on; uncommitted if messages before are uncommitted, else finished
+    KEEP = enum.auto()  # handled and uncommitted, repeated after a rollback; go on
+    REPEAT = enum.auto()  # the same messages again, later
+    ROLLBACK = enum.auto()  # all messages since the last commit again, later
+    MOVE = enum.auto()  # move to the retry subject, then go on
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     next: Next
     kind: ResultKind
-    wait_s: float = 0.0  # 0: as the number of failures says
+    wait_s: float = 0.0  # 0: the backoff by the number of failures
     error: BaseException | None = None
 
 
@@ -78,7 +76,7 @@ def _failed(kind: ResultKind, error: BaseException, settings: ConsumerSettings) 
 
 
 def is_printable(error: BaseException | None) -> bool:
-    """Whether somebody's exception says anything when asked, instead of raising another one."""
+    """Whether `str` and `repr` of the exception work; a user's exception class may raise in them."""
     try:
         str(error), repr(error)
     except Exception:
@@ -87,23 +85,23 @@ def is_printable(error: BaseException | None) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """What to tell of an error, in characters that can be stored everywhere."""
+    """The text of an error, in characters that can be stored everywhere."""
     name = type(error).__name__
     text = f"{name}: {error}" if is_printable(error) else name
     return text.encode(errors="backslashreplace").decode()
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """The last lines of where it was raised."""
+    """The last lines of the traceback."""
     if error is None:
         return ""
     text = "".join(traceback.format_exception(error, limit=-TRACEBACK_LINES_MAX))
     return text.encode(errors="backslashreplace").decode()
 
 
-# Properties of such a message. Producers refuse names that begin with `%`, so these are ours alone.
-ATTEMPTS = "%attempts"  # how often it failed so far
-SUBJECT = "%subject"  # where it stood first
+# Properties of a moved message. Producers refuse names that begin with `%`, so these names are reserved.
+ATTEMPTS = "%attempts"  # the number of failures so far
+SUBJECT = "%subject"  # the original subject
 PARTITION = "%partition"
 OFFSET = "%offset"
 
@@ -114,7 +112,7 @@ def past_attempts(message: Message) -> int:
 
 
 def moved_batch(messages: Sequence[Message], attempts: Sequence[int]) -> Batch:
-    """The messages as they are stored in the retry or dead-letter subject, each with how often it failed."""
+    """The messages as stored in the retry or dead-letter subject, with the number of failures as a property."""
     slots = array("H", [0 if message.key is None else slot_of(message.key) for message in messages])
     return encode([_moved(message, count) for message, count in zip(messages, attempts, strict=True)], slots)
 

@@ -1,9 +1,9 @@
-"""The parking lot of one key, as the holder of its partition sees it.
+"""The parking lot of a key, as the holder of the partition sees it.
 
-The messages are rows at the node. While the lot is being resumed, its rows are read from the head and run in a lane;
-newer messages of the key go to its tail, so that they wait in order wherever the lot goes. Once the end has been read
-and nothing more is on its way to the tail, newer messages wait in the lane behind the last rows instead; when those
-are over, the lane is an ordinary one, and the commit that removes the last row frees the key.
+The messages are rows at the node. While the key is being resumed, rows are read from the head of the parking lot and
+run in a lane; newer messages of the key go to the tail, so that the order is kept wherever the parking lot moves. Once
+the end has been read and no message is on the way to the tail, newer messages wait in the lane behind the last rows
+instead. When those rows are over, the lane is an ordinary lane, and the commit that removes the last row frees the key.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 @dataclass(slots=True, eq=False)
-class HeldLot:
+class ParkingLot:
     key: bytes
     state: LotState
-    lane: Lane | None = None  # while it is being resumed
+    lane: Lane | None = None  # while the key is being resumed
     rows: set[tuple[int, int]] = field(default_factory=set)  # read and not removed: (partition, offset)
-    after: int = 0  # the position up to which it was read
-    is_read: bool = False  # up to its end
-    since_read: list[ParkedMessage] | None = None  # a read is on its way: what may be behind the tail it finds
-    not_again: set[tuple[int, int]] = field(default_factory=set)  # removed, though that read may still find them
-    read_early: set[tuple[int, int]] = field(default_factory=set)  # read although their commit is not answered yet
+    after: int = 0  # the position up to which rows were read
+    is_read: bool = False  # up to the end
+    # A read is in flight: messages added since, maybe behind the tail that the read finds.
+    since_read: list[ParkedMessage] | None = None
+    not_again: set[tuple[int, int]] = field(default_factory=set)  # removed rows that the read may still return
+    # Rows that were read before the commit that adds them was answered.
+    read_early: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def takes_to_tail(self) -> bool:
-        """Where a newer message of the key goes: to the tail of the lot, or else to the lane."""
+        """Newer messages of the key go to the tail of the parking lot, not to the lane."""
         return self.state is LotState.PARKED or not self.is_read
 
     def forget_lane(self) -> None:
-        """A lane is not seen by the garbage collector: the circle has to be cut."""
+        """The garbage collector does not see lanes: cut the reference cycle."""
         if self.lane is not None:
             self.lane.lot = None
             self.lane = None
 
     def begin_again(self) -> None:
-        """Nothing of it runs: the next time it is read from its head."""
+        """No message of the lot runs: the next read starts at the head."""
         self.forget_lane()
         self.rows, self.after, self.is_read, self.since_read = set(), 0, False, None
 

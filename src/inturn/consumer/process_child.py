@@ -1,7 +1,7 @@
-"""The worker process: gets messages, calls the handler, tells what became of each call.
+"""The worker process: receives messages, calls the handler, reports the result of the calls.
 
-It ends with its consumer, in the middle of a handler if need be: whoever takes over would run the same key. Ctrl-C is
-not for it: the consumer lets it finish first.
+The process ends with its consumer, if need be in the middle of a handler: the next holder would run the same key. The
+process ignores Ctrl-C: the consumer lets handlers finish first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inturn.consumer.process_frames import (
     Over,
     Ready,
     Told,
-    Work,
+    WorkFrame,
     decode_work,
     encode,
 )
@@ -38,9 +38,9 @@ TEXT_LENGTH_MAX = 2_000
 
 
 def main(module: str, name: str, pipe: Connection, tokens: Connection, states: MutableSequence[int]) -> None:
-    """`tokens` are the numbers of lanes that may be begun, each by whoever reads it."""
+    """`tokens` are the numbers of lanes that may be begun, by the process or thread that reads the number."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its parent started it with this held back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the parent started the process with SIGINT blocked
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         handler = load(module, name)
@@ -71,10 +71,10 @@ def load(module: str, name: str) -> Handler:
 
 
 class _Calls:
-    """One piece of work."""
+    """The calls of a work frame."""
 
     def __init__(
-        self, handler: Handler, work: Work, states: MutableSequence[int], tell: Callable[[Over], None]
+        self, handler: Handler, work: WorkFrame, states: MutableSequence[int], tell: Callable[[Over], None]
     ) -> None:
         self._handler = handler
         self._work = work
@@ -82,7 +82,7 @@ class _Calls:
         self._tell = tell
         self._monotonic: Callable[[], float] = SystemClock.monotonic
         self._over = Over([])
-        self._first: list[int] = []  # the number of each lane's first call
+        self._first: list[int] = []  # the number of the first call, by lane
         number = 0
         for lane in work.lanes:
             self._first.append(number)
@@ -114,16 +114,16 @@ class _Calls:
                 self._states[number] = DONE
             else:
                 told.is_acknowledged = context.is_acknowledged
-                # At once, for the next call may take long; and first, so that nothing is lost by a kill in between.
+                # Report at once, since the next call may take long; and first, so that a kill in between loses nothing.
                 self._tell(Over([told], is_last=False))
                 self._states[number] = TOLD
                 if told.returned not in (Result.SUCCESS.value, "none"):
-                    return  # what is behind it waits
+                    return  # the messages behind wait
             number += 1
 
 
 def _taken(tokens: int) -> Iterator[int]:
-    """Lanes, one by one, until none is left; whoever reads a token has the lane."""
+    """Lanes in order, until no token is left; the reader of a token owns the lane."""
     while True:
         try:
             token = os.read(tokens, 1)

@@ -1,4 +1,4 @@
-"""What goes between a consumer and its worker processes: msgpack of these structs, nothing pickled."""
+"""The frames between a consumer and its worker processes: these structs as msgpack. No pickle."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from inturn.model.result import Result, Suspend
 
 
 class GivenLane(msgspec.Struct, array_like=True, gc=False):
-    """Messages of one lane, to be handled one after the other, each as its own call or all in one (`is_batch`).
+    """Messages of a lane, to be handled in order, in a call per message or all in one call (`is_batch`).
 
-    Nothing of it is begun at or after `deadline_s`, on a clock that is the same in all processes of a machine.
+    No message is begun at or after `deadline_s`, on a clock that is the same in all processes of a machine.
     """
 
     subject: str
@@ -30,8 +30,9 @@ class GivenLane(msgspec.Struct, array_like=True, gc=False):
         return Context(self.subject, self.group, self.partition, self.consumer, self.epoch, is_direct=self.is_direct)
 
 
-class Work(msgspec.Struct, array_like=True, gc=False):
-    """`has_tokens`: each lane is to be taken out of the pipe of tokens first; what is not there others have taken."""
+class WorkFrame(msgspec.Struct, array_like=True, gc=False):
+    """`has_tokens`: the process must read the token of a lane from the pipe before it begins the lane; a missing token
+    means that a thread of the consumer has taken the lane back."""
 
     lanes: list[GivenLane]
     slow_s: float
@@ -39,20 +40,20 @@ class Work(msgspec.Struct, array_like=True, gc=False):
 
 
 class Told(msgspec.Struct, array_like=True, gc=False):
-    """What a call returned, if that was not None, or raised. `number` counts the calls of the work."""
+    """The result of a call that returned a value or raised. `number` counts the calls of the work frame."""
 
     number: int
     returned: str = ""  # a Result, "suspend", "none", "invalid" or "raised"
     suspend_s: float = 0.0
     kind: str = ""  # the name of the exception's class
-    text: str = ""  # what it says, or the repr of what was returned
+    text: str = ""  # the text of the exception, or the repr of the returned value
     traceback: str = ""
     is_acknowledged: bool = False
 
 
 class Over(msgspec.Struct, array_like=True, gc=False):
-    """What there is to tell, at once, and in the end that the work is over. What is not told of returned None; how far
-    each call came is in the shared states."""
+    """Results of calls, and in the last frame the end of the work. Calls without a result returned None; the shared
+    states tell how far the calls came."""
 
     told: list[Told]
     slow_count: int = 0
@@ -60,25 +61,25 @@ class Over(msgspec.Struct, array_like=True, gc=False):
 
 
 class Ready(msgspec.Struct, array_like=True, gc=False):
-    """The process has loaded its handler, or says why it cannot."""
+    """The process has loaded the handler, or `error` states why not."""
 
     error: str = ""
 
 
-# The states of calls, one byte each, in memory that both have: they are known whatever becomes of the process.
+# The states of calls, a byte per call, in shared memory: they survive the death of the process.
 UNTOUCHED, BEGUN, DONE, TOLD = 0, 1, 2, 3
 CALLS_MAX = 4096
 LANES_MAX = 250  # a token is one byte
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
-decode_work = msgspec.msgpack.Decoder(Work).decode
+decode_work = msgspec.msgpack.Decoder(WorkFrame).decode
 decode_over = msgspec.msgpack.Decoder(Over).decode
 decode_ready = msgspec.msgpack.Decoder(Ready).decode
 
 
 class _Unreadable:
-    """Stands for what a handler returned in its process, and is no result."""
+    """Stands for a returned value that is no result, and stayed in the process."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -88,7 +89,7 @@ class _Unreadable:
 
 
 def returned_of(told: Told) -> object:
-    """What the handler returned, for whoever has to make a result of it."""
+    """The returned value of the handler, as `of_return` expects it."""
     match told.returned:
         case "suspend":
             return Suspend(told.suspend_s)

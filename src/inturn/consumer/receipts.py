@@ -1,32 +1,39 @@
-"""Messages of a shared group that this consumer was given, and what it has to say of them. No I/O.
-
-Messages of a shared group on their way to its retry or dead-letter subject, under their receipts. No I/O.
-"""
+"""Receipts of a shared group: the delivered messages, the acknowledgements to send, and the moves to the retry or
+dead-letter subject. No I/O."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from inturn.consumer.outcome import moved_batch
-from inturn.consumer.partition_state import NEVER, HeldPartition
+from inturn.consumer.partition_lease import NEVER, Stage
+from inturn.consumer.partition_state import PartitionState
 from inturn.model.message import Message
 from inturn.protocol.commands import Acknowledge, Move, PartitionReceipts, Receipt, Returned
 
 
-@dataclass(slots=True, eq=False)
-class Delivered(HeldPartition):
-    """What came with one Fetch: as far as lanes and runs know, a partition that is held until `deadline_s`."""
+class DeliveredBatch(PartitionState):
+    """The messages of one Fetch. Lanes and runs see a partition whose lease ends when the receipts expire."""
 
-    receipts: dict[int, int] = field(default_factory=dict)  # numbers, by offset
+    __slots__ = ("receipts",)
+
+    def __init__(
+        self, index: int, subject: str, group: str, member: str, epoch: int, ends_s: float, receipts: dict[int, int]
+    ) -> None:
+        """`receipts`: numbers, by offset."""
+        super().__init__(index, subject, group, member, stage=Stage.ACTIVE)
+        self.lease.epoch = epoch
+        self.lease.deadline_s = self.lease.ends_s = ends_s
+        self.receipts = receipts
 
     def receipt(self, message: Message) -> Receipt:
         return Receipt(message.offset, self.receipts[message.offset])
 
 
 class Receipts:
-    """Gathers what is done and what is to be given out again, and says it until that is answered."""
+    """Collects finished and returned messages, and repeats the command until the node answers."""
 
     def __init__(self, subject: str, group: str, member: str) -> None:
         self._subject = subject
@@ -35,8 +42,8 @@ class Receipts:
         self._done: dict[tuple[int, int], list[Receipt]] = {}  # by partition and epoch
         self._returned: dict[tuple[int, int], list[Returned]] = {}
         self._number = 0
-        self._said: Acknowledge | None = None  # and not answered yet
-        self._end_s = NEVER  # when the last receipt is over
+        self._said: Acknowledge | None = None  # sent and not answered yet
+        self._end_s = NEVER  # when the last receipt expires
 
     @property
     def has_news(self) -> bool:
@@ -44,33 +51,33 @@ class Receipts:
 
     @property
     def is_urgent(self) -> bool:
-        """Somebody may be waiting for it."""
+        """Other members may wait for the returned messages."""
         return bool(self._returned)
 
     @property
     def is_unanswered(self) -> bool:
         return self._said is not None
 
-    def done(self, delivered: Delivered, messages: Sequence[Message]) -> None:
-        receipts = self._done.setdefault((delivered.index, delivered.epoch), [])
+    def done(self, delivered: DeliveredBatch, messages: Sequence[Message]) -> None:
+        receipts = self._done.setdefault((delivered.index, delivered.lease.epoch), [])
         receipts += [delivered.receipt(message) for message in messages]
-        self._end_s = max(self._end_s, delivered.lease_ends_s)
+        self._end_s = max(self._end_s, delivered.lease.ends_s)
 
     def give_back(
         self,
-        delivered: Delivered,
+        delivered: DeliveredBatch,
         offset: int,
         delay_s: float = 0.0,
         error: str | None = None,
         key: bytes | None = None,
     ) -> None:
-        """It is to be given out again, after this time. Without an error that is no failure."""
+        """Return a message, to be delivered again after `delay_s`. A return without an error is no failure."""
         returned = Returned(offset, delivered.receipts[offset], delay_s, error, key)
-        self._returned.setdefault((delivered.index, delivered.epoch), []).append(returned)
-        self._end_s = max(self._end_s, delivered.lease_ends_s)
+        self._returned.setdefault((delivered.index, delivered.lease.epoch), []).append(returned)
+        self._end_s = max(self._end_s, delivered.lease.ends_s)
 
     def say(self) -> Acknowledge:
-        """What was said and not answered, word for word; or else all there is."""
+        """The command that is not answered yet, unchanged; or else a command with everything collected."""
         if self._said is None:
             receipts = tuple(
                 PartitionReceipts(*place, tuple(self._done.get(place, ())), tuple(self._returned.get(place, ())))
@@ -85,7 +92,7 @@ class Receipts:
         self._said = None
 
     def failed(self, now_s: float) -> None:
-        """It could not be said. When all receipts are over there is no use in it any more: the messages come again."""
+        """The command failed. Once all receipts have expired, the command is dropped: messages are delivered again."""
         if now_s > self._end_s:
             self._said = None
 
@@ -95,21 +102,21 @@ MOVED_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ReceiptMove:
-    """Messages that failed in one call, and where they go."""
+    """Messages that failed in one call, and their destination."""
 
-    delivered: Delivered
+    delivered: DeliveredBatch
     messages: Sequence[Message]
     to_subject: str
     to_partition: int
 
     @property
     def place(self) -> tuple[int, int, str, int]:
-        """One Move takes what has all of this in common."""
-        return self.delivered.index, self.delivered.epoch, self.to_subject, self.to_partition
+        """Messages with the same place fit into one Move."""
+        return self.delivered.index, self.delivered.lease.epoch, self.to_subject, self.to_partition
 
 
 class ReceiptMoves:
-    """One Move at a time is under way, of as many messages as go from one place to another."""
+    """At most one Move is in flight, with as many messages of the same place as fit."""
 
     def __init__(self, subject: str, group: str, member: str) -> None:
         self._subject = subject
@@ -121,11 +128,11 @@ class ReceiptMoves:
     def __bool__(self) -> bool:
         return bool(self._waiting or self._moving)
 
-    def add(self, delivered: Delivered, messages: Sequence[Message], to_subject: str, to_partition: int) -> None:
+    def add(self, delivered: DeliveredBatch, messages: Sequence[Message], to_subject: str, to_partition: int) -> None:
         self._waiting.append(ReceiptMove(delivered, messages, to_subject, to_partition))
 
     def move(self) -> Move:
-        """The one that is under way, or else the next. There must be one."""
+        """The Move in flight, or else the next Move. There must be messages to move."""
         if not self._moving:
             place = self._waiting[0].place
             rest: deque[ReceiptMove] = deque()
@@ -134,7 +141,7 @@ class ReceiptMoves:
                 (self._moving if is_next else rest).append(one)
             self._waiting = rest
         each = [(one.delivered, message) for one in self._moving for message in one.messages]
-        attempts = {message.offset: delivered.attempts.get(message.offset, 1) for delivered, message in each}
+        attempts = {message.offset: delivered.progress.attempts.get(message.offset, 1) for delivered, message in each}
         index, epoch, to_subject, to_partition = self._moving[0].place
         return Move(
             self._subject,
@@ -149,12 +156,13 @@ class ReceiptMoves:
         )
 
     def moved(self) -> list[ReceiptMove]:
-        """They are stored where they go."""
+        """The messages in flight are stored at the destination."""
         moved, self._moving = self._moving, []
         return moved
 
     def drop(self, offsets: Sequence[int]) -> list[ReceiptMove]:
-        """The receipts of these are over; none given: of all. Returns what is not moved therefore."""
+        """The receipts of these offsets have expired; no offsets: all receipts. Returns the messages that are not
+        moved."""
         over, moving, self._moving = set(offsets), self._moving, []
         dropped = []
         for one in moving:

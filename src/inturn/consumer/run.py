@@ -1,8 +1,7 @@
-"""A run: the lanes that a worker has taken, and what it does with their messages, one after the other.
+"""A run: the lanes that a worker has taken, and the loop over the messages, in order.
 
-The worker goes through `calls`; that is where the lease is looked at before every message. There is no lock: what
-others may do meanwhile is to take lanes from the end of `todo`, and to take what is `over`; both are deques, whose
-single steps are atomic.
+The worker iterates over `calls`, where the lease is checked before every message. There is no lock: meanwhile the
+scheduler takes lanes from the end of `todo`, and takes the lanes in `over`. Both are deques with atomic steps.
 """
 
 from __future__ import annotations
@@ -19,19 +18,17 @@ from inturn.model.result import ResultKind
 
 if TYPE_CHECKING:
     from inturn.consumer.lane import Lane
-    from inturn.consumer.partition_state import HeldPartition
-    from inturn.consumer.trace import Notes
+    from inturn.consumer.partition_state import PartitionState
 
-_BROKEN = Outcome(Next.REPEAT, ResultKind.EXCEPTION)
-_NOTHING: list[Message] = []
+BROKEN = Outcome(Next.REPEAT, ResultKind.EXCEPTION)
+NOTHING: list[Message] = []
 _NO_CONTEXT = Context("", "", -1, "", 0)
 
 
 class Run:
     __slots__ = (
-        "_held",
         "_left",
-        "_monotonic",
+        "_state",
         "asked_at_s",
         "context",
         "done",
@@ -39,7 +36,6 @@ class Run:
         "given",
         "handled",
         "lane",
-        "notes",
         "over",
         "slow_count",
         "slow_s",
@@ -49,19 +45,17 @@ class Run:
     )
 
     def __init__(self, lanes: deque[Lane], now_s: float, until_s: float, budget: int) -> None:
-        """It lasts until `until_s`, or for so many messages; but for one at least."""
+        """The run lasts until `until_s` or for `budget` messages; at least one message."""
         self.todo = lanes
-        self.over: deque[Lane] = deque()  # the worker is done with these for now
+        self.over: deque[Lane] = deque()  # lanes that the worker has left
         self.lane: Lane | None = None
-        self.notes: Notes | None = None  # for the trace, if there is one
-        self._monotonic: Callable[[], float] | None = None
-        self._held: HeldPartition | None = None
+        self._state: PartitionState | None = None
         self.context = _NO_CONTEXT
-        self.given = _NOTHING  # to the handler, and not settled yet
+        self.given = NOTHING  # messages passed to the handler and not settled yet
         self.started_at_s = self.asked_at_s = now_s
         self.until_s = until_s
         self._left = budget
-        self.handled = 0  # messages, whatever became of them
+        self.handled = 0  # messages, whatever the outcome
         self.done = 0
         self.failures = 0
         self.slow_s = float("inf")
@@ -69,24 +63,22 @@ class Run:
 
     @property
     def budget(self) -> int:
-        """How many messages it is for."""
+        """How many messages the run may take."""
         return self._left
 
     @property
     def deadline_s(self) -> float:
-        """Nothing of the lane that it is at may be begun from then on."""
-        return float("-inf") if self._held is None else self._held.deadline_s
+        """No message of the current lane may be begun from this time on."""
+        return float("-inf") if self._state is None else self._state.lease.deadline_s
 
     def calls(self, monotonic: Callable[[], float], count: int = 1) -> Iterator[list[Message]]:
-        """What to call the handler with, one after the other: a message, or up to `count` of one lane.
+        """The calls of the handler, in order: a message, or up to `count` messages of one lane.
 
-        Going on says that the last call succeeded, unless `settle` said something else.
+        Continuing the iteration reports success of the last call, unless `settle` was called.
         """
-        todo, over, left, slow_s, notes = self.todo, self.over, self._left, self.slow_s, self.notes
-        self._monotonic = monotonic
+        todo, over, left, slow_s = self.todo, self.over, self._left, self.slow_s
         now_s = asked_at_s = self.asked_at_s = monotonic()
-        if notes is not None:
-            notes.start_s = now_s
+        current: PartitionState | None = None
         done = 0
         try:
             while True:
@@ -94,98 +86,97 @@ class Run:
                     lane = self.lane = todo.popleft()
                 except IndexError:
                     return
-                held, messages, inbox = lane.held, lane.messages, lane.inbox
-                if self._held is not held:
-                    self._held = held
-                    self.context = held.context()
-                    if notes is not None:
-                        notes.part(held)
-                if notes is not None:
-                    notes.first = lane.at
+                state, messages, inbox = lane.state, lane.messages, lane.inbox
+                if current is not state:
+                    current = self._state = state
+                    lease, progress = state.lease, state.progress
+                    self.context = state.context()
                 while True:
                     at = lane.at
                     if at == len(messages) or lane.parks:
                         break
-                    if now_s >= held.deadline_s:
+                    if now_s >= lease.deadline_s:
                         break
                     if (left <= 0 or now_s >= self.until_s) and left < self._left:
                         return
                     given = [messages[at]] if count == 1 else messages[at : at + count]
-                    if held.attempts:
-                        given = _alike(given, held)
+                    if progress.attempts:
+                        given = self._of_one_attempt(given, state)
                         if not given:
                             break
-                        self.context.attempt = held.attempts.get(held.mark(given[0]), 0) + 1
-                        if notes is not None:
-                            notes.attempt(lane, len(given), self.context.attempt)
                     elif self.context.attempt > 1:
                         self.context.attempt = 1
                     self.given = given
                     taken = len(given)
                     lane.at = at + taken
-                    if lane.is_spread:  # looked at after `at` was moved: see `Handling.spread`
+                    if lane.is_spread:  # checked after `at` was moved: see `Dispatcher.spread`
                         lane.at = at
-                        self.given = _NOTHING
+                        self.given = NOTHING
                         break
                     left -= taken
                     asked_at_s = self.asked_at_s = now_s
                     yield given
-                    # The look at the clock before the next start is the end of this one. It comes before anybody can
-                    # know that the message is over, so that what follows from its end has a later time in the trace.
+                    # This time is the end of the call and the start of the next call.
                     now_s = monotonic()
                     if now_s - asked_at_s > slow_s:
                         self.slow_count += 1
                     if self.given is given:
-                        if notes is not None and now_s > notes.due_s:
-                            notes.mark(lane, now_s)
                         inbox += given
-                        self.given = _NOTHING
+                        self.given = NOTHING
                         done += taken
-                    elif self.lane is None:  # it failed
+                    elif self.lane is None:  # the call failed
                         break
                 if self.lane is not None:
-                    if notes is not None:
-                        if lane.at == notes.first + 1:
-                            notes.handled.append(messages[notes.first])
-                        else:
-                            notes.leave(lane)
                     self.lane = None
                     over.append(lane)
         finally:
-            if self.given:
-                self.settle(_BROKEN)  # its worker broke, and nobody knows how far it came
-            self.handled = self._left - left
-            self.done += done
-            self._leave()
+            self._end(left, done)
+
+    def _of_one_attempt(self, given: list[Message], state: PartitionState) -> list[Message]:
+        """The messages from the first on that failed as often as the first, up to an exhausted message. Sets the
+        attempt of the context."""
+        attempts, exhausted, mark = state.progress.attempts, state.progress.exhausted, state.mark
+        count = attempts.get(mark(given[0]), 0)
+        marked = ((message, mark(message)) for message in given)
+        alike = itertools.takewhile(lambda one: attempts.get(one[1], 0) == count and one[1] not in exhausted, marked)
+        given = [message for message, _ in alike]
+        if given:
+            self.context.attempt = count + 1
+        return given
+
+    def _end(self, left: int, done: int) -> None:
+        if self.given:
+            self.settle(BROKEN)  # the worker broke, and nobody knows how far the handler came
+        self.handled = self._left - left
+        self.done += done
+        self._leave()
 
     def begin(self, lane: Lane, message: Message, attempt: int) -> None:
-        """This was handled elsewhere, and is to be settled next."""
-        self.lane, self.given, self.context = lane, [message], lane.held.context()
+        """A process handled this message; `settle` follows."""
+        self.lane, self.given, self.context = lane, [message], lane.state.context()
         self.context.attempt = attempt
 
     def not_begun(self) -> None:
-        """What was given out last was not begun after all: its lane leaves the run as it was before."""
+        """The handler did not begin the last messages after all: the lane leaves the run as it was before."""
         lane, given = self.lane, self.given
         assert lane is not None
         lane.at -= len(given)
         self._leave()
 
     def settle(self, outcome: Outcome) -> bool:
-        """What became of what was given out last; False: it failed, and its lane does not go on in this run."""
+        """Set the outcome of the last messages. Returns False if the call failed: the lane leaves the run."""
         lane, given = self.lane, self.given
         assert lane is not None
-        if self.notes is not None and self._monotonic is not None:
-            self.notes.settled(lane, len(given), outcome, self._monotonic())
-        self.given = _NOTHING
+        self.given = NOTHING
         self.context.is_acknowledged = False
         match outcome.next:
             case Next.DONE:
-                lane.inbox += [*lane.kept, *given]
-                lane.kept = ()
-            case Next.PASS if not lane.kept:
+                lane.inbox += [*lane.uncommitted, *given]
+                lane.uncommitted = ()
+            case Next.PASS if not lane.uncommitted:
                 lane.inbox += given
             case Next.PASS | Next.KEEP:
-                lane.kept = [*lane.kept, *given]
+                lane.uncommitted = [*lane.uncommitted, *given]
             case _:
                 self.failures += 1
                 lane.failed = given
@@ -196,18 +187,6 @@ class Run:
         return True
 
     def _leave(self) -> None:
-        lane, self.lane, self.given = self.lane, None, _NOTHING
+        lane, self.lane, self.given = self.lane, None, NOTHING
         if lane is not None:
-            if self.notes is not None:
-                self.notes.leave(lane)
             self.over.append(lane)
-
-
-def _alike(messages: list[Message], held: HeldPartition) -> list[Message]:
-    """Those from the first on that were tried as often, up to one that is not to be tried again."""
-    attempts = held.attempts.get(held.mark(messages[0]), 0)
-
-    def is_alike(mark: int) -> bool:
-        return held.attempts.get(mark, 0) == attempts and mark not in held.exhausted
-
-    return list(itertools.takewhile(lambda one: is_alike(held.mark(one)), messages))

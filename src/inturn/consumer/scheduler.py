@@ -1,18 +1,19 @@
-"""Which lane runs next. No I/O, no threads: called by one thread at a time.
+"""The scheduler decides which lane runs next. No I/O, no threads: called by one thread at a time.
 
-A worker that has nothing to do takes the ready lane with the most messages waiting: of all orders this comes closest
-to the bound, max(total work / workers, longest lane). Lanes stand in buckets by length; within a bucket the one that
-became ready first is first. Every AGEING-th take serves the buckets in turn instead, so that a short lane is never
-left behind by long ones: it waits for at most AGEING × (number of buckets) × (lanes before it in its bucket) takes.
+An idle worker takes the ready lane with the most waiting messages: this order comes closest to the bound, max(total
+work / workers, longest lane). Lanes stand in buckets by length; within a bucket, first ready is first served. Every
+AGEING-th take serves the buckets in turn instead, so that long lanes never starve a short lane: a lane waits for at
+most AGEING × (number of buckets) × (lanes before it in its bucket) takes.
 
-Where handlers are quick, a worker takes several messages at once, of one lane or of several, so that the lock is paid
-once for about CHUNK_S of work. What it has not begun after OVERDUE_S is taken back for others that have nothing to do,
-after STUCK_S in any case.
+If handlers are quick, a worker takes several messages at once, from the same lane or several lanes, so that the lock is
+paid once for about CHUNK_S of work. Lanes that a worker has not begun after OVERDUE_S are taken back if other workers
+are idle, after STUCK_S in any case.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from inturn.consumer.lane import Lane
 from inturn.consumer.run import Run
@@ -22,9 +23,9 @@ CHUNK_MAX = 4096
 TINY_CHUNK = 40
 MIN_HANDLING_S = 1e-7
 STUCK_S = 0.2
-OVERDUE_S = 0.02  # well above the time for which threads make each other wait
+OVERDUE_S = 0.02  # well above the time that threads wait for the interpreter
 AGEING = 8
-_SLOWER, _QUICKER = 1.25, 0.9  # how much one run changes `_handling_s` at most: it may just have had to wait
+_SLOWER, _QUICKER = 1.25, 0.9  # how much a run changes `_handling_s` at most: the worker may have had to wait
 _BUCKETS = 8 * 62
 _ALL = (1 << _BUCKETS) - 1
 
@@ -36,11 +37,13 @@ class Scheduler:
         self._takes = 0
         self._turn = _BUCKETS  # the bucket that ageing served last
         self._handling_s = CHUNK_S  # how long one message takes, smoothed
+        self.new_run: Callable[[deque[Lane], float, float, int], Run] = Run
         self.ready_count = 0
-        self.runs: dict[Run, None] = {}  # in their order: the same history is to be the same again
+        self.runs: dict[Run, None] = {}  # in order: the same history runs the same way again
 
     def ready(self, lane: Lane) -> None:
-        """The lane has messages and nothing of it runs; or it is ready already, and has more messages now."""
+        """Mark a lane as ready. The lane has messages and does not run; or the lane is ready already, and has more
+        messages now."""
         count = len(lane.messages) - lane.at
         # Exact up to 15, above that within an eighth.
         bucket = count if count < 16 else ((length := count.bit_length()) - 3 << 3) + (count >> length - 4 & 7)
@@ -55,7 +58,7 @@ class Scheduler:
         lane.bucket = -1
 
     def expect(self, handling_s: float) -> None:
-        """Handlers take about so long; what they do take is learnt from there."""
+        """Set the expected duration of a handler call; the measured durations correct the figure from there."""
         self._handling_s = handling_s
 
     @property
@@ -65,7 +68,7 @@ class Scheduler:
 
     @property
     def is_tiny(self) -> bool:
-        """Handlers take a few microseconds: they do nothing but compute."""
+        """Handlers take a few microseconds: they only compute."""
         return self.chunk >= TINY_CHUNK
 
     @property
@@ -74,9 +77,9 @@ class Scheduler:
         return -(-self.ready_count // self.chunk)
 
     def room(self, now_s: float, cores: int) -> int | None:
-        """How many more workers than those that get on could compute at the same time; None: handlers are not quick.
+        """How many more workers could compute at the same time, besides the busy workers; None: handlers are not quick.
 
-        Only one at a time has the interpreter; but those that are not tiny may give it away now and then.
+        The interpreter runs one thread at a time; only handlers that are not tiny may release the interpreter.
         """
         if self.chunk == 1:
             return None
@@ -84,13 +87,13 @@ class Scheduler:
         return (1 if self.is_tiny else cores) - busy
 
     def take(self, now_s: float) -> Run | None:
-        """Work for one worker. Whoever gets it gives it to `end` when it is over."""
+        """Work for a worker. Pass the run to `end` when the run is over."""
         if not self.ready_count:
             self._forget_void()
             return None
         chunk = left = self.chunk
         lanes: deque[Lane] = deque()
-        run = Run(lanes, now_s, now_s + 2 * CHUNK_S, chunk)
+        run = self.new_run(lanes, now_s, now_s + 2 * CHUNK_S, chunk)
         below = self._below()
         while left > 0:
             filled = self._filled & below
@@ -106,7 +109,7 @@ class Scheduler:
                 if lane.bucket == bucket:
                     lane.bucket = -1
                     lane.run = run
-                    lane.held.active += 1
+                    lane.state.buffer.lanes_in_runs += 1
                     lanes.append(lane)
                     left -= len(lane.messages) - lane.at
                     if left <= 0:
@@ -120,15 +123,15 @@ class Scheduler:
         return run
 
     def _forget_void(self) -> None:
-        """Entries of lanes that are not ready any more hold them, and what they hold."""
+        """Drop entries of lanes that are not ready any more: an entry keeps its lane, and the messages, alive."""
         while self._filled:
             bucket = self._filled.bit_length() - 1
             self._buckets[bucket].clear()
             self._filled ^= 1 << bucket
 
     def _below(self) -> int:
-        """The buckets to take from, from the highest down: all of them, or with every AGEING-th take those below the
-        one that was served by ageing before."""
+        """The buckets to take from, from the highest down: all buckets, or with every AGEING-th take the buckets below
+        the bucket that ageing served last."""
         self._takes += 1
         if self._takes % AGEING:
             return _ALL
@@ -137,7 +140,7 @@ class Scheduler:
         return (1 << self._turn + 1) - 1
 
     def end(self, run: Run, now_s: float) -> list[Lane]:
-        """The lanes that this run had, each of them free again."""
+        """The run is over: returns the lanes of the run, free again."""
         self.runs.pop(run, None)
         if run.handled:
             each_s = (now_s - run.started_at_s) / run.handled
@@ -146,8 +149,8 @@ class Scheduler:
         return self._over(run) + self._untouched(run, len(run.todo))
 
     def take_back(self, now_s: float) -> list[Lane]:
-        """Lanes of runs that are still busy: those they are done with; and of those that a slow one has not begun, half
-        if nothing else is ready, all if it is stuck."""
+        """Lanes of busy runs: the lanes that the runs have left; and of the lanes that a slow run has not begun, half
+        if no other lane is ready, all if the run is stuck."""
         lanes: list[Lane] = []
         for run in self.runs:
             if run.over:
@@ -161,19 +164,19 @@ class Scheduler:
         return lanes
 
     def withdraw(self, lane: Lane) -> bool:
-        """Take one lane back that its run has not begun; False if it has."""
+        """Take a lane back that the run has not begun; returns False if the run has begun the lane."""
         run = lane.run
         if run is None:
             return False
         try:
             run.todo.remove(lane)
-        except (ValueError, IndexError):  # the worker was quicker, or took another one just now
+        except (ValueError, IndexError):  # the worker was quicker, or took a lane just now
             return False
         self._free(lane)
         return True
 
     def next_overdue_s(self) -> float:
-        """When `take_back` has something to take from a slow run."""
+        """The time at which `take_back` can take lanes from a slow run."""
         started_at_s = min((run.started_at_s for run in self.runs if run.todo), default=float("inf"))
         return started_at_s + (STUCK_S if self.ready_count else OVERDUE_S)
 
@@ -183,7 +186,7 @@ class Scheduler:
         while over:
             lane = over.popleft()
             lane.run = None
-            lane.held.active -= 1
+            lane.state.buffer.lanes_in_runs -= 1
             lanes.append(lane)
         return lanes
 
@@ -191,7 +194,7 @@ class Scheduler:
         lanes = []
         for _ in range(count):
             try:
-                lanes.append(run.todo.pop())  # its worker takes from the other end
+                lanes.append(run.todo.pop())  # the worker takes from the other end
             except IndexError:
                 break
             self._free(lanes[-1])
@@ -199,4 +202,4 @@ class Scheduler:
 
     def _free(self, lane: Lane) -> None:
         lane.run = None
-        lane.held.active -= 1
+        lane.state.buffer.lanes_in_runs -= 1

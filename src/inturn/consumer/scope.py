@@ -1,4 +1,4 @@
-"""What a consumer is there for, if it is not to handle all that comes for as long as it lives."""
+"""The scope of a consumer: the part of a group's work that the consumer does, if not all of it for ever."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
-    """`until` bounds what is handled, by partition: nothing at or above that offset. `keeps_only`: it holds leases for
-    others to work under, and pulls nothing. `takes_over`: all partitions of the group are for it."""
+class Scope:
+    """`until`: by partition, no message at or above this offset is handled. `keeps_only`: the consumer holds leases for
+    other workers, and pulls nothing. `takes_over`: the consumer gets all partitions of the group."""
 
     until: Mapping[int, int] = field(default_factory=dict)
     keeps_only: bool = False
     takes_over: bool = False
 
 
-EVERYTHING = Duty()
+EVERYTHING = Scope()

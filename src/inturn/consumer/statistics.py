@@ -1,7 +1,4 @@
-"""What a consumer has done, and how fast.
-
-What a consumer tells of itself, to whoever asks.
-"""
+"""The statistics of a consumer: counts and rates, and the snapshot that `Consumer.statistics` returns."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from inturn.model.errors import InturnError
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatistics:
-    """A look at a consumer. Rates are over the last ten seconds."""
+    """A snapshot of a consumer. Rates are over the last ten seconds."""
 
     partitions: tuple[int, ...]
     lag: int
@@ -29,17 +26,17 @@ class ConsumerStatistics:
     missing: int  # offsets that retention or a lost tail had removed before they could be read
     errors: tuple[str, ...]
     concurrency: int = 0
-    failing_count: int = 0  # messages that failed and will be repeated, or wait for somebody to decide
+    failing_count: int = 0  # messages that failed and will be repeated, or wait for an operator
     parked: tuple[str, ...] = ()  # keys
     blocking: tuple[Blocking, ...] = ()
-    handling_s: float = 0.0  # in handlers, all together
-    refused_count: int = 0  # shared groups: messages acknowledged after their receipt was over; they came again
-    unwanted_count: int = 0  # messages that were passed by for their tags
+    handling_s: float = 0.0  # the total time in handlers
+    refused_count: int = 0  # shared groups: messages acknowledged after the receipt expired; they are delivered again
+    unwanted_count: int = 0  # messages that the tags filtered out
 
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """A partition is paused since a limit of FlowControl is reached, and this message is what it waits for."""
+    """A partition is paused because a limit of FlowControl is reached, and the partition waits for this message."""
 
     partition: int
     offset: int
@@ -52,19 +49,19 @@ class HeldLease:
     epoch: int
     committed: int  # as far as this consumer knows
     missing: int = 0  # offsets that were gone before they could be read
-    error: InturnError | None = None  # why it cannot be read just now
+    error: InturnError | None = None  # why the partition cannot be read at the moment
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLease:
-    """A lease of a consumer that only keeps it, and how far the partition was when it was granted."""
+    """A lease of a consumer that only holds leases, and the progress of the partition at the time of the grant."""
 
     epoch: int
     offset: int
     finished: bytes  # above `offset`: a roaring bitmap, or nothing
     failed: tuple[int, ...]  # offsets that wait to be repeated
     parked: tuple[bytes, ...]  # keys
-    is_wanted_back: bool = False  # it is about to be given to somebody else
+    is_wanted_back: bool = False  # the lease is about to go to another member
 
 
 WINDOW_S = 10.0

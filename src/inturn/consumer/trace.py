@@ -1,17 +1,16 @@
-"""A trace: what a consumer recorded of its work, in files, for an audit.
+"""A trace: files in which a consumer records its work, for an audit.
 
-While a worker goes through a run it notes per lane which messages they were, and how many were over at which time: a
-mark, not closer to the one before than `RESOLUTION_S`. So messages that take longer have their times, and quick ones
-share theirs: each is said to end no later than it did. When the run is over its notes become columns: one pass for the
-offsets, one hash per lane, and msgpack, which encodes a list of numbers at some 3 ns each. That is what makes it cheap
-enough to be left on.
+During a run the worker notes the messages per lane, and marks how many were over at which time, with at least
+`RESOLUTION_S` between two marks. So longer messages have exact times, and quick messages share a time: a recorded end
+is never later than the real end. After the run the notes become columns: one pass for the offsets, one hash per lane,
+and msgpack, which encodes a list of numbers at about 3 ns per number. A trace is cheap enough to be left on.
 
-A file is a sequence of chunks, each with a checksum: a chunk that was cut by a kill is the end of what is readable, and
-is never taken for something else. Before a commit is sent, what it tells of is written (handed to the operating system,
-not synced), but for runs that have not ended yet. A trace that ends without the mark of a clean end was cut.
+A file is a sequence of chunks with checksums: a chunk that was cut by a kill ends the readable part, and is never
+misread. Before a commit is sent, the work that the commit reports is written (handed to the operating system, not
+synced), except for runs that have not ended yet. A trace without the mark of a clean end was cut.
 
-Times are nanoseconds of the wall clock, counted on the monotonic clock from one look at both per consumer: within a
-trace they never go back.
+Times are nanoseconds of the wall clock, counted on the monotonic clock from one reading of both clocks per consumer:
+within a trace, times never go back.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from inturn.protocol.commands import (
 if TYPE_CHECKING:
     from inturn.consumer.core import ConsumerCore
     from inturn.consumer.lane import Lane
-    from inturn.consumer.partition_state import HeldPartition
+    from inturn.consumer.partition_state import PartitionState
     from inturn.model.time import Clock
 
 SUFFIX = ".trace"
@@ -63,13 +62,17 @@ HASH_SEED = 42  # as Spark's xxhash64()
 FILE_BYTES = 64 << 20
 MAGIC = b"ITRC"
 VERSION = 1
-HEAD = struct.Struct("<4sBBHIIQ")  # magic, version, kind of chunk, nothing, bytes of the head, of the body, checksum
+HEAD = struct.Struct("<4sBBHIIQ")  # magic, version, kind of chunk, zero, bytes of the head, of the body, checksum
 RUNS, EVENTS = 1, 2  # kinds of chunks
 PENDING_MAX = 1 << 16  # messages noted and not written
 RESOLUTION_S = 20e-6
-LONG_COUNT = 64  # messages of a run from which on it is worth to encode it by itself
+LONG_COUNT = 64  # runs with as many messages or more are encoded separately
 
-ALONE, OF_KEY, OF_PARTITION = 0, 1, 2  # kinds of lanes: a message on its own, a key, all without a key or all at all
+ALONE, OF_KEY, OF_PARTITION = (
+    0,
+    1,
+    2,
+)  # kinds of lanes: a single message, a key, all messages without a key or all messages
 SUCCESS, MOVED, FAILED, EXCEPTION, ROLLBACK, CRASHED = range(6)  # results
 RESULTS = ("success", "moved", "failed", "exception", "rollback", "crashed")
 
@@ -79,31 +82,31 @@ Place: TypeAlias = tuple[int, int]  # partition, offset
 
 
 class TraceHead(msgspec.Struct, frozen=True):
-    """What all of a chunk has in common."""
+    """The fields that all records of a chunk have in common."""
 
     subject: str
     group: str
     owner: str
     number: int  # counts the chunks of a trace
     anchor_ns: int = 0  # at 0 s of the monotonic clock
-    lone_kind: int = ALONE  # the kind of lane of what has no key hash
+    lone_kind: int = ALONE  # the kind of lanes without a key hash
 
 
 class TraceEvent(msgspec.Struct, frozen=True, array_like=True):
-    """Something that happened beside the runs. `kind` says what the rest means:
+    """An event beside the runs. The fields depend on `kind`:
 
     opened, closed   the trace; `why` is the order of the group
-    granted          a lease, with what is done by then: all below `offset`, and `finished`
-    claimed          slots of a partition under somebody else's lease
-    ended            a lease, because it was released, or found lost
-    committed        taken by the node: `finished` is what is new since the last one of this epoch
-    skipped, moved   a message that was given up by name, or is safe in another subject
-    resumed          a key whose attempts count anew
+    granted          a lease, with the progress at that time: all offsets below `offset`, and `finished`
+    claimed          slots of a partition under the lease of another member
+    ended            a lease, because the lease was released, or found lost
+    committed        stored by the node: `finished` has the new offsets since the last commit of this epoch
+    skipped, moved   a message that was skipped by request, or is stored in another subject
+    resumed          a key whose attempts count from the beginning
     """
 
     kind: str
-    at_ns: int  # when it was asked for, where it was
-    until_ns: int  # when it was answered
+    at_ns: int  # when the command was sent, if there was a command
+    until_ns: int  # when the answer came
     partition: int = -1
     epoch: int = 0
     offset: int = -1
@@ -122,20 +125,20 @@ def key_hash(key: bytes) -> int:
 
 
 class TraceRun(msgspec.Struct, frozen=True, array_like=True):
-    """What one run did. `counts` and `hashes` are of lanes; no counts: one message each; no hashes: no keys."""
+    """The work of a run. `counts` and `hashes` are per lane; no counts: one message per lane; no hashes: no keys."""
 
     start_s: float
-    parts: list[tuple[int, int, int]]  # partition, epoch, the first of its messages
-    marks: list[int]  # so many messages were over
-    marks_s: list[float]  # by then
+    parts: list[tuple[int, int, int]]  # partition, epoch, index of the first message
+    marks: list[int]  # the number of messages that were over
+    marks_s: list[float]  # at these times
     offsets: list[int]
     hashes: list[int | None]
     counts: list[int]
-    odd: list[tuple[int, int, int]]  # number of the message, attempt, result; those that are not there: 1, success
+    odd: list[tuple[int, int, int]]  # number of the message, attempt, result; all other messages: attempt 1, success
 
     @property
     def ends(self) -> list[float]:
-        """Of the messages, one after the other; each is the start of the next."""
+        """The end times of the messages, in order; an end is the start of the next message."""
         stops = [*self.marks, len(self.offsets) + 1]
         ends = [self.start_s] * (stops[0] - 1)
         for number, at_s in enumerate(self.marks_s):
@@ -144,7 +147,7 @@ class TraceRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notes:
-    """What one run does. Its worker writes without a lock; nobody else looks before the run is over."""
+    """The notes of a run. The worker writes without a lock; no other thread reads before the run is over."""
 
     __slots__ = (
         "attempts",
@@ -163,41 +166,41 @@ class Notes:
     def __init__(self, is_keyed: bool) -> None:
         self.is_keyed = is_keyed
         self.start_s = 0.0
-        self.due_s = 0.0  # from then on the next mark is worth it
+        self.due_s = 0.0  # the earliest time of the next mark
         self.marks: list[int] = []
         self.marks_s: list[float] = []
-        self.handled: list[Message] = []  # up to the lane that runs now
-        self.long: list[tuple[int, int]] = []  # of lanes with several: the first of `handled`, and how many
+        self.handled: list[Message] = []  # before the current lane
+        self.long: list[tuple[int, int]] = []  # lanes with several messages: index in `handled`, and count
         self.parts: list[tuple[int, int, int]] = []
         self.attempts: dict[int, int] = {}
         self.results: dict[int, int] = {}
-        self.first = 0  # in its lane: the first message that was given out
+        self.first = 0  # index in the current lane: the first message that was passed to the handler
 
-    def part(self, held: HeldPartition) -> None:
-        """The lanes from here on are of this partition."""
-        self.parts.append((held.index, held.epoch, len(self.handled)))
+    def part(self, state: PartitionState) -> None:
+        """The following lanes belong to this partition."""
+        self.parts.append((state.index, state.lease.epoch, len(self.handled)))
 
     def mark(self, lane: Lane, now_s: float) -> None:
-        """All that was given out so far is over."""
+        """All messages passed to the handler so far are over."""
         self.marks.append(len(self.handled) + lane.at - self.first)
         self.marks_s.append(now_s)
         self.due_s = now_s + RESOLUTION_S
 
     def leave(self, lane: Lane) -> None:
-        """Before anybody else may have the lane: what was given out since `first` is over, one way or another."""
+        """Take over the messages of the lane since `first`. Called before another thread may get the lane."""
         count = lane.at - self.first
         if count > 1 and not lane.is_straight:
             self.long.append((len(self.handled), count))
         self.handled += lane.messages[self.first : lane.at]
 
     def attempt(self, lane: Lane, count: int, attempt: int) -> None:
-        """Of the next ones that are given out."""
+        """Set the attempt of the next messages."""
         if attempt > 1:
             number = len(self.handled) + lane.at - self.first
             self.attempts.update(dict.fromkeys(range(number, number + count), attempt))
 
     def settled(self, lane: Lane, count: int, outcome: Outcome, now_s: float) -> None:
-        """Those that were given out last."""
+        """Set the result of the last messages."""
         result = _result(outcome)
         if result != SUCCESS or now_s > self.due_s:
             self.mark(lane, now_s)
@@ -206,7 +209,7 @@ class Notes:
             self.results.update(dict.fromkeys(range(stop - count, stop), result))
 
     def encode(self) -> msgspec.Raw:
-        """All that costs something, in as few steps per message as there can be."""
+        """Encode the notes, in as few steps per message as possible."""
         handled, attempts, results = self.handled, self.attempts, self.results
         counts: list[int] = []
         heads = handled
@@ -220,7 +223,7 @@ class Notes:
         return msgspec.Raw(_encoder.encode(run))
 
     def _counts(self) -> list[int]:
-        """Of all lanes."""
+        """The number of messages of all lanes."""
         counts: list[int] = []
         at = 0
         for first, count in self.long:
@@ -236,7 +239,7 @@ def _hashes(messages: list[Message]) -> list[int | None]:
     hash_of, seed = xxh64_intdigest, HASH_SEED
     try:
         return [hash_of(message.key, seed) for message in messages]  # type: ignore[arg-type]
-    except TypeError:  # not all of them have one
+    except TypeError:  # some messages have no key
         keys = [message.key for message in messages]
         return [None if key is None else hash_of(key, seed) for key in keys]
 
@@ -251,9 +254,9 @@ def _result(outcome: Outcome) -> int:
 
 
 class Trace:
-    """One writer per consumer. `add` and `flush` may be called from any thread.
+    """One writer per consumer. Any thread may call `add` and `flush`.
 
-    A disk that fails must not stop the work: the trace ends there, unclean, and the log says so.
+    A failing disk must not stop the work: the trace ends there, unclean, and the log reports the failure.
     """
 
     def __init__(
@@ -279,22 +282,22 @@ class Trace:
         self._noted_count = 0
         self._events: list[TraceEvent] = []
         self._asked: dict[tuple[type, int | None], tuple[Command, float]] = {}
-        self._claimed: dict[tuple[int, int], BitMap64] = {}  # by partition and epoch: told as finished before
+        self._claimed: dict[tuple[int, int], BitMap64] = {}  # by partition and epoch: reported as finished before
         self._file: int | None = None
         self._file_number = self._written_bytes = self._chunk_number = 0
         self._is_over = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInput(f"trace folder {str(folder)!r} cannot be made: {error.strerror}") from None
+            raise InvalidInput(f"trace folder {str(folder)!r} cannot be created: {error.strerror}") from None
         self._event("opened", clock.monotonic(), why=order.value)
 
     def notes(self) -> Notes:
         return Notes(self._is_keyed)
 
     def add(self, notes: Notes) -> None:
-        """The run is over. Called by its worker: a long one is encoded there, while it is at hand, short ones together
-        when they are written."""
+        """The run is over. Called by the worker: a long run is encoded at once, short runs are encoded together when
+        they are written."""
         count = len(notes.handled)
         if count:
             self._noted.append(notes.encode() if count >= LONG_COUNT else notes)
@@ -303,7 +306,7 @@ class Trace:
                 self.flush()
 
     def flush(self) -> None:
-        """Hand all that was noted to the operating system."""
+        """Hand all notes and events to the operating system."""
         with self._lock:
             noted = [self._noted.popleft() for _ in range(len(self._noted))]
             events, self._events = self._events, []
@@ -316,7 +319,7 @@ class Trace:
                 self._write(EVENTS, _encoder.encode(events))
 
     def end(self, *, is_clean: bool) -> None:
-        """Nothing comes any more; `is_clean`: and nothing of the consumer's work is missing."""
+        """No records follow. `is_clean`: the work of the consumer is recorded completely."""
         if is_clean:
             self._event("closed", self._monotonic())
         self.flush()
@@ -326,12 +329,12 @@ class Trace:
                 os.close(self._file)
                 self._file = None
 
-    # What the consumer asks of the node, and hears from it
+    # Commands and answers
 
     def asks(self, commands: Sequence[Command]) -> None:
-        """Before they are sent. What a commit tells of is written first.
+        """Called before the commands are sent. The work that a commit reports is written first.
 
-        Its time is the one now: what it tells of was looked at after the time that the core has for it.
+        The recorded time is now, not the time of the core: the core collected the progress after its own time.
         """
         told = [command for command in commands if isinstance(command, Commit | Release)]
         if told:
@@ -342,8 +345,8 @@ class Trace:
                 self._asked[type(command), partition] = command, now_s
 
     def _asked_at_s(self, core: ConsumerCore, command: Command) -> float | None:
-        """None: its answer is not waited for any more."""
-        at_s = core.asked_at_s(command)
+        """The time when the command was sent; None: the core does not wait for the answer any more."""
+        at_s = core.sent_at_s(command)
         if at_s is not None and isinstance(command, Commit | Release):
             partition = command.progress.partition if isinstance(command, Release) else None
             asked = self._asked.pop((type(command), partition), None)
@@ -351,7 +354,7 @@ class Trace:
         return at_s
 
     def answered(self, core: ConsumerCore, command: Command, answer: object, now_s: float) -> None:
-        """Before the core is told of it."""
+        """Called before the core gets the answer."""
         asked_at_s = self._asked_at_s(core, command)
         if isinstance(answer, Assignment) and self._is_keyed:
             self._lone_kind = ALONE if answer.subject.keyless is Keyless.INDEPENDENT else OF_PARTITION
@@ -370,22 +373,22 @@ class Trace:
                         self._ended(progress.partition, progress.epoch, "lost", now_s)
             case Done() if isinstance(command, Release):
                 self._committed(core, command.progress, asked_at_s, now_s)
-                held = core.held.get(command.partition)
-                is_claim = held is not None and held.is_claim
+                state = core.partitions.get(command.partition)
+                is_claim = state is not None and state.lease.is_claim
                 self._ended(command.partition, command.progress.epoch, "released", now_s, is_claim=is_claim)
             case Renewed() if isinstance(command, Renew):
                 for index, epoch in command.held:
                     if index not in answer.partitions and index not in answer.unreached:
                         self._ended(index, epoch, "lost", now_s)
             case StaleEpoch():
-                held = core.held.get(getattr(command, "partition", -1))
-                if held is not None and held.epoch and not isinstance(command, Acquire):
-                    self._ended(held.index, held.epoch, "lost", now_s)
+                state = core.partitions.get(getattr(command, "partition", -1))
+                if state is not None and state.lease.epoch and not isinstance(command, Acquire):
+                    self._ended(state.index, state.lease.epoch, "lost", now_s)
 
-    def acted(self, held: HeldPartition, request: KeyRequest) -> None:
-        """What somebody asked for counts from here on."""
+    def acted(self, state: PartitionState, request: KeyRequest) -> None:
+        """A key request is in effect from now on."""
         now_s = self._monotonic()
-        about = {"partition": held.index, "epoch": held.epoch, "key_hash": key_hash(request.key)}
+        about = {"partition": state.index, "epoch": state.lease.epoch, "key_hash": key_hash(request.key)}
         if request.kind == KeyAction.SKIP and request.offset is not None:
             self._event("skipped", now_s, offset=request.offset, **about)
         elif request.kind == KeyAction.RESUME:
@@ -405,7 +408,7 @@ class Trace:
         )
 
     def _committed(self, core: ConsumerCore, progress: Progress, asked_at_s: float, now_s: float) -> None:
-        held = core.held.get(progress.partition)
+        state = core.partitions.get(progress.partition)
         finished = b""
         if progress.finished:
             place = progress.partition, progress.epoch
@@ -423,7 +426,7 @@ class Trace:
             finished=finished,
             parked=tuple((one.partition, one.offset) for lot in progress.lots for one in lot.added),
             unparked=tuple(place for lot in progress.lots for place in lot.removed),
-            is_claim=held is not None and held.is_claim,
+            is_claim=state is not None and state.lease.is_claim,
         )
 
     def _ended(self, partition: int, epoch: int, why: str, now_s: float, *, is_claim: bool = False) -> None:
@@ -431,10 +434,10 @@ class Trace:
         self._event("ended", now_s, partition=partition, epoch=epoch, why=why, is_claim=is_claim)
 
     def _moved(self, core: ConsumerCore, command: Move, answer: object, now_s: float) -> None:
-        held = core.held.get(command.partition)
-        if isinstance(answer, Done) and held is not None and held.moving_batch is command.batch:
-            for message in [one for moving in held.moving_now for one in moving.messages]:
-                self._event("moved", now_s, partition=held.index, epoch=held.epoch, offset=message.offset)
+        state = core.partitions.get(command.partition)
+        if isinstance(answer, Done) and state is not None and state.progress.move_batch is command.batch:
+            for message in [one for move in state.progress.moves_in_flight for one in move.messages]:
+                self._event("moved", now_s, partition=state.index, epoch=state.lease.epoch, offset=message.offset)
 
     def _event(self, kind: str, at_s: float, until_s: float | None = None, **fields: Any) -> None:
         at_ns = self._anchor_ns + round(at_s * 1e9)
@@ -484,9 +487,9 @@ _events_decoder = msgspec.msgpack.Decoder(list[TraceEvent])
 
 
 def chunks(content: bytes | memoryview, kinds: Sequence[int] = (RUNS, EVENTS)) -> Iterator[TraceChunk]:
-    """The chunks of a file that are whole, up to the first that is not: that is where its writer was cut.
+    """The complete chunks of a file, up to the first incomplete chunk, where the writer was cut.
 
-    Raises InvalidInput for what is no trace.
+    Raises InvalidInput if the content is no trace.
     """
     view = memoryview(content)
     at = 0
@@ -494,7 +497,7 @@ def chunks(content: bytes | memoryview, kinds: Sequence[int] = (RUNS, EVENTS)) -
         magic, version, kind, _, head_bytes, body_bytes, checksum = HEAD.unpack_from(view, at)
         if magic != MAGIC or version > VERSION:
             if at == 0:
-                raise InvalidInput("not a trace of inturn, or of a newer version of it")
+                raise InvalidInput("not a trace of inturn, or a trace of a newer version")
             return
         start, stop = at + HEAD.size, at + HEAD.size + head_bytes + body_bytes
         if stop > len(view) or xxh3_64_intdigest(view[start:stop]) != checksum:

@@ -1,7 +1,7 @@
-"""Trials: single messages that somebody asked this member to handle out of turn. No I/O.
+"""Trials: single messages that an operator asks this member to handle out of turn. No I/O.
 
-One after the other, beside whatever else runs: each is read, given to the handler, and reported until that is answered.
-Nothing of it is committed, counted or traced.
+Trials run sequentially, beside all other work: a message is read, passed to the handler, and the report is repeated
+until the node answers. A trial is not committed, counted or traced.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inturn.consumer.context import Context
-from inturn.consumer.decoder import Opened
+from inturn.consumer.decoder import DecodedPull
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from inturn.protocol.commands import Command, Read, ReportTrial, Trial
 
-KNOWN_COUNT_MAX = 1_000  # an answer may name again what was reported meanwhile
-READ_BYTES = 1  # the batch that the message is in, and nothing else
+KNOWN_COUNT_MAX = 1_000  # a heartbeat may return trials again that were reported meanwhile
+READ_BYTES = 1  # only the batch with the message
 
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """What became of a call of the handler."""
+    """The result of a handler call."""
 
     result: ResultKind
     error: str = ""
@@ -33,14 +33,14 @@ class TrialReport:
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """What the handler is to be called with."""
+    """The arguments of the handler call."""
 
     message: Message
     context: Context
 
 
 class MemberTrials:
-    """Those of one member."""
+    """The trials of a member."""
 
     def __init__(self, subject: str, group: str, member: str) -> None:
         self._where = subject, group
@@ -54,7 +54,7 @@ class MemberTrials:
 
     @property
     def is_busy(self) -> bool:
-        """One of them has begun, and is not reported yet."""
+        """A trial has begun, and is not reported yet."""
         return self._now is not None
 
     @property
@@ -62,7 +62,7 @@ class MemberTrials:
         return bool(self._waiting)
 
     def heard(self, trials: Iterable[Trial]) -> None:
-        """What a heartbeat was answered with. Those that wait and are not there any more were given up."""
+        """Take the trials that a heartbeat returned. Waiting trials that are not among them were cancelled."""
         by_id = {trial.id: trial for trial in trials}
         self._waiting = deque(trial for trial in self._waiting if trial.id in by_id)
         for trial in by_id.values():
@@ -74,7 +74,7 @@ class MemberTrials:
         self._waiting.clear()
 
     def next_command(self) -> Command | None:
-        """What to send, unless it is on its way already."""
+        """The command to send, unless the command is in flight already."""
         if self._now is None and self._waiting:
             self._now = self._waiting.popleft()
         if self._report is not None:
@@ -84,23 +84,23 @@ class MemberTrials:
             return Read(subject, self._now.partition, self._now.offset, READ_BYTES, group=group)
         return None
 
-    def read(self, opened: Opened) -> None:
+    def read(self, decode_pull: DecodedPull) -> None:
         trial = self._now
         if trial is None:
             return
-        if opened.damage is not None:
-            self._refused(opened.damage)
+        if decode_pull.damage is not None:
+            self._refused(decode_pull.damage)
             return
-        for message in (message for messages in opened.messages for message in messages):
+        for message in (message for messages in decode_pull.messages for message in messages):
             if message.offset == trial.offset:
                 subject, group = self._where
                 context = Context(subject, group, trial.partition, self._member, 0, is_direct=True)
                 self._run = TrialRun(message, context)
                 return
-        self.over(TrialReport(ResultKind.EXCEPTION, f"nothing is stored at offset {trial.offset} any more"))
+        self.over(TrialReport(ResultKind.EXCEPTION, f"no message is stored at offset {trial.offset} any more"))
 
     def failed(self, command: Read | ReportTrial, error: InturnError) -> None:
-        """It cannot be read, or nobody wants to know what became of it."""
+        """The message cannot be read, or the node does not accept the report."""
         if isinstance(command, Read):
             self._refused(error)
         else:
@@ -110,7 +110,7 @@ class MemberTrials:
         self.over(TrialReport(ResultKind.EXCEPTION, f"the message cannot be read: {error}"))
 
     def take(self) -> TrialRun | None:
-        """The next one to be run, once; its end is told by `over`."""
+        """The next trial to run, returned once; `over` reports the end."""
         run, self._run = self._run, None
         self._is_running = run is not None or self._is_running
         return run
@@ -131,5 +131,5 @@ class MemberTrials:
         )
 
     def reported(self) -> None:
-        """The node knows, or does not want to."""
+        """The node has the report, or does not want the report."""
         self._now = self._report = None

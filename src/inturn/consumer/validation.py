@@ -1,41 +1,39 @@
-"""What fits together: handler, order, mode and settings of a consumer. Whatever does not is told before it starts."""
+"""Validates that handler, order, mode and settings of a consumer fit together, before the consumer starts."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import replace
 
-from inturn.consumer.scope import EVERYTHING, Duty
+from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import ConsumerSettings, GroupMode, OnExhausted, Order, Strategy, one_of
 
 
 def order_in(mode: GroupMode, order: Order | str | None) -> Order:
-    """What runs one after the other, unless it is said: a partition, and in a shared group nothing."""
+    """The order in this mode. Default: by partition; in a shared group none."""
     if order is None:
         return Order.NONE if mode is GroupMode.SHARED else Order.PARTITION
     order = one_of(Order, "order", order)
     if mode is GroupMode.SHARED and order is not Order.NONE:
-        raise InvalidInput(
-            f"mode='shared' keeps no order, so not order={order.value!r}; leave it out, or leave mode out"
-        )
+        raise InvalidInput(f"mode='shared' keeps no order, so not order={order.value!r}; leave out order or mode")
     return order
 
 
-def check_mode(mode: GroupMode, offsets: object, duty: Duty) -> None:
+def check_mode(mode: GroupMode, offsets: object, scope: Scope) -> None:
     if mode is GroupMode.BROADCAST and offsets is None:
-        raise InvalidInput("mode='broadcast' keeps its own offsets: give offsets=, a folder for them")
+        raise InvalidInput("mode='broadcast' keeps its own offsets: give offsets=, a folder")
     if mode is not GroupMode.BROADCAST and offsets is not None:
         raise InvalidInput(f"offsets={offsets!r}: mode={mode.value!r} keeps them at the node; leave offsets out")
-    if mode is not GroupMode.EXCLUSIVE and duty is not EVERYTHING:
+    if mode is not GroupMode.EXCLUSIVE and scope is not EVERYTHING:
         raise InvalidInput(
-            f"a duty divides the partitions of an exclusive group; mode={mode.value!r} has none to divide"
+            f"`duty` divides the partitions of an exclusive group; mode={mode.value!r} has none to divide"
         )
 
 
 def fit(settings: ConsumerSettings, order: Order, mode: GroupMode) -> ConsumerSettings:
-    """Settings that this order and this mode can keep."""
+    """The settings as this order and this mode support them. Raises InvalidInput."""
     if mode is not GroupMode.EXCLUSIVE and settings.trace is not None:
         raise InvalidInput(
             f"ConsumerSettings.trace is for an audit of order; mode={mode.value!r} leaves nothing to audit"
@@ -52,18 +50,18 @@ def fit(settings: ConsumerSettings, order: Order, mode: GroupMode) -> ConsumerSe
     if mode is GroupMode.SHARED:
         if settings.on_exhausted is OnExhausted.PARK:
             raise InvalidInput(
-                "ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key', not 'shared'"
+                "ConsumerSettings.on_exhausted='park' parks a key, and needs order='key', not mode='shared'"
             )
         return settings
     if order is Order.NONE:
-        return replace(settings, strategy=Strategy.BEST_EFFORT)  # there is nothing to wait for in place
+        return replace(settings, strategy=Strategy.BEST_EFFORT)  # without order, no message waits for a repeat in place
     if order is not Order.KEY and settings.on_exhausted is OnExhausted.PARK:
         raise InvalidInput("ConsumerSettings.on_exhausted='park' parks a key, so it needs order='key'")
     return settings
 
 
 def check_handler(handler: object) -> None:
-    """Mistakes that would otherwise show as messages that fail for ever."""
+    """Refuse handlers whose every call would fail."""
     if not callable(handler):
         raise InvalidInput(f"the handler is {handler!r}; give a function of (message, context)")
     name = getattr(handler, "__qualname__", repr(handler))
@@ -72,7 +70,7 @@ def check_handler(handler: object) -> None:
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
-        return  # some builtins say nothing
+        return  # some builtins have no signature
     try:
         signature.bind(None, None)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""What a worker does with a run: call the handler, message by message, until it is over."""
+"""The worker calls the handler for the messages of a run, until the run is over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = get_logger("inturn.consumer")
 
 
 class Worker:
-    """Holds nothing but settings: one serves all threads."""
+    """Holds only settings: all threads share a worker."""
 
     def __init__(self, handler: Handler, settings: ConsumerSettings, clock: Clock, hooks: Sequence[Hook]) -> None:
         self._handler = handler
@@ -51,7 +51,7 @@ class Worker:
                 self._settle(run, given, of_return(returned, run.context, self._settings, self._name))
 
     def _work_plain(self, run: Run) -> None:
-        """The same for the usual case, with as little between two messages as possible."""
+        """The loop for the usual case, with as little as possible between two messages."""
         handler = self._handler
         for given in run.calls(self._monotonic):
             try:
@@ -63,7 +63,7 @@ class Worker:
                     self._settle(run, given, of_return(returned, run.context, self._settings, self._name))
 
     async def work_async(self, run: Run) -> None:
-        """The same with a handler that is a coroutine function. If its task is cancelled, the run ends with that."""
+        """The loop for a coroutine function. The run ends if the task is cancelled."""
         is_plain, handler = self._is_plain, self._handler
         for given in run.calls(self._monotonic, self._batch):
             if not is_plain:
@@ -81,13 +81,13 @@ class Worker:
                     self._settle(run, given, of_return(returned, run.context, self._settings, self._name))
 
     def _cancelled(self, run: Run, messages: list[Message], error: BaseException) -> None:
-        """The loop ends: no fault of the message, so it is neither moved nor written about, whatever the settings."""
+        """The event loop ends: no fault of the message, which is neither moved nor logged, whatever the settings."""
         outcome = Outcome(Next.REPEAT, ResultKind.EXCEPTION, error=error)
         self._after(messages, run.context, outcome)
         run.settle(outcome)
 
     def try_out(self, trial: TrialRun) -> TrialReport:
-        """Call the handler out of turn, hooks included; nothing is settled."""
+        """Call the handler out of turn, hooks included; no message is settled."""
         given = [trial.message]
         self._before(given, trial.context)
         began_s = self._monotonic()
@@ -121,7 +121,7 @@ class Worker:
         return TrialReport(outcome.kind, text, duration_s, told)
 
     def broke(self, run: Run, error: BaseException) -> None:
-        """A fault of ours, not of the handler: what was given out is repeated."""
+        """An internal fault, not of the handler: the messages are repeated."""
         if run.given and run.lane is not None:
             run.settle(of_exception(error, self._settings))
         _log.error("consumer.worker_failed", error=text_of(error))
@@ -133,10 +133,12 @@ class Worker:
         self._after(messages, context, outcome)
         failed = outcome.next in (Next.REPEAT, Next.ROLLBACK, Next.MOVE)
         is_raised = outcome.kind is ResultKind.EXCEPTION and not isinstance(outcome.error, WorkerDied)
-        # At attempts 1, 2, 4, 8 …: a message that fails for ever is not to fill the log.
+        # At attempts 1, 2, 4, 8 …: a message that fails for ever must not fill the log.
         if failed and context.attempt & (context.attempt - 1) == 0:
             _log.log(
-                logging.INFO if outcome.kind is ResultKind.FAILED else logging.WARNING,  # it asked for the repeat
+                logging.INFO
+                if outcome.kind is ResultKind.FAILED
+                else logging.WARNING,  # the handler asked for the repeat
                 "consumer.handler_failed",
                 handler=self._name,
                 kind=outcome.kind.value,
@@ -150,7 +152,7 @@ class Worker:
                 error=None if outcome.error is None else text_of(outcome.error),
                 exc_info=outcome.error if is_raised and is_printable(outcome.error) else None,
             )
-        run.settle(outcome)  # the last thing: from here on its lane may go on elsewhere
+        run.settle(outcome)  # last: from here on the lane may go on in another thread
 
     def _before(self, messages: list[Message], context: Context) -> None:
         for hook in self._hooks:

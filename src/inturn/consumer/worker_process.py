@@ -1,4 +1,4 @@
-"""A worker process as its consumer sees it: started, given work, replaced when it dies."""
+"""A worker process, as the consumer sees the process: start, send work, replace after death."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import inspect
 import multiprocessing
-import multiprocessing.util  # its exit handler ends processes: before ours is there, so that ours runs first
+import multiprocessing.util  # its exit handler ends processes: imported first, so that our exit handler runs first
 import os
 import signal
 import sys
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from inturn.consumer.process_child import load, main
-from inturn.consumer.process_frames import CALLS_MAX, Over, Told, Work, decode_over, decode_ready, encode
+from inturn.consumer.process_frames import CALLS_MAX, Over, Told, WorkFrame, decode_over, decode_ready, encode
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InvalidInput, WorkerDied
 
-READY_S = 60.0  # to load the handler and all that its module imports
+READY_S = 60.0  # to load the handler and the imports of its module
 END_S = 5.0
-LOOK_S = 0.02  # between two looks at what a process has done, while it has not told that all is over
-_spawn = multiprocessing.get_context("spawn")  # to fork a process that has threads is to copy their locks
+LOOK_S = 0.02  # between two checks of the shared states, while the work is not over
+_spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads would copy locked locks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class HandlerReference:
 
 
 class WorkerProcess:
-    """Used by one thread. `run` raises WorkerDied when the process ends meanwhile; it is of no use then."""
+    """Used by one thread. `run` raises WorkerDied when the process ends meanwhile; the object is useless then."""
 
     def __init__(self, reference: HandlerReference, name: str) -> None:
         self.states = _spawn.RawArray("B", CALLS_MAX)
@@ -86,7 +86,7 @@ class WorkerProcess:
         return self._process.pid or 0
 
     def wait_until_ready(self) -> None:
-        """Raises InvalidInput if it cannot load the handler, WorkerDied if it ends at once."""
+        """Raises InvalidInput if the process cannot load the handler, WorkerDied if the process ends at once."""
         if self._is_ready:
             return
         try:
@@ -103,9 +103,9 @@ class WorkerProcess:
             )
         self._is_ready = True
 
-    def run(self, work: Work, told: list[Told], while_waiting: Callable[[], None] | None = None) -> Over:
-        """Blocks until the work is over; meanwhile `while_waiting` is called now and then. What calls tell is added to
-        `told` as it comes, also that of a process that dies then."""
+    def run(self, work: WorkFrame, told: list[Told], while_waiting: Callable[[], None] | None = None) -> Over:
+        """Blocks until the work is over, and calls `while_waiting` from time to time. Results of calls are added to
+        `told` as they arrive, also from a process that dies afterwards."""
         self.wait_until_ready()
         try:
             self._pipe.send_bytes(encode(work))
@@ -122,7 +122,7 @@ class WorkerProcess:
     def forget_states(self, count: int) -> None:
         self.states[:count] = [0] * count
 
-    # Tokens: whoever reads one has the lane of that number.
+    # The reader of a token owns the lane with that number.
 
     def offer(self, count: int) -> None:
         os.write(self._token_writer.fileno(), bytes(range(count)))
@@ -148,7 +148,7 @@ class WorkerProcess:
         self._process.join(END_S)
 
     def close(self) -> None:
-        """It ends by itself: nobody is at the other end any more. Call it when it has no work."""
+        """The process ends by itself when the pipe closes. Call this when the process has no work."""
         self._pipe.close()
         self._process.join(END_S)
         if self._process.exitcode is None:
@@ -159,7 +159,8 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def _held_back(number: signal.Signals) -> Iterator[None]:
-    """For this thread, and for a process that it starts meanwhile, until that decides otherwise."""
+    """Block the signal for this thread, and for a process that the thread starts meanwhile, until the process unblocks
+    the signal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield

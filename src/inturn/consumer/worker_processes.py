@@ -1,14 +1,13 @@
-"""Several lanes at once for a worker process, so that a round trip is paid once for about 2 ms of work.
+"""Workers as processes, for handlers that need a CPU each.
 
-Which lane the process has begun is decided by tokens in a pipe: the process reads one before it begins a lane, and
-whoever takes a lane back (a handler hangs, others have nothing to do) reads one instead. One byte has one reader,
-whatever is killed or frozen meanwhile, so a lane has one owner.
+A worker is a thread with a process of its own: the thread takes runs like any worker, and sends the messages to the
+process. So lanes, leases, results, hooks and traces work as with threads; only the handler runs in the process. A
+process that dies has failed the current attempt, and is replaced.
 
-Workers as processes, for handlers that need a CPU each.
-
-Each worker is a thread with a process of its own: the thread takes runs as any worker does, and gives what is to be
-handled to its process. So lanes, leases, results, hooks and traces are those of threads; only the handler is elsewhere.
-A process that dies has failed the attempt that it was at, and is replaced.
+A process gets several lanes at once, so that a round trip is paid once for about 2 ms of work. Tokens in a pipe decide
+who owns a lane: the process reads a token before it begins a lane, and a thread that takes a lane back (a handler
+hangs, other workers are idle) reads a token instead. A byte has a single reader, even if processes are killed or frozen
+meanwhile, so a lane has a single owner.
 """
 
 from __future__ import annotations
@@ -23,8 +22,18 @@ from dataclasses import dataclass
 from inturn.consumer.context import Context, Hook
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import Next, Outcome, of_exception, of_return
-from inturn.consumer.process_frames import CALLS_MAX, DONE, LANES_MAX, UNTOUCHED, GivenLane, Told, Work, returned_of
+from inturn.consumer.process_frames import (
+    CALLS_MAX,
+    DONE,
+    LANES_MAX,
+    UNTOUCHED,
+    GivenLane,
+    Told,
+    WorkFrame,
+    returned_of,
+)
 from inturn.consumer.run import Run
+from inturn.consumer.tracing_run import TracingRun
 from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Handler, Worker
 from inturn.consumer.worker_process import HandlerReference, WorkerProcess
@@ -44,18 +53,19 @@ class ChunkLane:
     lane: Lane
     messages: list[Message]
     attempts: list[int]
-    first: int  # the number of its first call
+    first: int  # the number of the first call
 
     def given(self) -> GivenLane:
-        held = self.lane.held
-        where = held.subject, held.group, held.index, held.member, held.epoch, held.deadline_s
+        state = self.lane.state
+        where = state.subject, state.group, state.index, state.member, state.lease.epoch, state.lease.deadline_s
         return GivenLane(*where, self.messages, self.attempts)
 
 
 class OfferedLanes(deque[Lane]):
-    """What is left of a run, for others to take: `rest`, which is here, and then what its process has not begun.
+    """The rest of a run, for other workers to take: `rest`, which is here, and then the lanes that the process has not
+    begun.
 
-    `pop` is called by others under the consumer's lock; the worker itself takes nothing from here.
+    Other threads call `pop` under the lock of the consumer; the worker takes no lane from here.
     """
 
     def __init__(self, rest: deque[Lane], lanes: list[ChunkLane], process: WorkerProcess) -> None:
@@ -81,17 +91,18 @@ class OfferedLanes(deque[Lane]):
         return self._lanes[token].lane
 
     def remove(self, lane: Lane) -> None:
-        self.rest.remove(lane)  # tokens come in their order: those of the process cannot be chosen from
+        self.rest.remove(lane)  # tokens come in order: the lanes of the process cannot be chosen from
 
     def close(self) -> set[int]:
-        """Nobody takes anything any more, under the consumer's lock: the numbers of lanes that somebody did take."""
+        """Stop offering lanes. Called under the lock of the consumer. Returns the numbers of lanes that other threads
+        took."""
         while self._process.take_token() is not None:
             pass
         return self.taken_back
 
 
 def take_chunk(run: Run, now_s: float) -> list[ChunkLane]:
-    """Lanes of the run, with what of them may be begun; those of which nothing may go back at once."""
+    """Lanes of the run, with the messages that may be begun; lanes without such messages go back at once."""
     lanes: list[ChunkLane] = []
     left, size_bytes, first = min(run.budget, CALLS_MAX), 0, 0
     while left > 0 and len(lanes) < LANES_MAX and size_bytes < CHUNK_BYTES:
@@ -99,17 +110,17 @@ def take_chunk(run: Run, now_s: float) -> list[ChunkLane]:
             lane = run.todo.popleft()
         except IndexError:
             break
-        held = lane.held
-        messages = [] if lane.parks or now_s >= held.deadline_s else lane.messages[lane.at : lane.at + left]
-        exhausted = held.exhausted
+        state = lane.state
+        messages = [] if lane.parks or now_s >= state.lease.deadline_s else lane.messages[lane.at : lane.at + left]
+        exhausted = state.progress.exhausted
         if exhausted:
-            stop = next((at for at, one in enumerate(messages) if held.mark(one) in exhausted), len(messages))
+            stop = next((at for at, one in enumerate(messages) if state.mark(one) in exhausted), len(messages))
             messages = messages[:stop]
         if not messages:
             run.over.append(lane)
             continue
-        attempts = held.attempts
-        tries = [attempts.get(held.mark(one), 0) + 1 for one in messages] if attempts else [1] * len(messages)
+        attempts = state.progress.attempts
+        tries = [attempts.get(state.mark(one), 0) + 1 for one in messages] if attempts else [1] * len(messages)
         lanes.append(ChunkLane(lane, messages, tries, first))
         first += len(messages)
         left -= len(messages)
@@ -118,8 +129,8 @@ def take_chunk(run: Run, now_s: float) -> list[ChunkLane]:
 
 
 class Settling:
-    """What became of the lanes of a chunk. `fail` settles a call that did not succeed, with what it told of itself;
-    that is None if its process died."""
+    """Settles the lanes of a chunk. `fail` settles a call that did not succeed, with the result of the call; None if
+    the process died."""
 
     def __init__(self, run: Run, lanes: list[ChunkLane], fail: Callable[[Run, Message, Told | None], None]) -> None:
         self._run = run
@@ -128,15 +139,15 @@ class Settling:
         self._settled: set[int] = set()
 
     def early(self, states: Sequence[int], told: Iterable[Told]) -> None:
-        """Lanes that are over while the process is busy with another one go on without it. It has begun them, so
-        nobody else can have taken them."""
+        """Lanes that are over while the process is busy with another lane go on without the process. The process has
+        begun these lanes, so no other thread can have taken them."""
         told_of = {one.number: one for one in told}
         for index, one in enumerate(self._lanes):
             if index not in self._settled and _is_over(one, states, told_of):
                 self._settle(index, one, states, told_of)
 
     def rest(self, states: Sequence[int], told: Iterable[Told], taken_back: set[int]) -> None:
-        """The process has ended, or has ended its work: what it had begun and not told of has failed."""
+        """The process has died, or has ended its work: calls that were begun and not reported have failed."""
         told_of = {one.number: one for one in told}
         for index, one in enumerate(self._lanes):
             if index not in self._settled and index not in taken_back:
@@ -162,7 +173,7 @@ class Settling:
 
 
 def _is_over(one: ChunkLane, states: Sequence[int], told: Mapping[int, Told]) -> bool:
-    """All of it is done, or one has failed and told why."""
+    """All calls succeeded, or a call has failed and was reported."""
     for number in range(one.first, one.first + len(one.messages)):
         if not _is_done(states[number], told.get(number)):
             return number in told
@@ -175,7 +186,7 @@ def _is_done(state: int, told: Told | None) -> bool:
 
 _log = get_logger("inturn.consumer")
 _ALWAYS_S = float("inf")
-START_AGAIN_S = 1.0  # before a process is started again, when that failed
+START_AGAIN_S = 1.0  # between two attempts to start a process
 
 
 class NotBegun(Exception):
@@ -183,7 +194,7 @@ class NotBegun(Exception):
 
 
 class ProcessWorker(Worker):
-    """Calls the handler in the process of the thread that it is called by. One serves all threads."""
+    """Calls the handler in the process of the calling thread. All threads share this object."""
 
     def __init__(
         self, handler: Handler, settings: ConsumerSettings, clock: Clock, hooks: Sequence[Hook], lock: threading.Lock
@@ -193,10 +204,10 @@ class ProcessWorker(Worker):
         self._handler = self._call_directly  # of a trial
         self._lock = lock
         self._own = threading.local()
-        self._spare: list[WorkerProcess] = []  # started, and not taken by a thread yet
+        self._spare: list[WorkerProcess] = []  # started, and not in use by a thread yet
 
     def prepare(self, count: int) -> None:
-        """Start so many processes, for threads to come, and wait until they can work. Raises InvalidInput."""
+        """Start as many processes, for future threads, and wait until they are ready. Raises InvalidInput."""
         self._spare += [WorkerProcess(self._reference, self._name) for _ in range(count)]
         try:
             for process in self._spare:
@@ -211,7 +222,7 @@ class ProcessWorker(Worker):
 
     @contextmanager
     def process_of_thread(self) -> Iterator[None]:
-        """Around all that this thread does: its process, which is started when it is needed, ends with it."""
+        """Wraps the life of a worker thread: the process, started on demand, ends with the thread."""
         self._own.process = None
         try:
             yield
@@ -219,7 +230,7 @@ class ProcessWorker(Worker):
             self._replace()
 
     def work(self, run: Run) -> None:
-        if self._is_plain and run.notes is None and run.budget > 1:
+        if self._is_plain and not isinstance(run, TracingRun) and run.budget > 1:
             self._work_chunks(run)
             return
         for given in run.calls(self._monotonic, self._batch):
@@ -245,8 +256,8 @@ class ProcessWorker(Worker):
         process.forget_states(1)
         tellings: list[Told] = []
         try:
-            process.run(Work([lane], self._settings.handler_timeout_s), tellings)
-        except InturnError as error:  # it died, or cannot load the handler
+            process.run(WorkFrame([lane], self._settings.handler_timeout_s), tellings)
+        except InturnError as error:  # the process died, or cannot load the handler
             self._died(error)
             raise
         if process.states[0] == UNTOUCHED:
@@ -267,14 +278,14 @@ class ProcessWorker(Worker):
             now_s = run.asked_at_s = self._monotonic()
             if run.handled and now_s >= run.until_s:
                 return
-            process = self._process()  # before anything is taken: it may be that none can be started
+            process = self._process()  # before lanes are taken: the start may fail
             lanes = take_chunk(run, now_s)
             if not lanes:
                 return
             is_alive = self._work_chunk(run, lanes, process)
 
     def _work_chunk(self, run: Run, lanes: list[ChunkLane], process: WorkerProcess) -> bool:
-        """False if the process died over it."""
+        """Returns False if the process died."""
         told = list[Told]()
         count = sum(len(one.messages) for one in lanes)
         process.forget_states(count)
@@ -282,7 +293,7 @@ class ProcessWorker(Worker):
         offered = OfferedLanes(run.todo, lanes, process)
         run.todo = offered
         settling = Settling(run, lanes, self._fail)
-        work = Work([one.given() for one in lanes], self._settings.handler_timeout_s, True)
+        work = WorkFrame([one.given() for one in lanes], self._settings.handler_timeout_s, True)
         died: InturnError | None = None
         try:
             over = process.run(work, told, lambda: settling.early(bytes(process.states[:count]), told))
@@ -321,7 +332,7 @@ class ProcessWorker(Worker):
     def _start(self) -> WorkerProcess:
         try:
             return WorkerProcess(self._reference, self._name)
-        except OSError:  # no room for another one
+        except OSError:  # no room for a further lane
             time.sleep(START_AGAIN_S)
             raise
 
@@ -330,7 +341,7 @@ class ProcessWorker(Worker):
         self._replace()
 
     def _replace(self) -> None:
-        """The next work gets another one."""
+        """Close the process: the next work starts a new process."""
         process, self._own.process = self._own.process, None
         if process is not None:
             process.close()
@@ -369,13 +380,13 @@ class WorkerProcesses(WorkerThreads):
             super()._run()
 
     def _try(self, trial: TrialRun) -> TrialReport:
-        """In a process of its own: those of the workers may be busy for long."""
+        """Runs in a separate process: the processes of the workers may be busy for long."""
         with self._processes.process_of_thread():
             return super()._try(trial)
 
 
 def _raised(told: Told) -> HandlerRaised:
-    """An exception of the same name and text; where it was raised is told in a note."""
+    """An exception with the same class name and text; the traceback of the process is added as a note."""
     kind = type(told.kind or "Exception", (HandlerRaised,), {})
     error: HandlerRaised = kind(told.text)
     error.add_note(told.traceback)

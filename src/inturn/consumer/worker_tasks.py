@@ -1,4 +1,4 @@
-"""Workers as tasks of an event loop, for handlers that are `async def`: in a thread of its own, or a given one."""
+"""Workers as tasks of an event loop, for `async def` handlers: in a thread of the consumer, or in a given loop."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from inturn.model.result import ResultKind
 from inturn.model.time import Clock
 
 _log = get_logger("inturn.consumer")
-YIELD_S = 0.002  # handlers that never wait let others on after this
+YIELD_S = 0.002  # handlers that never wait yield to other tasks after this time
 
 
 class WorkerLoop:
-    """See `Workers`. Tasks take the same lock as threads would, and hold it as shortly."""
+    """See `Workers`. Tasks take the same lock as threads, and hold the lock as briefly."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class WorkerLoop:
         self._is_over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._trying: set[asyncio.Task[None]] = set()  # out of turn; loops keep no hold of their tasks
+        self._trying: set[asyncio.Task[None]] = set()  # trials; event loops keep no reference to tasks
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._changed: asyncio.Event | None = None
-        self._asked = 0  # how many are to be woken, as the loop will see
+        self._asked = 0  # how many tasks the loop is asked to wake
         self._is_ended = False
         self._yielded_at_s = float("-inf")
 
@@ -73,7 +73,7 @@ class WorkerLoop:
             self._wake(wanted)
         elif not self._asked:
             self._asked = wanted
-            with contextlib.suppress(RuntimeError):  # it is closed, and those who waited are gone
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the waiting tasks are gone
                 self._loop.call_soon_threadsafe(self._wake_asked)
 
     def try_out(self, trial: TrialRun, over: Callable[[TrialReport], None]) -> None:
@@ -104,13 +104,13 @@ class WorkerLoop:
             pass
 
     def has_current_thread(self) -> bool:
-        """Once a given loop has ended, its thread is one like any other."""
+        """Once a given loop has ended, its thread is an ordinary thread."""
         is_ours = threading.current_thread() is self._thread
         return is_ours and (self._given is None or self._given.is_running())
 
     def _tell(self) -> None:
         if self._loop is not None and self._changed is not None and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # it was closed just now
+            with contextlib.suppress(RuntimeError):  # the loop was closed just now
                 self._loop.call_soon_threadsafe(self._changed.set)
 
     def _wake_asked(self) -> None:
@@ -125,26 +125,26 @@ class WorkerLoop:
                 wanted -= 1
 
     def _begin(self) -> None:
-        """In the loop that was given."""
+        """Runs in the given loop."""
         self._thread = threading.current_thread()
         assert self._given is not None
         keeping = self._given.create_task(self._keep_count())
         keeping.add_done_callback(lambda _: self._is_over.set())
-        self._keeping = keeping  # loops keep no hold of their tasks
+        self._keeping = keeping  # event loops keep no reference to tasks
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(self._keep_count())
 
     async def _keep_count(self) -> None:
-        """As many tasks as there should be, until the end; or until this is cancelled, as when a given loop ends."""
+        """Keep `count` tasks running until the end, or until cancelled, as when a given loop ends."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
             self._changed = asyncio.Event()
         try:
             while not self._is_ended:
                 self._changed.clear()
-                self._wake(len(self._waiting))  # those that are too many leave
+                self._wake(len(self._waiting))  # surplus tasks leave
                 while len(self._tasks) < self.count:
                     task = self._loop.create_task(self._work())
                     self._tasks.add(task)
@@ -153,7 +153,7 @@ class WorkerLoop:
         except asyncio.CancelledError:
             _log.warning("consumer.loop_ended", consumer=self._name, next_step="stop it before its event loop ends")
             for task in self._tasks:
-                if not task.cancelling():  # a second time would hit handlers that tidy up
+                if not task.cancelling():  # a second cancel would hit handlers that clean up
                     task.cancel()
         self._wake(len(self._waiting))
         if self._tasks or self._trying:
@@ -162,7 +162,7 @@ class WorkerLoop:
     def _left(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelling() and self._changed is not None:
-            self._changed.set()  # if it was cancelled alone, another one takes its place
+            self._changed.set()  # a single cancelled task is replaced
 
     async def _work(self) -> None:
         assert self._loop is not None
@@ -176,7 +176,7 @@ class WorkerLoop:
                 run = self._turn(run, not leaves)
                 if run is None and not self._is_ended and not leaves:
                     waiter = self._loop.create_future()
-                    self._waiting.append(waiter)  # before anybody can offer something and find nobody waiting
+                    self._waiting.append(waiter)  # under the lock, so that no offer is missed
             if waiter is not None:
                 await waiter
                 continue
@@ -189,6 +189,6 @@ class WorkerLoop:
                 self._worker.broke(run, error)
             now_s = self._monotonic()
             if now_s - self._yielded_at_s > YIELD_S:
-                with contextlib.suppress(asyncio.CancelledError):  # the run is to be finished first
+                with contextlib.suppress(asyncio.CancelledError):  # finish the run first
                     await asyncio.sleep(0)
                 self._yielded_at_s = self._monotonic()

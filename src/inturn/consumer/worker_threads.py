@@ -14,12 +14,12 @@ from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Worker
 from inturn.model.result import ResultKind
 
-# Called with the lock held: the last run is over, which is the next, if any is wanted? None: nothing to do.
+# Called with the lock held: ends the last run, and returns the next run if wanted. None: no work.
 Turn: TypeAlias = Callable[[Run | None, bool], Run | None]
 
 
 class Workers(Protocol):
-    """Those who run handlers: `count` of them, which may change. `resize`, `wake`, `end`: with the lock held."""
+    """Run handlers: `count` workers, a number that may change. Call `resize`, `wake` and `end` with the lock held."""
 
     count: int
 
@@ -28,15 +28,15 @@ class Workers(Protocol):
     def resize(self, count: int) -> None: ...
 
     def wake(self, wanted: int) -> None:
-        """There is work for so many more."""
+        """There is work for `wanted` more workers."""
         ...
 
     def end(self) -> None:
-        """Each of them leaves when its run is over."""
+        """Workers leave when their run is over."""
         ...
 
     def try_out(self, trial: TrialRun, over: Callable[[TrialReport], None]) -> None:
-        """Run this beside everything else; `over` is called at its end, from any thread. Without the lock."""
+        """Run a trial beside all other work; `over` is called at the end, from any thread. Call without the lock."""
         ...
 
     def join(self) -> None: ...
@@ -49,8 +49,8 @@ WINDOW_S = 0.02
 
 
 class WorkerThreads:
-    """While the process uses all of a core already, quick handlers run in as many threads as can compute at once:
-    more would take turns at the interpreter, which costs more than it brings. One that hangs does not count."""
+    """While the process saturates a core, quick handlers run in only as many threads as can compute at once: more
+    threads would compete for the interpreter, which costs more than it brings. A hanging thread does not count."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class WorkerThreads:
         self._room = room
         self._worker = worker
         self._threads: set[threading.Thread] = set()
-        self._trying: set[threading.Thread] = set()  # out of turn
+        self._trying: set[threading.Thread] = set()  # trials
         self._waiting = 0
-        self._woken = 0  # of those that wait: they will look for work soon
+        self._woken = 0  # waiting threads that were notified, and will look for work soon
         self._is_started = False
         self._is_ended = False
         self._cores = os.cpu_count() or 1
@@ -123,7 +123,7 @@ class WorkerThreads:
         def run() -> None:
             try:
                 report = self._try(trial)
-            except BaseException as error:  # a fault of ours: whoever asked is to hear of it
+            except BaseException as error:  # an internal fault: report it to the operator
                 report = TrialReport(ResultKind.EXCEPTION, text_of(error))
             over(report)
             self._trying.discard(threading.current_thread())
@@ -146,7 +146,7 @@ class WorkerThreads:
         return len(self._threads) > self.count
 
     def _is_crowded(self) -> bool:
-        """Called by a thread whose run has just ended, but is still counted."""
+        """Called by a thread whose run has just ended, but still counts."""
         room = self._room_left()
         return room is not None and room < 0
 

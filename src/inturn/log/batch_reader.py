@@ -38,6 +38,7 @@ def read_batches(
         segment, position, offset, hint = following, 0, max(offset, following.base), None
 
     size = limit if segment is segments[-1] else segment.size
+    # By position: called for every read of a consumer.
     batches, position = _parse(name, seed, segment, position, size, offset, end_offset, max_bytes)
     return batches, (segment, position)
 

@@ -124,7 +124,16 @@ def _segments(disk: Disk, folder: str, seed: int, every_bytes: int) -> list[Segm
         if parsed is not None:
             base, after_gap = parsed
             size = disk.size(f"{folder}/{name}")
-            segments.append(Segment(disk, folder, base, after_gap, size, seed, every_bytes))
+            segment = Segment(
+                disk=disk,
+                folder=folder,
+                base=base,
+                after_gap=after_gap,
+                size=size,
+                seed=seed,
+                every_bytes=every_bytes,
+            )
+            segments.append(segment)
     # A log that is opened twice with a rising floor leaves an empty segment behind. The empty segment is removed.
     for segment, following in itertools.pairwise(list(segments)):
         if segment.size == 0 and following.after_gap:

@@ -3,9 +3,9 @@
     header   fixed, little endian, see `_HEADER`
     payload  slot vector (one u16 per message), then the messages as msgpack; the messages may be compressed
 
-A batch has two checksums (xxh3-64). The producer computes the payload's checksum, and the consumer verifies it. The log
-computes the header's checksum. The header's checksum covers the offset and the payload's checksum, and is seeded by
-the partition: bytes left over from a different log never fit. All bytes are covered, and no byte is hashed twice.
+A batch has two checksums (xxh3-64). The payload's checksum is computed by the producer and verified by the consumer.
+The header's checksum is computed by the log. It covers the offset and the payload's checksum, and is seeded by the
+partition: bytes left over from a different log never fit. All bytes are covered, and no byte is hashed twice.
 
 A reader that wants only some slots or some tags receives batches with nil in place of the other messages (`chosen`,
 `tagged`). Members of shared groups receive parts of batches (`cut`). Such batches are made for the reader and are
@@ -94,7 +94,7 @@ _tagged_decoder = msgspec.msgpack.Decoder(list[_Tagged])
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Messages ready to be stored, as a producer sends them to the log."""
+    """Messages ready to be stored, as sent by a producer."""
 
     count: int
     producer_id: int

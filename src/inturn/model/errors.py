@@ -386,7 +386,7 @@ class ServerStopping(WireError):
     retriable = True
 
     def __init__(self) -> None:
-        super().__init__("the server is stopping and accepts no new commands; try again when the server is back")
+        super().__init__("the server is stopping, and refuses commands; try again after a restart")
 
 
 class VersionMismatch(WireError):

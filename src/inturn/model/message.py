@@ -1,4 +1,4 @@
-"""Messages as producers store them and handlers receive them, and tag expressions that filter them for a group.
+"""Messages of producers and handlers, and tag expressions that select the messages of a group.
 
 `paid || shipped` selects messages that have any of these tags; `*` or an empty expression selects all messages. A
 message without tags is selected by `*` only. The text of an expression has one normal form (sorted, without

@@ -48,7 +48,7 @@ class Strategy(enum.StrEnum):
 
 
 class Order(enum.StrEnum):
-    """Which messages of a group run one after the other: all of a partition, those of one key, or none."""
+    """Which messages of a group run in sequence: all messages of a partition, messages with the same key, or none."""
 
     PARTITION = "partition"
     KEY = "key"
@@ -128,7 +128,7 @@ class LotState(enum.StrEnum):
 
 
 class KeyAction(enum.StrEnum):
-    """The key requests. SKIP drops the key's first message for this group and records who requested it and why."""
+    """The key requests. SKIP drops the key's first message for this group and records operator and reason."""
 
     PARK = "park"
     RESUME = "resume"
@@ -244,7 +244,7 @@ class LeaseSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """How a producer gathers messages into batches and sends them."""
+    """How a producer gathers messages into batches and sends the batches."""
 
     batch_bytes: int = 256 * KIB  # a batch is closed at this size, or
     batch_count: int = 4000  # at this number of messages

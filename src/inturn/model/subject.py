@@ -19,7 +19,7 @@ _ALLOWED = re.compile(r"[A-Za-z0-9._%-]+\Z", re.ASCII)
 
 
 def check_name(kind: str, name: object, *, reserved: bool = False) -> str:
-    """The name, if it is valid. Raises InvalidName. `reserved` allows inturn's own names with `%`."""
+    """The name, if valid. Raises InvalidName. `reserved` allows inturn's own names with `%`."""
     if not isinstance(name, str):
         raise InvalidName(kind, name, f"is a {type(name).__name__}, not a str")
     if not 1 <= len(name) <= (RESERVED_LENGTH_MAX if reserved else NAME_LENGTH_MAX):

@@ -1,4 +1,4 @@
-"""Clocks and timers. Both are passed in, so that a simulation can replace them.
+"""Clocks and timers. Both are passed in, so that a simulation can replace the time.
 
 `Timers` is a heap of actions; the owner of the clock calls `run_due`. `TimerThread` is an owner with a thread.
 """

@@ -1,6 +1,7 @@
-"""The outbox: messages that wait in a table of a database until they are sent.
+"""The outbox: messages in a table of a database, until a scanner sends the messages.
 
-The outbox of a producer: what it could not send is kept here, and a scanner in the same process sends it later.
+`Outbox` is the public class. `FallbackOutbox` is the outbox of a producer: messages that could not be sent, and a
+scanner in the same process that sends them later.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from sqlalchemy import Engine
 
@@ -18,12 +20,13 @@ from inturn.outbox.row import checked_values, create_tables, json_text, put_row
 from inturn.outbox.scanner import Connected, Scanner
 from inturn.outbox.store import OutboxStore, open_engine
 from inturn.outbox.table import DEFAULT_TABLE, OutboxSettings, check_table_name, make_tables
-from inturn.producer.fallback import KeptRow
+from inturn.producer.fallback import FallbackRow
+from inturn.producer.options import MessageOptions
 from inturn.protocol.commands import Node
 
 
-class LocalOutbox:
-    """A `Keeper`. Its scanner takes part in the one lease of the outbox, so several producers may share one."""
+class FallbackOutbox:
+    """A `FallbackStore`. The scanner takes part in the lease of the outbox: several producers may share an outbox."""
 
     def __init__(self, store: OutboxStore, node: Node, clock: Clock, settings: OutboxSettings) -> None:
         store.create()
@@ -34,7 +37,7 @@ class LocalOutbox:
     def waiting(self) -> list[tuple[str, bytes, int]]:
         return self._store.waiting_keys()
 
-    def keep(self, rows: Sequence[KeptRow]) -> list[int]:
+    def write(self, rows: Sequence[FallbackRow]) -> list[int]:
         ids = self._store.add([_values(row) for row in rows])
         self._scanner.wake()
         return ids
@@ -47,7 +50,7 @@ class LocalOutbox:
         self._store.close()
 
 
-def _values(row: KeptRow) -> dict[str, object]:
+def _values(row: FallbackRow) -> dict[str, object]:
     message = row.message
     return {
         "subject": row.subject,
@@ -66,8 +69,8 @@ REFUSED_COUNT = 100
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that could not be sent: what it is, how often it was tried, and what was said last. It is tried again; to
-    give it up, delete it from the table."""
+    """A row that could not be sent: the row, the number of attempts, and the last error. The row is tried again; to
+    give the row up, delete the row from the table."""
 
     id: int
     subject: str
@@ -78,23 +81,23 @@ class RefusedRow:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """What is in an outbox, and who scans it."""
+    """The content of an outbox, and the current scanner."""
 
     table: str
-    waiting: int  # rows; those that were refused among them
-    oldest_at_ms: int | None  # when the oldest of them was put
-    refused: tuple[RefusedRow, ...]  # the first hundred of them
-    scanner: str | None  # who has the lease, or had it when it ended without giving it back
+    waiting: int  # rows, refused rows included
+    oldest_at_ms: int | None  # when the oldest row was put
+    refused: tuple[RefusedRow, ...]  # the first hundred
+    scanner: str | None  # holder of the lease, or last holder that ended without a release
     epoch: int  # counts the scanners
-    open_transactions: int  # that have put something and have not ended (PostgreSQL)
+    open_transactions: int  # transactions with rows that have not ended (PostgreSQL)
 
 
 class Outbox:
-    """A table of messages that wait to be sent: put them there in the transaction that makes them true.
+    """A table of messages that wait to be sent. Put messages into the table in the transaction that makes them true.
 
-    `database` is where the table is, for scanning: the path of a SQLite file, a URL (`sqlite:///shop.db`,
-    `postgresql://user@host/shop`), or a SQLAlchemy Engine. Only putting needs none. `limits` are those of the subjects:
-    what would be refused later is better refused here.
+    `database` is the place of the table, for scanning: the path of a SQLite file, a URL (`sqlite:///shop.db`,
+    `postgresql://user@host/shop`), or a SQLAlchemy Engine. `put` alone needs no database. `limits` are those of the
+    subjects: a message over a limit is better refused by `put` than by the scanner.
     """
 
     def __init__(
@@ -113,8 +116,8 @@ class Outbox:
         self._database = database
 
     def create_table(self, connection: object) -> None:
-        """Make the table, and the one that says who scans it, unless they are there. In the transaction of this
-        connection: commit it."""
+        """Make the table of messages and the table of the scanner, unless the tables exist. Runs in the transaction of
+        this connection: commit the transaction."""
         create_tables(connection, self.table)
 
     def put(
@@ -123,35 +126,34 @@ class Outbox:
         subject: str,
         body: bytes,
         *,
-        key: str | bytes | None = None,
-        tags: tuple[str, ...] = (),
-        properties: dict[str, str] | None = None,
-        message_id: str | None = None,
         partition: int | None = None,
+        **options: Unpack[MessageOptions],
     ) -> int:
-        """Write a message into the table, in the transaction of this connection, and nothing else: it is sent after you
-        commit, and never if you roll back. Returns the id of the row.
+        """Insert a message into the table, in the transaction of this connection; return the id of the row.
 
-        The connection is a SQLAlchemy Connection or Session, a sqlite3.Connection or a psycopg.Connection. Messages
-        of one key are stored in the order of their ids. Bad input raises InvalidInput before anything is written; what
-        only the node knows (whether the subject is there) is found out by the scanner. `partition` is for subjects
-        whose senders choose it (routing "selector").
+        The message is sent after the commit, and never after a rollback. The connection is a SQLAlchemy Connection or
+        Session, a sqlite3.Connection or a psycopg.Connection. Messages of one key are stored in the order of the row
+        ids. Bad input raises InvalidInput before the row is written; facts known only to the node (does the subject
+        exist?) are checked by the scanner. `partition` is for subjects with routing "selector". The other options are
+        `key`, `tags`, `properties` and `message_id`, as in `Producer.send`.
         """
-        values = checked_values(subject, body, key, tags, properties, message_id, partition, self._limits)
+        values = checked_values(subject, body, partition, self._limits, **options)
         return put_row(connection, self.table, values)
 
     def scan(self, connection: Connected, settings: OutboxSettings | None = None) -> Scanner:
-        """A scanner that sends what is in the table to where this connection leads; not started yet: use it in a `with`
-        block, or call `start` and `stop`. Stop it before the connection is closed."""
+        """A scanner that sends the messages of the table through this connection; not started yet.
+
+        Use the scanner in a `with` block, or call `start` and `stop`. Stop the scanner before the connection is closed.
+        """
         chosen = checked(settings, OutboxSettings, "settings") or self._settings
         return Scanner(self._store(chosen.lease.life_s), connection.node, chosen)
 
-    def keeper(self, node: Node, clock: Clock) -> LocalOutbox:
+    def fallback_store(self, node: Node, clock: Clock) -> FallbackOutbox:
         """For a producer: see `Connection.producer`."""
-        return LocalOutbox(self._store(create=True), node, clock, self._settings)
+        return FallbackOutbox(self._store(create=True), node, clock, self._settings)
 
     def status(self) -> OutboxStatus:
-        """What is waiting, what was refused and why, and who scans."""
+        """Waiting rows, refused rows with the reason, and the current scanner."""
         store = self._store()
         try:
             store.check()
@@ -162,20 +164,20 @@ class Outbox:
             )
             lease = store.find_lease()
             return OutboxStatus(
-                self.table,
-                waiting,
-                oldest_at_ms,
-                refused,
-                lease.owner if lease is not None else None,
-                lease.epoch if lease is not None else 0,
-                store.open_transactions(),
+                table=self.table,
+                waiting=waiting,
+                oldest_at_ms=oldest_at_ms,
+                refused=refused,
+                scanner=lease.owner if lease is not None else None,
+                epoch=lease.epoch if lease is not None else 0,
+                open_transactions=store.open_transactions(),
             )
         finally:
             store.close()
 
     def _store(self, transaction_s: float = 5.0, *, create: bool = False) -> OutboxStore:
         if self._database is None:
-            raise InvalidInput("this outbox knows no database; make it with one: Outbox('postgresql://…')")
+            raise InvalidInput("this outbox has no database; give one: Outbox('postgresql://…')")
         return OutboxStore(
             open_engine(self._database, create=create),
             make_tables(self.table),

@@ -1,10 +1,9 @@
-"""From where a successor has to read the logs to find what was stored of rows that are still in the table. Pure.
+"""Recovery: which rows of the table are already stored in the logs.
 
-A mark is an offset per partition: every row that was sent and is not deleted yet stands at it or behind it, if it is
-stored at all. Marks are written before rows are sent, in the transaction that deletes the rows before them.
-
-Which rows are stored already, though they are in the table still: read from the logs after the scanner before this
-one was fenced, so that nothing of it can arrive any more.
+A recovery offset is an offset of one partition: every row that was sent and is not deleted yet is stored at or after
+that offset, if stored at all. Recovery offsets are written before rows are sent, in the transaction that deletes the
+rows before them. `RecoveryOffsets` is pure. `recover` reads the logs, after the previous scanner was fenced, so that no
+message of the previous scanner can arrive any more.
 """
 
 from __future__ import annotations
@@ -20,21 +19,23 @@ from inturn.outbox.scan_core import Horizon
 from inturn.protocol.commands import DescribeSubject, Node, PartitionDescription, Pulled, Read, SubjectDescription
 from inturn.protocol.request import ask
 
-Offsets = dict[str, list[int]]  # by subject, one offset for each partition; a partition that is missing begins at 0
+Offsets = dict[str, list[int]]  # by subject, an offset for each partition; a missing partition begins at 0
 
 
-class Marks:
+class RecoveryOffsets:
+    """Computes the recovery offsets of a scan session. Pure."""
+
     def __init__(self, stored: Offsets) -> None:
-        """`stored` is what the one before has left."""
+        """`stored` are the recovery offsets of the previous scanner."""
         self._horizon = Horizon[Offsets](stored)
-        self._learned: Offsets = {}  # where subjects ended when they were first sent to
-        self._ends: Offsets = {}  # what is sent from now on stands behind these
+        self._learned: Offsets = {}  # where subjects ended before the first send
+        self._ends: Offsets = {}  # messages sent from now on are stored at or after these
 
     def knows(self, subject: str) -> bool:
         return subject in self._ends
 
     def learn(self, subject: str, ends: Sequence[int]) -> None:
-        """Where the logs of a subject end, before anything is sent to it."""
+        """Set where the logs of a subject end, before a message is sent to the subject."""
         self._ends[subject] = list(ends)
         self._learned[subject] = list(ends)
 
@@ -42,11 +43,12 @@ class Marks:
         ends = self._ends.get(subject)
         if ends is None:
             return
-        ends += [0] * (partition + 1 - len(ends))  # partitions that came later
+        ends += [0] * (partition + 1 - len(ends))  # partitions of a later growth
         ends[partition] = max(ends[partition], offset + 1)
 
     def to_store(self, unaccounted: Collection[Hashable]) -> Offsets:
-        """The marks for what is unaccounted: sent or about to be, and not deleted. Nothing is: there are none."""
+        """The recovery offsets for `unaccounted` rows: sent or about to be sent, and not deleted. Empty if there are no
+        such rows."""
         if not unaccounted:
             self._horizon = Horizon[Offsets]({})
             self._learned.clear()
@@ -54,7 +56,7 @@ class Marks:
             return {}
         before = self._horizon.settled
         now = {subject: list(ends) for subject, ends in self._ends.items()}
-        settled = self._horizon.look(now, unaccounted)
+        settled = self._horizon.advance(now, unaccounted)
         if settled is not before:
             for subject in settled:
                 self._learned.pop(subject, None)
@@ -65,11 +67,13 @@ _log = get_logger("inturn.outbox")
 READ_BYTES = 4 * MIB
 
 
-def recall(node: Node, marks: Offsets, producer_id: int) -> set[str]:
-    """The tokens of all that this producer stored from the marks on. What cannot be read, or must not be, is passed
-    over: such rows are sent again."""
+def recover(node: Node, offsets_by_subject: Offsets, producer_id: int) -> set[str]:
+    """The tokens of all messages that this producer stored at or after the recovery offsets.
+
+    Logs that cannot be read, or must not be read, are passed over: rows stored there are sent again.
+    """
     tokens: set[str] = set()
-    for subject, offsets in marks.items():
+    for subject, offsets in offsets_by_subject.items():
         try:
             found = ask(node, DescribeSubject(subject), SubjectDescription)
             for one in found.partitions:
@@ -85,7 +89,7 @@ def recall(node: Node, marks: Offsets, producer_id: int) -> set[str]:
 
 
 def ends_of(node: Node, subject: str, patience_s: float) -> list[int]:
-    """Where the logs of a subject end now. NotFound if there is none."""
+    """Where the logs of a subject end now. NotFound if the subject does not exist."""
     found = ask(node, DescribeSubject(subject), SubjectDescription, patience_s)
     return [one.end_offset for one in found.partitions]
 
@@ -95,7 +99,7 @@ def _batches(node: Node, subject: str, partition: PartitionDescription, offset: 
     while offset < partition.end_offset:
         try:
             pulled = ask(node, Read(subject, partition.index, offset, READ_BYTES), Pulled)
-        except StorageError as error:  # there is no way to what stands behind it
+        except StorageError as error:  # the messages behind the damage cannot be reached
             _log.warning("outbox.not_recalled", subject=subject, error=str(error))
             return
         for batch in pulled.batches:

@@ -1,6 +1,6 @@
-"""A row of an outbox: one message that waits to be sent.
+"""A row of an outbox: a message that waits to be sent.
 
-Writing a row inside a transaction that is somebody else's, through whatever connection they have.
+Also writes rows inside a transaction of the user, through any supported kind of connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _properties = msgspec.json.Decoder(dict[str, str])
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """As it was read. What somebody else wrote into the table may be anything: `message` says what is wrong with it."""
+    """A row as read. Other programs may write any content into the table: `message` raises InvalidInput with the
+    reason."""
 
     id: int
     token: str
@@ -44,11 +45,11 @@ class Row:
 
     @property
     def place(self) -> tuple[str, bytes] | None:
-        """Rows of one place are sent one after the other; without a key there is none."""
+        """Subject and key. Rows of one place are sent one after the other; None for a row without a key."""
         return None if self.key is None else (self.subject, self.key)
 
     def message(self) -> Outgoing:
-        """The message as it was put. Without a message id of its own it has the row's token. Raises InvalidInput."""
+        """The message as put. A message without a message id gets the token of the row. Raises InvalidInput."""
         try:
             tags, properties = _tags.decode(self.tags), _properties.decode(self.properties)
         except msgspec.MsgspecError as error:
@@ -63,14 +64,15 @@ class Row:
 def checked_values(
     subject: str,
     body: bytes,
-    key: str | bytes | None,
-    tags: tuple[str, ...],
-    properties: dict[str, str] | None,
-    message_id: str | None,
     partition: int | None,
     limits: Limits,
+    *,
+    key: str | bytes | None = None,
+    tags: tuple[str, ...] = (),
+    properties: dict[str, str] | None = None,
+    message_id: str | None = None,
 ) -> dict[str, Any]:
-    """What is written into the table, by column; checked as a producer checks it. Raises InvalidInput."""
+    """The values of a row, by column, checked as a producer checks a message. Raises InvalidInput."""
     check_name("subject", subject)
     body = as_bytes("body", body)
     check_size("the body", len(body), limits.body_bytes, "Limits.body_bytes")
@@ -102,7 +104,7 @@ _KINDS = "a SQLAlchemy Connection or Session, a sqlite3.Connection or a psycopg.
 
 
 def put_row(connection: object, table: str, values: dict[str, Any]) -> int:
-    """Insert one row and nothing else; its id."""
+    """Insert the row, run no other statement, and return the id."""
     names = ", ".join(f'"{name}"' for name in values)
     alchemy = _alchemy(connection)
     if alchemy is not None:
@@ -121,7 +123,7 @@ def put_row(connection: object, table: str, values: dict[str, Any]) -> int:
 
 
 def create_tables(connection: object, table: str) -> None:
-    """In the transaction of this connection, if it has begun one."""
+    """In the transaction of this connection, if a transaction was begun."""
     alchemy = _alchemy(connection)
     if alchemy is not None:
         for statement in ddl(alchemy.dialect.name, table):
@@ -135,10 +137,10 @@ def create_tables(connection: object, table: str) -> None:
 
 
 def _alchemy(connection: object) -> AlchemyConnection | None:
-    """The SQLAlchemy connection, of a session the one of its transaction."""
+    """The SQLAlchemy connection; for a session, the connection of the transaction."""
     if isinstance(connection, AlchemyConnection):
         return connection
-    orm = sys.modules.get("sqlalchemy.orm")  # who has a session has loaded it
+    orm = sys.modules.get("sqlalchemy.orm")  # loaded if the caller has a session
     if orm is None:
         return None
     if isinstance(connection, orm.scoped_session):

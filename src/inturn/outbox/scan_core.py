@@ -1,15 +1,12 @@
-"""The horizon: how far one may go while things that began earlier have not ended yet. Pure.
+"""The decisions of a scanner, without I/O: the horizon, the lease, and which rows are sent now.
 
-The lease of an outbox: one scanner at a time. Pure; only durations on one's own monotonic clock are compared.
+The lease keeps scanners from disturbing each other. The guarantees (no row twice, no row out of order) do not depend on
+the lease: the new holder opens the named producer of the outbox, and so fences the previous producer. Only durations on
+the process's own monotonic clock are compared.
 
-The lease is there so that scanners do not get into each other's way. That nothing is sent twice or out of order does
-not hang on it: whoever takes it opens the named producer of the outbox, which fences the one before.
-
-The decisions of a scanner: which rows are sent now, which have to wait. No I/O.
-
-Rows are read in the order of their ids, up to the horizon, and sent in that order. What cannot be sent holds back its
-key, and nobody else: a row that was refused, until it is tried again; a partition that stores nothing, until it does.
-What was passed over is read again from its first row on, so nothing of a key is ever sent before an older row of it.
+Rows are read in the order of ids, up to the horizon, and sent in that order. A row that cannot be sent delays only its
+key: a refused row until the next try, a stuck partition until the partition stores again. Rows that were passed over
+are read again from the first such row on, so no row of a key is ever sent before an older row of the key.
 """
 
 from __future__ import annotations
@@ -22,70 +19,71 @@ from inturn.model.settings import LeaseSettings
 from inturn.outbox.row import Row
 from inturn.outbox.table import OutboxSettings
 
-_Mark = TypeVar("_Mark")
+_Position = TypeVar("_Position")
 
 
-class Horizon(Generic[_Mark]):
-    """The newest mark such that all that was open when it was taken has ended since.
+class Horizon(Generic[_Position]):
+    """The newest position such that all transactions open at that time have ended since.
 
-    A mark is taken together with what is open; once none of these is open any more, the mark is settled, whatever has
-    been opened meanwhile. So things that overlap without end do not stop it, only one that does not end does.
+    A position is taken together with the open transactions. Once none of these is open, the position is settled,
+    whatever was opened meanwhile. So transactions that overlap without end do not stop the horizon; only a transaction
+    that never ends does.
     """
 
-    def __init__(self, settled: _Mark) -> None:
+    def __init__(self, settled: _Position) -> None:
         self.settled = settled
         self.waits_for: frozenset[Hashable] = frozenset()
-        self._mark = settled
+        self._pending = settled
 
-    def look(self, mark: _Mark, open_now: Collection[Hashable]) -> _Mark:
-        """`open_now` has to be read after `mark`."""
+    def advance(self, position: _Position, open_now: Collection[Hashable]) -> _Position:
+        """`open_now` must be read after `position`."""
         if self.waits_for:
             if not self.waits_for.isdisjoint(open_now):
                 return self.settled
-            self.settled = self._mark
+            self.settled = self._pending
         self.waits_for = frozenset(open_now)
         if self.waits_for:
-            self._mark = mark
+            self._pending = position
         else:
-            self.settled = mark
+            self.settled = position
         return self.settled
 
 
 def settled_id(newest: int, lows: Iterable[int]) -> int:
-    """Up to which id no open transaction has a row, or will have one.
+    """The highest id such that no open transaction has, or will have, a row up to the id.
 
-    `newest` is the highest id that can be seen. `lows` are of the transactions that are open, read later than that: the
-    ids of each are above its low one, of which only the lowest 32 bits are known.
+    `newest` is the highest visible id. `lows` are of the open transactions, read later than `newest`: all ids of a
+    transaction are above the low of the transaction, of which only the lowest 32 bits are known.
     """
     return min([newest, *(newest + _signed(low - newest) for low in lows)])
 
 
 def _signed(number: int) -> int:
-    """The lowest 32 bits as a number with a sign: how far two ids are from each other."""
+    """The lowest 32 bits as a signed number: the distance of two ids."""
     return (number + 2**31) % 2**32 - 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """As it is in the database."""
+class ScanLease:
+    """The lease as stored in the database."""
 
-    name: str  # of the outbox, and so of its producer
+    name: str  # of the outbox, and so of the producer
     owner: str | None
     epoch: int
     beat: int
     life_ms: int
-    marks: dict[str, list[int]]
+    recovery: dict[str, list[int]]  # recovery offsets by subject, one for each partition
 
 
 class LeaseWatch:
-    """Of one who would like to have it: it may be taken if it is free, or if this very watcher has seen no renewal for
-    a full life of it."""
+    """Used by a scanner that waits for the lease. The lease may be taken if free, or if this watch has seen no renewal
+    for a full life of the lease."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None
         self._since_s = 0.0
 
-    def may_take(self, row: LeaseRow, now_s: float) -> bool:
+    def may_take(self, row: ScanLease, now_s: float) -> bool:
         if row.owner is None:
             return True
         if self._seen != (row.epoch, row.beat):
@@ -95,7 +93,7 @@ class LeaseWatch:
 
 
 class Hold:
-    """Of the one who has it: until when, counted from before it was asked for."""
+    """Used by the scanner that holds the lease: how long, counted from before the lease was requested."""
 
     def __init__(self, epoch: int, settings: LeaseSettings, asked_at_s: float) -> None:
         self.epoch = epoch
@@ -109,17 +107,19 @@ class Hold:
         return now_s < self._asked_at_s + self._settings.life_s - self._settings.margin_s
 
     def is_due(self, now_s: float) -> bool:
-        """It should be renewed."""
+        """The lease should be renewed."""
         return now_s >= self._asked_at_s + self._settings.renew_s
 
 
-_RECALLING = "recalling"  # stands for rows of which it is known that they are stored, and that were not read yet
+_RECOVERING = "recovering"  # stands for rows known to be stored, and not read yet
 
 
 @dataclass(slots=True)
 class Choice:
+    """Rows to send, and rows that are stored already."""
+
     send: list[Row] = field(default_factory=list)
-    stored: list[int] = field(default_factory=list)  # these need not be sent: the log has them
+    stored: list[int] = field(default_factory=list)  # not to be sent: the log has these rows
 
 
 class _Lane:
@@ -127,20 +127,22 @@ class _Lane:
 
     def __init__(self, now_s: float) -> None:
         self.count = 0
-        self.moved_at_s = now_s  # when it was empty last, or something of it was stored
+        self.moved_at_s = now_s  # when the lane was last empty, or a row was stored
 
 
 class ScanCore:
-    def __init__(self, settings: OutboxSettings, recalled: Iterable[str] = (), recall_until: int = 0) -> None:
-        """`recalled` are the tokens that stand in the logs; they are of rows up to the id `recall_until`."""
+    """Called by one thread at a time."""
+
+    def __init__(self, settings: OutboxSettings, recovered: Iterable[str] = (), recovered_until: int = 0) -> None:
+        """`recovered` are tokens found in the logs, of rows up to the id `recovered_until`."""
         self.cursor = 0  # rows up to here were read
         self._settings = settings
-        self._recalled = set(recalled)
-        self._recall_until = recall_until
+        self._recovered = set(recovered)
+        self._recovered_until = recovered_until
         self._in_flight: dict[int, tuple[Row, Hashable]] = {}
         self._lanes: dict[Hashable, _Lane] = {}
         self._refused: set[int] = set()
-        self._lost: set[int] = set()  # failed on their way: perhaps they are stored
+        self._lost: set[int] = set()  # failed on the way: perhaps stored
         self._stored: set[int] = set()  # acknowledged, and not deleted yet
         self._held: set[tuple[str, bytes]] = set()
         self._passed_from: int | None = None
@@ -161,7 +163,7 @@ class ScanCore:
 
     @property
     def has_lost(self) -> bool:
-        """Some failed on their way: only a new look into the logs can tell whether they are stored."""
+        """Some rows failed on the way: only another recovery can find out whether the rows are stored."""
         return bool(self._lost)
 
     @property
@@ -169,24 +171,24 @@ class ScanCore:
         return bool(self._passed_lanes)
 
     def unaccounted(self) -> set[Hashable]:
-        """What may be stored, though its row is there."""
+        """Rows that may be stored while still in the table."""
         found: set[Hashable] = {*self._in_flight, *self._lost}
-        if self._recalled:
-            found.add(_RECALLING)
+        if self._recovered:
+            found.add(_RECOVERING)
         return found
 
     def choose(
         self, rows: Iterable[Row], lane_of: Callable[[Row], Hashable], now_s: float, up_to: int | None = None
     ) -> Choice:
-        """Of rows that were read behind the cursor, in the order of their ids. Those to send count as in flight.
+        """Choose from rows read behind the cursor, in the order of ids. Rows to send count as in flight.
 
-        `up_to`: there are no further rows up to this id.
+        `up_to`: no further rows exist up to this id.
         """
         choice = Choice()
         for row in rows:
             if row.id in self._in_flight or row.id in self._stored:
                 pass
-            elif row.token in self._recalled:
+            elif row.token in self._recovered:
                 self._stored.add(row.id)
                 choice.stored.append(row.id)
             elif row.id in self._refused or row.id in self._lost or self.is_held(row):
@@ -196,30 +198,30 @@ class ScanCore:
             self.cursor = row.id
         else:
             self.cursor = max(self.cursor, up_to or 0)
-        if self.cursor >= self._recall_until:
-            self._recalled.clear()
+        if self.cursor >= self._recovered_until:
+            self._recovered.clear()
         return choice
 
     def is_held(self, row: Row) -> bool:
         return row.place is not None and row.place in self._held
 
     def put_back(self, row: Row) -> None:
-        """It was to be sent, and was not: something of its key was refused before it."""
+        """The chosen row was not sent: an earlier row of the key was refused."""
         self._leave(row.id)
         self._pass_over(row)
 
     def refused(self, row: Row) -> None:
-        """It was not sent, because it cannot be."""
+        """The row was not sent, because the message is not acceptable."""
         self._refused.add(row.id)
         self._hold(row)
 
     def failed(self, row: Row) -> None:
-        """It was sent and given up; perhaps it is stored."""
+        """The row was sent and given up; perhaps the message is stored."""
         self._lost.add(row.id)
         self._hold(row)
 
     def stored(self, row_id: int, now_s: float) -> None:
-        """It was acknowledged."""
+        """The message of the row was acknowledged."""
         self._stored.add(row_id)
         lane = self._leave(row_id)
         if lane is None:
@@ -233,13 +235,13 @@ class ScanCore:
         self._stored.difference_update(row_ids)
 
     def retry(self) -> None:
-        """Try again what was refused; not what was lost."""
+        """Try refused rows again, but not lost rows."""
         self._refused.clear()
         self._held.clear()
         self._rewind()
 
     def _takes(self, row: Row, lane: Hashable, now_s: float, choice: Choice) -> bool:
-        """False: this row has to wait, and all behind it."""
+        """False: this row has to wait, and all rows behind."""
         known = self._lanes.setdefault(lane, _Lane(now_s))
         if known.count == 0:
             known.moved_at_s = now_s

@@ -1,4 +1,5 @@
-"""A shift: the time of one scanner with one lease and one producer, from taking over to the end of either."""
+"""A scan session: one scanner with one lease and one producer, from the takeover to the end of the lease or the
+producer."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from inturn.model.routing import slot_of
 from inturn.model.settings import ProducerSettings, Strategy
 from inturn.model.subject import Subject
 from inturn.model.time import Clock
-from inturn.outbox.recovery import Marks, ends_of, recall
+from inturn.outbox.recovery import RecoveryOffsets, ends_of, recover
 from inturn.outbox.row import TOKEN, Row
 from inturn.outbox.scan_core import Hold, ScanCore
 from inturn.outbox.store import OutboxStore, Refusal
@@ -28,30 +29,30 @@ from inturn.protocol.commands import FindSubject, ListSubjects, Node, SubjectLis
 from inturn.protocol.request import ask
 
 _log = get_logger("inturn.outbox")
-PATIENCE_S = 1.0  # for questions about subjects: while there is no connection the lease is to be renewed
+PATIENCE_S = 1.0  # for commands about subjects: without a connection the lease must still be renewed
 IN_FLIGHT_LOOK_S = 0.005
 CLOSE_S = 2.0
-# What the fenced one had appended a moment before can be read only when it is synced. A sync that takes longer than
-# this, right when a scanner takes over, is how a row can be stored twice.
+# Messages appended by the fenced producer a moment before can be read only after the sync. A row can be stored twice if
+# a sync takes longer than this right when a scanner takes over.
 SYNC_S = 0.1
-_SENDING = ProducerSettings(buffer_wait_s=0.01)  # what does not fit waits in the table
+_SENDING = ProducerSettings(buffer_wait_s=0.01)  # rows that do not fit wait in the table
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a scanner did since it was started."""
+    """Counts of a scanner since the start."""
 
-    sent: int = 0  # rows that were acknowledged, and deleted
-    recalled: int = 0  # rows that a scanner before had sent: they were deleted only
-    refused: int = 0  # attempts that were refused
+    sent: int = 0  # rows acknowledged and deleted
+    recovered: int = 0  # rows sent by an earlier scanner, only deleted by this scanner
+    refused: int = 0  # refused attempts
 
 
-class Shift:
+class ScanSession:
     """Not thread-safe: one thread at a time.
 
-    In the beginning the order matters. The producer is opened, which fences the one before; the lease is looked at
-    again, so that it is known that nobody else opened it meanwhile for a newer lease; then the logs are read: nothing
-    can come into them any more that is not ours.
+    The order of the first steps matters. The producer is opened, which fences the previous producer. Then the lease is
+    checked again: no other scanner opened the producer meanwhile for a newer lease. Then the logs are read: from now on
+    only this session writes messages of this producer.
     """
 
     def __init__(
@@ -71,37 +72,39 @@ class Shift:
         self._hold = hold
         self._counts = counts
         self._subjects: dict[str, Subject] = {}
-        self._unusable: dict[str, InturnError] = {}  # subjects, when they were last asked about
+        self._unusable: dict[str, InturnError] = {}  # by subject: the error of the last request
         self._handles: dict[int, tuple[Row, SendHandle]] = {}
-        self._chosen: deque[Row] = deque()  # to be sent when the marks are written
+        self._chosen: deque[Row] = deque()  # to be sent after the recovery offsets are written
         self._stored: list[int] = []  # to be deleted
-        self._refusals: list[Refusal] = []  # to be noted
+        self._refusals: list[Refusal] = []  # to be written to the rows
         self._retry_at_s = math.inf
-        self.open_count = 0  # transactions that hold something back
+        self.open_count = 0  # transactions that hold rows back
         self.changed = threading.Event()
-        ask(node, ListSubjects(), SubjectList, PATIENCE_S)  # is anybody there? Opening would wait for much longer
-        # Strict, whatever the subjects are: a row waits in its order for as long as it takes.
+        ask(
+            node, ListSubjects(), SubjectList, PATIENCE_S
+        )  # fails soon without a connection; opening would wait for much longer
+        # Strict for all subjects: a row waits in order for as long as necessary.
         self._producer = Producer(node, clock, _SENDING, name=name, strategy=Strategy.STRICT)
         try:
-            marks = store.marks(hold.epoch)
-            if marks:
+            offsets = store.recovery_offsets(hold.epoch)
+            if offsets:
                 time.sleep(SYNC_S)
-            tokens = recall(node, marks, self._producer.id) if marks else set()
+            tokens = recover(node, offsets, self._producer.id) if offsets else set()
             self._core = ScanCore(settings, tokens, store.newest_id() if tokens else 0)
         except BaseException:
             self.end()
             raise
-        self._marks = Marks(marks)
+        self._recovery = RecoveryOffsets(offsets)
 
     @property
     def in_flight(self) -> int:
         return self._core.in_flight
 
     def turn(self) -> bool:
-        """Collect what was acknowledged, read, note it all, send. False: there was nothing to do.
+        """Collect acknowledgements, read rows, write the results, send rows. False: there was nothing to do.
 
-        OutboxLost or ProducerFenced: somebody else scans now. Closed: the connection was closed. After an error that is
-        retriable the next turn goes on where this one ended.
+        OutboxLost or ProducerFenced: another scanner scans now. Closed: the connection was closed. After a retriable
+        error the next turn continues where this turn ended.
         """
         now_s = self._clock.monotonic()
         is_busy = self._collect(now_s)
@@ -114,23 +117,23 @@ class Shift:
         return is_busy
 
     def wait(self) -> None:
-        """After a turn that found nothing; until something is acknowledged, or it is time for another look."""
+        """After a turn without work: wait until a message is acknowledged, or until the next poll."""
         self.changed.wait(IN_FLIGHT_LOOK_S if self._core.in_flight else self._settings.poll_s)
         self.changed.clear()
 
     @property
     def is_over(self) -> bool:
-        """Rows failed on their way: only a new shift can find out what is stored of them."""
+        """Rows failed on the way: only a new session can find out which of the rows are stored."""
         now_s = self._clock.monotonic()
         return self._is_ending(now_s) and (not self._handles or now_s >= self._retry_at_s + self._settings.retry_s)
 
     def end(self, patience_s: float = 0.0) -> None:
-        """What is on its way is waited for, so long; the successor finds the rest."""
-        with contextlib.suppress(InturnError):  # rows stay, and are told of elsewhere
+        """Wait so long for messages on the way; the next session finds the rest."""
+        with contextlib.suppress(InturnError):  # rows stay in the table; `_collect` handles the errors
             self._producer.close(patience_s)
 
     def finish(self) -> None:
-        """The end of a shift that nobody ended: wait for what is on its way, and note it."""
+        """The regular end of a session: wait for messages on the way, and write the results."""
         self.end(CLOSE_S)
         self._collect(self._clock.monotonic(), is_closing=True)
         self._settle()
@@ -147,47 +150,47 @@ class Shift:
             except (Closed, ProducerFenced):
                 if not is_closing:
                     raise
-                self._core.failed(row)  # perhaps it is stored: the marks stay where they are
+                self._core.failed(row)  # perhaps stored: the recovery offsets stay
             except InturnError as error:
                 self._core.failed(row)
                 self._refuse(row, error)
             else:
-                self._marks.acknowledged(place.subject, place.partition, place.offset)
+                self._recovery.acknowledged(place.subject, place.partition, place.offset)
                 self._core.stored(row_id, now_s)
                 self._counts.sent += 1
                 self._stored.append(row_id)
         return bool(done)
 
     def _read(self, now_s: float) -> bool:
-        """Whether there were any rows that were not read before."""
+        """Whether there were rows that were not read before."""
         if self._core.has_refused and not self._core.has_lost and now_s >= self._retry_at_s:
             self._retry_at_s = math.inf
             self._core.retry()
-        look = self._store.look(self._core.cursor, self._core.room)
-        self.open_count = look.open_count
-        for subject in {row.subject for row in look.rows}:
+        read = self._store.read_rows(self._core.cursor, self._core.room)
+        self.open_count = read.open_count
+        for subject in {row.subject for row in read.rows}:
             self._learn(subject)
         cursor = self._core.cursor
-        choice = self._core.choose(look.rows, self._lane, now_s, look.up_to)
+        choice = self._core.choose(read.rows, self._lane, now_s, read.up_to)
         self._chosen.extend(choice.send)
         self._stored += choice.stored
-        self._counts.recalled += len(choice.stored)
-        return bool(look.rows) and self._core.cursor > cursor
+        self._counts.recovered += len(choice.stored)
+        return bool(read.rows) and self._core.cursor > cursor
 
     def _learn(self, name: str) -> None:
-        """Its route, for the lanes, and where it ends, for the marks."""
-        if self._marks.knows(name):
+        """The route of a subject, for the lanes, and the ends of the logs, for the recovery offsets."""
+        if self._recovery.knows(name):
             return
         self._unusable.pop(name, None)
         try:
             self._subjects[name] = ask(self._node, FindSubject(name), Subject, PATIENCE_S)
-            self._marks.learn(name, ends_of(self._node, name, PATIENCE_S))
+            self._recovery.learn(name, ends_of(self._node, name, PATIENCE_S))
         except (NotFound, InvalidInput, AccessDenied) as error:
             self._subjects.pop(name, None)
             self._unusable[name] = error
 
     def _lane(self, row: Row) -> Hashable:
-        """Rows of one lane go to one partition, as far as can be told."""
+        """Rows of one lane go to one partition, as far as is known."""
         subject = self._subjects.get(row.subject)
         if row.partition is not None:
             return row.subject, row.partition
@@ -196,10 +199,10 @@ class Shift:
         return row.subject, subject.route.by_slot[slot_of(row.key)]
 
     def _settle(self) -> None:
-        """Nothing is forgotten before it is committed."""
+        """Results are forgotten only after the commit."""
         asked_at_s = self._clock.monotonic()
-        marks = self._marks.to_store(self._core.unaccounted())
-        self._store.settle(self._hold.epoch, self._stored, self._refusals, marks)
+        offsets = self._recovery.to_store(self._core.unaccounted())
+        self._store.settle(self._hold.epoch, self._stored, self._refusals, offsets)
         self._hold.renewed(asked_at_s)
         self._core.deleted(self._stored)
         self._stored = []
@@ -217,7 +220,7 @@ class Shift:
                 except (Closed, ProducerFenced):
                     raise
                 except InturnError as error:
-                    if error.retriable:  # no room, or no connection: not the row's fault
+                    if error.retriable:  # no space, or no connection: not the row's fault
                         break
                     self._core.refused(row)
                     self._refuse(row, error)
@@ -226,7 +229,7 @@ class Shift:
             handle.when_done(self.changed.set)
 
     def _send(self, row: Row) -> SendHandle:
-        if row.subject in self._unusable:  # it has no marks, so it is not to be sent though it be there by now
+        if row.subject in self._unusable:  # no recovery offsets: not to be sent even if the subject exists by now
             raise copy.copy(self._unusable[row.subject])
         handle = self._producer.pass_on(row.subject, row.message(), row.partition, {TOKEN: row.token})
         self._handles[row.id] = row, handle

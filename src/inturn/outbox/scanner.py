@@ -1,4 +1,4 @@
-"""The scanner: sends the rows of an outbox, if it has the lease, else waits for it."""
+"""The scanner: sends the rows of an outbox while holding the lease, else waits for the lease."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inturn.model.errors import Closed, InturnError, OutboxHeld, OutboxLost, Pro
 from inturn.model.logs import get_logger
 from inturn.model.time import Clock, SystemClock
 from inturn.outbox.scan_core import Hold, LeaseWatch
-from inturn.outbox.scan_session import Counts, Shift
+from inturn.outbox.scan_session import Counts, ScanSession
 from inturn.outbox.store import OutboxStore
 from inturn.outbox.table import OutboxSettings
 from inturn.protocol.commands import Node
@@ -27,7 +27,7 @@ STOP_S = 30.0
 
 
 class Connected(Protocol):
-    """A connection, as far as a scanner needs it."""
+    """The part of a connection that a scanner needs."""
 
     @property
     def node(self) -> Node: ...
@@ -35,21 +35,22 @@ class Connected(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScannerStatistics:
-    """What a scanner did since it was started."""
+    """Counts of a scanner since the start."""
 
-    is_scanning: bool  # it has the lease
-    sent: int  # rows that were stored, and deleted
-    recalled: int  # rows that a scanner before had stored: they were deleted only
-    refused: int  # attempts that failed; see `Outbox.status` for the rows
+    is_scanning: bool  # the scanner holds the lease
+    sent: int  # rows stored and deleted
+    recalled: int  # rows stored by an earlier scanner, only deleted by this scanner
+    refused: int  # failed attempts; see `Outbox.status` for the rows
     in_flight: int
-    open_transactions: int  # that hold back what was committed behind them (PostgreSQL)
+    open_transactions: int  # transactions that hold back rows committed behind (PostgreSQL)
 
 
 class Scanner:
-    """Sends what is in an outbox, in a thread of its own, from `start` (or `with`) until `stop`.
+    """Sends the messages of an outbox, in a thread of its own, from `start` (or `with`) until `stop`.
 
-    Any number may run, in any processes: one has the lease and scans, the others wait to take over. Rows of one key are
-    stored in the order of their ids, each once; what is guaranteed exactly is in docs/how-to/outbox.md.
+    Any number of scanners may run, in any processes: one scanner has the lease and scans, the other scanners wait to
+    take over. Rows of one key are stored in the order of ids, every row once; docs/how-to/outbox.md has the exact
+    guarantees.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Scanner:
         self._clock = clock if clock is not None else SystemClock()
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._counts = Counts()
-        self._shift: Shift | None = None
+        self._session: ScanSession | None = None
         self._stop = threading.Event()
         self._is_in_hand = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -69,11 +70,11 @@ class Scanner:
 
     @property
     def error(self) -> InturnError | None:
-        """Why it ended, if it did by itself."""
+        """Why the scanner ended without `stop`, if so."""
         return self._error
 
     def start(self) -> None:
-        """Begin. InvalidInput if the tables are not there."""
+        """Begin. InvalidInput if the tables do not exist."""
         if self._thread is not None:
             raise Closed("scanner")
         try:
@@ -85,7 +86,8 @@ class Scanner:
         self._thread.start()
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Wait for what is on its way, note it, give the lease back. False if that took longer than `timeout_s`."""
+        """Wait for messages on the way, write the results, release the lease. False if that took longer than
+        `timeout_s`."""
         self._stop.set()
         self.wake()
         if self._thread is None:
@@ -97,37 +99,38 @@ class Scanner:
         return True
 
     def wake(self) -> None:
-        """Look now: something was committed."""
-        shift = self._shift
-        if shift is not None:
-            shift.changed.set()
+        """Scan now: rows were committed."""
+        session = self._session
+        if session is not None:
+            session.changed.set()
 
     def run_once(self, wait_s: float = 0.0, advance: Callable[[int], None] | None = None) -> ScannerStatistics:
-        """Send all that may be sent now, in this thread, and give the lease back. `advance` is told how many were sent.
+        """Send all rows that may be sent now, in this thread, and release the lease. `advance` is called with the
+        number of rows sent since the last call.
 
-        OutboxHeld if another scanner has the lease for `wait_s` longer. Rows that are refused stay, and those of their
-        keys; so do those behind a transaction that is open.
+        OutboxHeld if another scanner holds the lease for `wait_s` longer. Refused rows stay, with all rows of the same
+        keys, and so do rows behind an open transaction.
         """
         with self._is_in_hand, contextlib.closing(self._store):
             self._store.check()
             hold, name = self._taken(wait_s)
-            shift = self._begun(hold, name)
+            session = self._begun(hold, name)
             try:
-                self._empty(shift, advance)
-                shift.finish()
+                self._empty(session, advance)
+                session.finish()
             finally:
-                self._end(shift, hold)
+                self._end(session, hold)
         return self.statistics()
 
     def statistics(self) -> ScannerStatistics:
-        shift = self._shift
+        session = self._session
         return ScannerStatistics(
-            shift is not None,
-            self._counts.sent,
-            self._counts.recalled,
-            self._counts.refused,
-            shift.in_flight if shift is not None else 0,
-            shift.open_count if shift is not None else 0,
+            is_scanning=session is not None,
+            sent=self._counts.sent,
+            recalled=self._counts.recovered,
+            refused=self._counts.refused,
+            in_flight=session.in_flight if session is not None else 0,
+            open_transactions=session.open_count if session is not None else 0,
         )
 
     def __enter__(self) -> Self:
@@ -160,18 +163,18 @@ class Scanner:
             return None
         return Hold(epoch, self._settings.lease, asked_at_s), f"outbox-{seen.name}"
 
-    def _begun(self, hold: Hold, name: str) -> Shift:
-        self._shift = Shift(self._store, self._node, self._clock, self._settings, hold, name, self._counts)
-        return self._shift
+    def _begun(self, hold: Hold, name: str) -> ScanSession:
+        self._session = ScanSession(self._store, self._node, self._clock, self._settings, hold, name, self._counts)
+        return self._session
 
-    def _empty(self, shift: Shift, advance: Callable[[int], None] | None) -> None:
+    def _empty(self, session: ScanSession, advance: Callable[[int], None] | None) -> None:
         told = self._counts.sent
-        while shift.turn() or shift.in_flight:
+        while session.turn() or session.in_flight:
             if advance is not None and self._counts.sent > told:
                 advance(self._counts.sent - told)
                 told = self._counts.sent
-            if shift.in_flight:
-                shift.wait()
+            if session.in_flight:
+                session.wait()
 
     def _run(self) -> None:
         watch = LeaseWatch()
@@ -191,34 +194,34 @@ class Scanner:
                 self._error = error
                 _log.warning("outbox.scanner_ended", table=self._store.name, error=str(error))
                 return
-            except Exception as error:  # a thread that dies in silence would be taken for one that works
+            except Exception as error:  # a thread must not end without a trace
                 _log.warning("outbox.scan_failed", table=self._store.name, error=str(error) or repr(error))
                 self._stop.wait(BACKOFF_S)
 
     def _scan(self, hold: Hold, name: str) -> None:
         _log.info("outbox.scanning", table=self._store.name, epoch=hold.epoch)
-        shift = self._begun(hold, name)
+        session = self._begun(hold, name)
         try:
             while not self._stop.is_set():
-                if shift.is_over:
-                    shift.end()
-                    shift = self._begun(hold, name)
-                self._turn(shift)
-            shift.finish()
+                if session.is_over:
+                    session.end()
+                    session = self._begun(hold, name)
+                self._turn(session)
+            session.finish()
         finally:
-            self._end(shift, hold)
+            self._end(session, hold)
 
-    def _end(self, shift: Shift, hold: Hold) -> None:
-        """The lease is given back also after an error: whoever is next finds out by itself what is stored."""
-        self._shift = None
-        shift.end()
+    def _end(self, session: ScanSession, hold: Hold) -> None:
+        """Release the lease, also after an error: the next scanner recovers which rows are stored."""
+        self._session = None
+        session.end()
         with contextlib.suppress(InturnError):
             self._store.release(hold.epoch)
 
-    def _turn(self, shift: Shift) -> None:
+    def _turn(self, session: ScanSession) -> None:
         try:
-            if not shift.turn():
-                shift.wait()
+            if not session.turn():
+                session.wait()
         except InturnError as error:
             if not error.retriable:
                 raise

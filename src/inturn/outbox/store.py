@@ -1,4 +1,4 @@
-"""What is read and written in the database of an outbox. What a scanner changes is fenced by its lease."""
+"""Reads and writes the database of an outbox. All changes by a scanner are fenced by the lease."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from inturn.model.errors import InvalidInput, OutboxFailed, OutboxLost
 from inturn.outbox.recovery import Offsets
 from inturn.outbox.row import Row, create_tables
-from inturn.outbox.scan_core import LeaseRow, settled_id
+from inturn.outbox.scan_core import ScanLease, settled_id
 from inturn.outbox.table import TRIGGER, OutboxTables, ddl
 
 BUSY_TIMEOUT_S = 5.0
 CHUNK = 500  # ids in one statement
 _decoder = msgspec.json.Decoder(Offsets)
 
-# The locks are read in the statement that reads the newest id, whose snapshot is older than the look at them.
-_LOOK_POSTGRESQL = """
+# One statement reads the newest id and the locks; the snapshot of the ids is older than the read of the locks.
+_OPEN_POSTGRESQL = """
 SELECT (SELECT max(id) FROM {table}), ARRAY(
     SELECT objid::bigint FROM pg_locks
     WHERE locktype = 'advisory' AND classid = '{table}'::regclass::oid AND objsubid = 2
@@ -41,23 +41,23 @@ WHERE tgrelid = '{table}'::regclass AND tgname = '{trigger}' AND tgenabled IN ('
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A row that was refused now, and why."""
+    """A row that was refused now, and the reason."""
 
     row_id: int
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Rows behind a cursor that may be sent; `up_to` is set if there are no others up to this id."""
+class ReadableRows:
+    """Rows behind a cursor that may be sent. `up_to` is set if no other rows exist up to this id."""
 
     rows: list[Row]
     up_to: int | None
-    open_count: int  # transactions that are waited for
+    open_count: int  # open transactions that hold rows back
 
 
 def open_engine(database: str | os.PathLike[str] | Engine, *, create: bool) -> Engine:
-    """A path is a file of SQLite; unless `create`, it has to be there. InvalidInput if it cannot be opened."""
+    """A path is a SQLite file, which must exist unless `create`. InvalidInput if the database cannot be opened."""
     if isinstance(database, Engine):
         ddl(database.dialect.name)
         return database
@@ -77,7 +77,7 @@ def open_engine(database: str | os.PathLike[str] | Engine, *, create: bool) -> E
     if engine.dialect.name == "sqlite":
         file = url.database or ":memory:"
         if not create and not file.startswith((":memory:", "file:")) and not os.path.exists(file):
-            raise InvalidInput(f"no database file {file!r}; give the one that messages are put into")
+            raise InvalidInput(f"no database file {file!r}; give the database that messages are put into")
         event.listen(engine, "connect", _wait_when_busy)
     return engine
 
@@ -97,17 +97,17 @@ class OutboxStore:
     def __init__(
         self, engine: Engine, tables: OutboxTables, *, owns_engine: bool = True, transaction_s: float = 5.0
     ) -> None:
-        """`transaction_s`: PostgreSQL ends a transaction of ours that has done nothing for so long. Whoever is frozen
-        in the middle of one would else keep its locks, and with them the lease."""
+        """`transaction_s`: PostgreSQL ends an outbox transaction that is idle for so long. A process frozen in a
+        transaction would otherwise keep the locks, and with the locks the lease."""
         self.name = tables.name
         self._owns_engine = owns_engine
         self._tables = tables
         self._is_postgresql = engine.dialect.name == "postgresql"
-        # Every statement is to see what is committed by then, whatever the database does by default.
+        # Every statement must see all rows committed by then, whatever the default of the database.
         self._engine = engine.execution_options(isolation_level="READ COMMITTED") if self._is_postgresql else engine
         name = tables.name
         self._patience_sql = f"SET LOCAL idle_in_transaction_session_timeout = {int(transaction_s * 1000)}"
-        self._look_sql = _LOOK_POSTGRESQL.format(table=name)
+        self._open_sql = _OPEN_POSTGRESQL.format(table=name)
         self._trigger_sql = _TRIGGER_POSTGRESQL.format(table=name, trigger=TRIGGER)
 
     # Tables
@@ -117,7 +117,7 @@ class OutboxStore:
             create_tables(connection, self._tables.name)
 
     def check(self) -> None:
-        """Raises InvalidInput if the tables are not there as they have to be."""
+        """Raises InvalidInput if the tables do not exist, or lack the trigger."""
         rows, scanner = self._tables.rows, self._tables.scanner
         try:
             with self._engine.connect() as connection:
@@ -128,31 +128,31 @@ class OutboxStore:
             if error.connection_invalidated or not _says_missing(error):
                 raise OutboxFailed(self._tables.name, _told(error)) from error
             raise InvalidInput(
-                f"there is no outbox {self._tables.name!r} in this database ({_told(error)}); make it with "
-                f"create_table(), or with what `inturn outbox ddl --dialect {self._engine.dialect.name}` prints"
+                f"there is no outbox {self._tables.name!r} in this database ({_told(error)}); make the tables with "
+                f"create_table(), or with the output of `inturn outbox ddl --dialect {self._engine.dialect.name}`"
             ) from None
         if not is_ordered:
             raise InvalidInput(
-                f"table {self._tables.name!r} lacks the trigger {TRIGGER}, without which its order cannot be kept; "
-                "make it with create_table(), or with what `inturn outbox ddl --dialect postgresql` prints"
+                f"table {self._tables.name!r} lacks the trigger {TRIGGER}, needed for the order of rows; "
+                "make the trigger with create_table(), or with the output of `inturn outbox ddl --dialect postgresql`"
             )
 
     # The lease
 
-    def read_lease(self, name: str) -> LeaseRow:
-        """As it is; if nobody ever scanned, it is made, free and under this name."""
+    def read_lease(self, name: str) -> ScanLease:
+        """The lease. On the first scan the lease is made, free and under this name."""
         found = self.find_lease()
         if found is None:
             table = self._tables.scanner
             values = {"one": 1, "name": name, "epoch": 0, "beat": 0, "life_ms": 0, "marks": "{}"}
             quickest = postgresql.insert if self._is_postgresql else sqlite.insert
-            with self._transaction() as connection:  # another may be quicker
+            with self._transaction() as connection:  # another scanner may be quicker
                 connection.execute(quickest(table).values(values).on_conflict_do_nothing())
             found = self.find_lease()
         assert found is not None
         return found
 
-    def take_lease(self, seen: LeaseRow, owner: str, life_s: float) -> int | None:
+    def take_lease(self, seen: ScanLease, owner: str, life_s: float) -> int | None:
         """Become the owner, unless something happened since it was read; the epoch, or None."""
         table = self._tables.scanner
         statement = (
@@ -170,7 +170,7 @@ class OutboxStore:
         with self._transaction() as connection:
             connection.execute(update(table).where(table.c.epoch == epoch).values(owner=None, beat=table.c.beat + 1))
 
-    def marks(self, epoch: int) -> Offsets:
+    def recovery_offsets(self, epoch: int) -> Offsets:
         """What the scanners before have left. OutboxLost if the lease is not ours any more."""
         table = self._tables.scanner
         with self._engine_errors(), self._engine.connect() as connection:
@@ -186,17 +186,17 @@ class OutboxStore:
         with self._engine_errors(), self._engine.connect() as connection:
             return connection.execute(select(func.max(rows.c.id))).scalar_one() or 0
 
-    def look(self, cursor: int, limit: int) -> Look:
-        """Rows behind the cursor, up to the newest id below which no transaction can bring one any more."""
+    def read_rows(self, cursor: int, limit: int) -> ReadableRows:
+        """Rows behind the cursor, up to the newest id below which no transaction can add a row any more."""
         rows = self._tables.rows
         with self._engine_errors(), self._engine.connect() as connection:
             if self._is_postgresql:
-                newest, lows = connection.exec_driver_sql(self._look_sql).one()
+                newest, lows = connection.exec_driver_sql(self._open_sql).one()
             else:
                 newest, lows = connection.execute(select(func.max(rows.c.id))).scalar_one(), []
             horizon = settled_id(newest or 0, lows)
             if horizon <= cursor:
-                return Look([], None, len(lows))
+                return ReadableRows([], None, len(lows))
             columns = [column for column in rows.c if column.name != "error"]
             statement = (
                 select(*columns)
@@ -205,12 +205,12 @@ class OutboxStore:
                 .limit(bindparam("most"))
             )
             found = [_row(one) for one in connection.execute(statement, {"most": limit})]
-        return Look(found, horizon if len(found) < limit else None, len(lows))
+        return ReadableRows(found, horizon if len(found) < limit else None, len(lows))
 
-    def settle(self, epoch: int, stored: Sequence[int], refused: Sequence[Refusal], marks: Offsets) -> None:
-        """Renew the lease, delete what is stored, note what was refused, and write the marks; or OutboxLost."""
+    def settle(self, epoch: int, stored: Sequence[int], refused: Sequence[Refusal], recovery: Offsets) -> None:
+        """Renew the lease, delete stored rows, record refusals, and write the recovery offsets. Raises OutboxLost."""
         rows, scanner = self._tables.rows, self._tables.scanner
-        text = msgspec.json.encode(marks).decode()
+        text = msgspec.json.encode(recovery).decode()
         fence = update(scanner).where(scanner.c.epoch == epoch).values(beat=scanner.c.beat + 1, marks=text)
         with self._transaction() as connection:
             if connection.execute(fence).rowcount != 1:
@@ -221,17 +221,17 @@ class OutboxStore:
                 change = update(rows).where(rows.c.id == one.row_id)
                 connection.execute(change.values(attempts=rows.c.attempts + 1, error=one.error))
 
-    # What a producer keeps
+    # The fallback of a producer
 
     def add(self, values: Sequence[dict[str, Any]]) -> list[int]:
-        """Write rows, all or none; their ids, in this order."""
+        """Write rows, all or none; return the ids, in this order."""
         table = self._tables.rows
         statement = insert(table).returning(table.c.id)
         with self._transaction() as connection:
             return [connection.execute(statement, one).scalar_one() for one in values]
 
     def waiting_keys(self) -> list[tuple[str, bytes, int]]:
-        """The keys that have rows, each with the id of its last one."""
+        """The keys with rows, and the id of the last row of every key."""
         rows = self._tables.rows
         place = rows.c.subject, rows.c.key
         statement = select(*place, func.max(rows.c.id)).where(rows.c.key.is_not(None)).group_by(*place)
@@ -246,10 +246,10 @@ class OutboxStore:
                 present.update(connection.execute(select(rows.c.id).where(rows.c.id.in_(chunk))).scalars())
         return set(ids) - present
 
-    # Looking
+    # Status
 
     def count(self) -> tuple[int, int | None]:
-        """How many rows there are, and when the oldest was made."""
+        """The number of rows, and when the oldest row was made."""
         rows = self._tables.rows
         with self._engine_errors(), self._engine.connect() as connection:
             found = connection.execute(select(func.count(), func.min(rows.c.created_at_ms)).select_from(rows)).one()
@@ -261,24 +261,24 @@ class OutboxStore:
         with self._engine_errors(), self._engine.connect() as connection:
             return [(_row(one), one.error) for one in connection.execute(statement)]
 
-    def find_lease(self) -> LeaseRow | None:
-        """Without making it."""
+    def find_lease(self) -> ScanLease | None:
+        """The lease, or None before the first scan."""
         table = self._tables.scanner
         with self._engine_errors(), self._engine.connect() as connection:
             found = connection.execute(select(table)).first()
         if found is None:
             return None
-        return LeaseRow(found.name, found.owner, found.epoch, found.beat, found.life_ms, _decoder.decode(found.marks))
+        return ScanLease(found.name, found.owner, found.epoch, found.beat, found.life_ms, _decoder.decode(found.marks))
 
     def open_transactions(self) -> int:
-        """How many have put something and have not ended; they hold back what comes behind them."""
+        """The number of open transactions with rows; such transactions hold back rows behind."""
         if not self._is_postgresql:
             return 0
         with self._engine_errors(), self._engine.connect() as connection:
-            return len(connection.exec_driver_sql(self._look_sql).one()[1])
+            return len(connection.exec_driver_sql(self._open_sql).one()[1])
 
     def close(self) -> None:
-        """Close the connections, unless the engine is somebody else's."""
+        """Close the connections, unless the engine belongs to the user."""
         if self._owns_engine:
             self._engine.dispose()
 
@@ -300,17 +300,17 @@ class OutboxStore:
 def _row(found: Any) -> Row:
     key = None if found.key is None else bytes(found.key)
     return Row(
-        found.id,
-        found.token,
-        found.subject,
-        key,
-        bytes(found.body),
-        found.tags,
-        found.properties,
-        found.message_id,
-        found.partition,
-        found.created_at_ms,
-        found.attempts,
+        id=found.id,
+        token=found.token,
+        subject=found.subject,
+        key=key,
+        body=bytes(found.body),
+        tags=found.tags,
+        properties=found.properties,
+        message_id=found.message_id,
+        partition=found.partition,
+        created_at_ms=found.created_at_ms,
+        attempts=found.attempts,
     )
 
 
@@ -320,7 +320,7 @@ def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _told(error: SQLAlchemyError) -> str:
-    """What the database said, without the statement and its values."""
+    """The error text of the database, without the statement and the values."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
 

@@ -1,13 +1,11 @@
-"""The tables of an outbox: one with the messages, one with a single row that says who scans it.
+"""The tables of an outbox, and the settings of scanning: a table of messages, and a table with one row for the lease.
 
-The statements are written out instead of generated, because people copy them into their migrations.
+The statements are written out instead of generated, because users copy the statements into migrations.
 
-PostgreSQL gives ids out before transactions commit, so a row can become visible before one with a lower id. A trigger
-makes every transaction that inserts hold a shared advisory lock until it ends. The lock's name has the newest id from
-before the transaction got its first: all of its ids are higher. A scanner sees from these locks how far it may go.
-SQLite has one writer at a time: ids commit in order.
-
-How an outbox is scanned.
+PostgreSQL assigns ids before transactions commit, so a row can become visible before a row with a lower id. A trigger
+makes every inserting transaction hold a shared advisory lock until the end. The name of the lock has the newest id from
+before the first id of the transaction: all ids of the transaction are higher. From these locks a scanner knows how far
+to read. SQLite has one writer at a time: ids commit in order.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ from inturn.model.settings import LeaseSettings
 
 
 def _short_lease() -> LeaseSettings:
-    # Shorter than a consumer's: who comes too early sends nothing twice and nothing out of order, see decision 0012.
+    # Shorter than a consumer's: an early takeover sends no row twice and no row out of order, see decision 0012.
     return LeaseSettings(life_s=6.0, renew_s=1.5, margin_s=0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
-    """How an outbox is scanned: how often is looked, how much is on its way at once, when a row is tried again."""
+    """How an outbox is scanned: poll interval, rows in flight at once, retries."""
 
-    poll_s: float = 0.1  # how long after a look that found nothing the next one comes
+    poll_s: float = 0.1  # pause after a poll that found no rows
     batch: int = 500  # rows read at once
-    in_flight: int = 4000  # rows on their way at once, and
-    lane: int = 1000  # of these for one partition at the most
-    stuck_s: float = 1.0  # a partition that stores nothing for so long is passed over, the others go on
-    retry_s: float = 10.0  # a row that was refused is tried again after this
+    in_flight: int = 4000  # rows on the way at once, and
+    lane: int = 1000  # at most so many of these for one partition
+    stuck_s: float = 1.0  # a partition that stores nothing for so long is passed over; other partitions continue
+    retry_s: float = 10.0  # a refused row is tried again after this
     lease: LeaseSettings = field(default_factory=_short_lease)
 
     def __post_init__(self) -> None:
@@ -50,7 +48,7 @@ class OutboxSettings:
 
 
 DEFAULT_TABLE = "inturn_outbox"
-NAME_LENGTH_MAX = 48  # our own names are longer, and PostgreSQL cuts those above 63
+NAME_LENGTH_MAX = 48  # derived names are longer, and PostgreSQL cuts names above 63
 TRIGGER = "inturn_outbox_open"
 DIALECTS = ("postgresql", "sqlite")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*\Z", re.ASCII)
@@ -138,7 +136,7 @@ _TEXTS = {"sqlite": _SQLITE, "postgresql": _POSTGRESQL}
 
 @dataclass(frozen=True, slots=True)
 class OutboxTables:
-    """The two tables as SQLAlchemy knows them."""
+    """The two tables as SQLAlchemy objects."""
 
     name: str
     rows: Table
@@ -146,12 +144,12 @@ class OutboxTables:
 
 
 def check_table_name(name: object) -> str:
-    """`table`, or `schema.table`; it is used without quotes, so it has to be a name that needs none."""
+    """`table`, or `schema.table`. Used without quotes, so the name must not need quotes."""
     parts = name.split(".") if isinstance(name, str) else []
     if not 1 <= len(parts) <= 2 or not all(_NAME.match(part) and len(part) <= NAME_LENGTH_MAX for part in parts):
         raise InvalidInput(
             f"table name {name!r}: use 1 to {NAME_LENGTH_MAX} of the characters a-z 0-9 _, not a digit first; "
-            "a schema may stand before it, with a dot between"
+            "a schema may stand before the name, with a dot between"
         )
     return ".".join(parts)
 
@@ -190,7 +188,7 @@ def make_tables(name: str) -> OutboxTables:
 
 
 def ddl(dialect: str, name: str = DEFAULT_TABLE) -> list[str]:
-    """The statements that make the tables, for a migration. Running them again changes nothing."""
+    """The statements that make the tables, for a migration. Running the statements again changes nothing."""
     if dialect not in _TEXTS:
         raise InvalidInput(f"an outbox can be kept in {' or '.join(DIALECTS)}, not in {dialect!r}")
     schema, _, bare = check_table_name(name).rpartition(".")

@@ -1,48 +1,46 @@
-"""The producer without I/O: routes messages to the queues of partitions and decides what is sent when."""
+"""The producer without I/O: routes messages to the queues of partitions, and decides what is sent when."""
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from inturn.model.errors import BrokerGroupClosed, InturnError, InvalidInput, LimitExceeded, RouteChanged, SendFailed
 from inturn.model.logs import get_logger
 from inturn.model.message import Outgoing
-from inturn.model.routing import SLOT_COUNT, Partition, slot_of
+from inturn.model.routing import SLOT_COUNT, slot_of
 from inturn.model.settings import ProducerSettings, Routing, Strategy
 from inturn.model.subject import Subject
-from inturn.producer.fallback import Keeping, KeptRow
+from inturn.producer.fallback import FallbackQueue, FallbackRow
+from inturn.producer.options import Selector
 from inturn.producer.partition_queue import PartitionQueue
-from inturn.producer.send_batch import Flight
+from inturn.producer.send_batch import SendBatch
 from inturn.producer.validation import as_bytes, checked_id, checked_properties, checked_tags, not_text
 from inturn.protocol.commands import Append, Appended
 
-Selector: TypeAlias = Callable[[Sequence[Partition], Outgoing, object], int]
-
-# What a message weighs beside body, key and properties: enough that empty ones do not fill a buffer for free.
+# Counted for a message beside body, key and properties, so that empty messages count for the buffer, too.
 MESSAGE_OVERHEAD_BYTES = 32
 _FAILED_COUNT = 1000
-GATHERING_MIN = 8  # while more partitions than this have something to send, each gathers until it is answered
+GATHERING_MIN = 8  # while more partitions than this have something to send, a partition gathers until answered
 _NEVER = float("inf")
 _log = get_logger("inturn.producer")
 
 
 class SendAttempt:
-    """One sending of a flight; give it back to `answered`."""
+    """One sending of a batch; give the attempt back to `answered`."""
 
-    __slots__ = ("command", "flight", "queue", "tries")
+    __slots__ = ("batch", "command", "queue", "tries")
 
-    def __init__(self, queue: PartitionQueue, flight: Flight, command: Append) -> None:
+    def __init__(self, queue: PartitionQueue, batch: SendBatch, command: Append) -> None:
         self.queue = queue
-        self.flight = flight
+        self.batch = batch
         self.command = command
-        self.tries = flight.tries
+        self.tries = batch.tries
 
 
 class ProducerCore:
-    """Called by one thread at a time. `waiting_bytes` is what is not acknowledged yet."""
+    """Called by one thread at a time. `waiting_bytes` counts unacknowledged bytes."""
 
     def __init__(self, producer_id: int, epoch: int, settings: ProducerSettings, rng: random.Random) -> None:
         self.producer_id = producer_id
@@ -51,17 +49,18 @@ class ProducerCore:
         self.acknowledged_count = 0
         self.failed_count = 0
         self.resent_count = 0  # batches that were sent again
-        self.failed: list[Flight] = []  # since it was last cleared; not more than a few
-        self.keeping: Keeping | None = None  # set: what best effort gives up goes to an outbox
+        self.failed: list[SendBatch] = []  # since the list was last cleared; limited in number
+        self.fallback: FallbackQueue | None = None  # set: batches that best effort gives up go to an outbox
         self._settings = settings
         self._random = rng.random
         self._subjects: dict[str, Subject] = {}
-        self._by_slot: dict[str, list[int]] = {}  # while a subject grows, each parent's slots move when it is settled
-        self._grown: dict[str, Subject] = {}  # routes that are not followed everywhere yet
-        self._outdated: set[str] = set()  # subjects whose route is to be asked for
+        self._by_slot: dict[str, list[int]] = {}  # in growth, slots of a parent move once it is settled
+        self._grown: dict[str, Subject] = {}  # routes that not all queues follow yet
+        self._outdated: set[str] = set()  # subjects with an outdated route
         self._queues: dict[str, list[PartitionQueue]] = {}
-        # What is done per message must not grow with the number of partitions. Queues with something to send, or that
-        # wait for an answer; those of them that changed since the last poll; and when the others have to be looked at.
+        # The work per message must not grow with the number of partitions. `_busy`: queues with something to send, or
+        # waiting for an answer. `_changed`: busy queues that changed since the last poll. `_look_at_s`: when the other
+        # busy queues have to be checked.
         self._busy: dict[PartitionQueue, None] = {}
         self._changed: dict[PartitionQueue, None] = {}
         self._look_at_s = _NEVER
@@ -70,7 +69,10 @@ class ProducerCore:
         return subject in self._subjects
 
     def learn(self, subject: Subject) -> None:
-        """Its route; or a newer one, which is followed as soon as it is known what became of all that was sent."""
+        """Set the route of a subject, or a newer route.
+
+        A newer route is followed once the results of all sent batches are known.
+        """
         known = self._grown.get(subject.name, self._subjects.get(subject.name))
         if known is not None and known.route.version >= subject.route.version:
             return
@@ -86,20 +88,25 @@ class ProducerCore:
         self._follow(subject.name)
 
     def _new_queue(self, subject: Subject, index: int) -> PartitionQueue:
-        version = subject.route.version
         queue = PartitionQueue(
-            subject.name, index, self.producer_id, self.epoch, version, subject.strategy, self._settings
+            subject=subject.name,
+            partition=index,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            route_version=subject.route.version,
+            strategy=subject.strategy,
+            settings=self._settings,
         )
         queue.place = list(self._queues).index(subject.name), index
         return queue
 
     def take_outdated(self) -> set[str]:
-        """Subjects that have another route by now: it is to be asked for, and given to `learn`."""
+        """Subjects with a newer route: find each subject, and give the answer to `learn`."""
         outdated, self._outdated = self._outdated, set()
         return outdated
 
     def _follow(self, name: str) -> None:
-        """Let every queue that is settled go on by the new route, each on its own: one that waits holds up no other."""
+        """Let every settled queue continue by the new route. A queue that waits delays no other queue."""
         grown = self._grown.get(name)
         if grown is None:
             return
@@ -109,14 +116,14 @@ class ProducerCore:
                 for slot, partition in enumerate(by_slot):
                     if partition == queue.partition:
                         by_slot[slot] = route.by_slot[slot]
-                for flight in queue.reroute(route.version):
-                    self._divide(queues, flight, [route.by_slot[slot] for slot in flight.slots])
+                for batch in queue.reroute(route.version):
+                    self._divide(queues, batch, [route.by_slot[slot] for slot in batch.slots])
         if not any(queue.is_held and queue.error is None for queue in queues):
             self._subjects[name] = grown
             del self._grown[name]
 
-    def _divide(self, queues: list[PartitionQueue], flight: Flight, places: list[int]) -> None:
-        parts = {places[0]: flight} if len(set(places)) == 1 else flight.divide(places)
+    def _divide(self, queues: list[PartitionQueue], batch: SendBatch, places: list[int]) -> None:
+        parts = {places[0]: batch} if len(set(places)) == 1 else batch.divide(places)
         for partition, part in parts.items():
             part.home = partition
             queues[partition].take_back(part)
@@ -126,18 +133,19 @@ class ProducerCore:
         self,
         subject_name: str,
         body: bytes,
-        key: str | bytes | None,
-        born_at_ms: int,
+        key: str | bytes | None = None,
+        born_at_ms: int = 0,
         tags: tuple[str, ...] = (),
         properties: dict[str, str] | None = None,
         message_id: str | None = None,
         selector: Selector | None = None,
         arg: object = None,
         reserved: dict[str, str] | None = None,
-    ) -> Flight:
-        """Queue a message; it is the last of the returned flight. Raises without a trace if it cannot be accepted.
+    ) -> SendBatch:
+        """Queue a message; the message is the last of the returned batch. If the message is not accepted, the call
+        raises and changes nothing.
 
-        `reserved` are properties of our own, for which no limit counts.
+        `reserved` are properties of inturn's own, without limits.
         """
         subject = self._subjects[subject_name]
         limits = subject.limits
@@ -174,15 +182,15 @@ class ProducerCore:
             partition = self._by_slot[subject_name][slot]
         else:
             partition = self._select(subject, message, slot, selector, arg)
-        if self.keeping is not None and key is not None and self.keeping.has(subject_name, key):
+        if self.fallback is not None and key is not None and self.fallback.has(subject_name, key):
             size_bytes += MESSAGE_OVERHEAD_BYTES
             self.waiting_bytes += size_bytes
-            return self.keeping.divert(subject_name, partition, message, slot, size_bytes)
+            return self.fallback.divert(subject_name, partition, message, slot, size_bytes)
         queue = self._queues[subject_name][partition]
         if queue.error is not None:
             other = self._other_queue(queue) if subject.strategy is Strategy.BEST_EFFORT else None
             if other is None:
-                raise copy.copy(queue.error)  # one of its own: a traceback stays on what was raised
+                raise copy.copy(queue.error)  # a copy: a raised error keeps the traceback
             queue = other
         size_bytes += MESSAGE_OVERHEAD_BYTES
         self.waiting_bytes += size_bytes
@@ -190,11 +198,11 @@ class ProducerCore:
         return queue.add(message, slot, size_bytes)
 
     def _note(self, queue: PartitionQueue) -> None:
-        """It has something to send, or was answered."""
+        """The queue has something to send, or was answered."""
         self._busy[queue] = self._changed[queue] = None
 
     def poll(self, now_s: float) -> list[SendAttempt]:
-        """What to send now; what belongs to one partition is in order."""
+        """The attempts to send now; attempts of one partition are in order."""
         if now_s >= self._look_at_s:
             self._look_at_s = _NEVER
             self._changed |= self._busy
@@ -204,7 +212,7 @@ class ProducerCore:
         gathers = len(self._busy) > GATHERING_MIN
         attempts = []
         for queue in self._take_changed():
-            attempts += [SendAttempt(queue, flight, command) for flight, command in queue.poll(now_s, gathers)]
+            attempts += [SendAttempt(queue, batch, command) for batch, command in queue.poll(now_s, gathers)]
             self._look_at_s = min(self._look_at_s, _or_never(queue.next_due_s()))
             if queue.is_idle:
                 self._busy.pop(queue, None)
@@ -212,23 +220,23 @@ class ProducerCore:
         return attempts
 
     def _take_changed(self) -> list[PartitionQueue]:
-        """In the order of the partitions: what is sent does not depend on what happened to be answered first."""
+        """In the order of the partitions: the order of sending does not depend on the order of answers."""
         changed, self._changed = self._changed, {}
         return sorted(changed, key=lambda queue: queue.place) if len(changed) > 1 else list(changed)
 
     def answered(self, attempt: SendAttempt, answer: object, now_s: float) -> None:
-        queue, flight = attempt.queue, attempt.flight
+        queue, batch = attempt.queue, attempt.batch
         if isinstance(answer, Appended):
-            size_bytes = queue.succeeded(flight, answer.base_offset)
-            if size_bytes:  # no message weighs nothing
+            size_bytes = queue.succeeded(batch, answer.base_offset)
+            if size_bytes:  # 0: a repeated answer
                 self.waiting_bytes -= size_bytes
-                self.acknowledged_count += len(flight.messages)
+                self.acknowledged_count += len(batch.messages)
                 queue.diverted_count = 0
             self._answered(queue)
             self._follow(queue.subject)
             return
         error = answer if isinstance(answer, InturnError) else InturnError(f"unexpected answer {answer!r}")
-        self._give_up(queue, queue.failed(flight, attempt.tries, error, now_s), error)
+        self._give_up(queue, queue.failed(batch, attempt.tries, error, now_s), error)
         self._answered(queue)
         if isinstance(error, RouteChanged):
             self._outdated.add(queue.subject)
@@ -244,7 +252,8 @@ class ProducerCore:
             self._note(queue)
 
     def next_due_s(self) -> float | None:
-        """When `poll` is to be called again though nothing else happens; with many partitions it may be earlier."""
+        """When `poll` should be called again even without other events; with many partitions possibly earlier than
+        needed."""
         if len(self._busy) > GATHERING_MIN:
             return None if self._look_at_s == _NEVER else self._look_at_s
         due = [queue.next_due_s() for queue in self._busy if not queue.is_idle]
@@ -257,54 +266,57 @@ class ProducerCore:
 
     @property
     def is_idle(self) -> bool:
-        """Everything is acknowledged, has failed, or is kept."""
-        if self.keeping is not None and not self.keeping.is_idle:
+        """All messages are acknowledged, have failed, or are in the outbox."""
+        if self.fallback is not None and not self.fallback.is_idle:
             return False
         return all(queue.is_idle for queue in self._busy)
 
     def abandon(self, error: InturnError) -> int:
-        """Fail everything that is not acknowledged, unless an outbox takes it; returns the number of messages that
-        failed."""
-        left = [flight for queues in self._queues.values() for queue in queues for flight in queue.abandon()]
-        if self.keeping is not None:
-            self.keeping.keep(flight for flight in left if self._may_keep(flight.subject))
-            left = [flight for flight in left if not self._may_keep(flight.subject)]
-        for flight in left:
-            self._fail(flight, error)
-        return sum(len(flight.messages) for flight in left)
+        """Fail every unacknowledged message unless the fallback takes the message; return the number of failed
+        messages."""
+        left = [batch for queues in self._queues.values() for queue in queues for batch in queue.abandon()]
+        if self.fallback is not None:
+            self.fallback.add(batch for batch in left if self._has_fallback(batch.subject))
+            left = [batch for batch in left if not self._has_fallback(batch.subject)]
+        for batch in left:
+            self._fail(batch, error)
+        return sum(len(batch.messages) for batch in left)
 
-    def kept(self, flight: Flight, row_ids: Sequence[int]) -> None:
-        """Its messages are rows of the outbox."""
-        assert self.keeping is not None
-        self.keeping.written(flight, row_ids)
-        self.waiting_bytes -= flight.size_bytes
-        flight.row_ids = row_ids
-        flight.finish(-1)
+    def written_to_fallback(self, batch: SendBatch, row_ids: Sequence[int]) -> None:
+        """The messages of the batch are rows of the outbox."""
+        assert self.fallback is not None
+        self.fallback.written(batch, row_ids)
+        self.waiting_bytes -= batch.size_bytes
+        batch.row_ids = row_ids
+        batch.finish(-1)
 
-    def to_keep(self, flight: Flight) -> list[KeptRow]:
-        chosen = flight.home if self._subjects[flight.subject].routing is Routing.SELECTOR else None
-        return [KeptRow(flight.subject, chosen, message) for message in flight.messages]
+    def fallback_rows(self, batch: SendBatch) -> list[FallbackRow]:
+        chosen = batch.home if self._subjects[batch.subject].routing is Routing.SELECTOR else None
+        return [FallbackRow(batch.subject, chosen, message) for message in batch.messages]
 
-    def release(self, flight: Flight) -> bool:
-        """Its keys are free before it was written: it is sent after all, to where they belong now, for the subject may
-        have grown meanwhile. False: a partition of theirs takes nothing."""
-        assert self.keeping is not None
-        queues, by_slot = self._queues[flight.subject], self._by_slot[flight.subject]
-        places = [flight.home] * len(flight.slots)
-        if self._subjects[flight.subject].routing is Routing.SLOTS:
-            places = [by_slot[slot] for slot in flight.slots]
+    def release(self, batch: SendBatch) -> bool:
+        """Send a batch after all, because the keys are free before the batch was written.
+
+        The messages go where the keys belong now, since the subject may have grown. False: a partition of the keys has
+        stopped.
+        """
+        assert self.fallback is not None
+        queues, by_slot = self._queues[batch.subject], self._by_slot[batch.subject]
+        places = [batch.home] * len(batch.slots)
+        if self._subjects[batch.subject].routing is Routing.SLOTS:
+            places = [by_slot[slot] for slot in batch.slots]
         if any(queues[partition].error is not None for partition in set(places)):
             return False
-        self.keeping.released(flight)
-        flight.moves = 0
-        self._divide(queues, flight, places)
+        self.fallback.released(batch)
+        batch.moves = 0
+        self._divide(queues, batch, places)
         return True
 
-    def not_kept(self, flight: Flight, error: InturnError) -> None:
-        """The outbox could not take them."""
-        assert self.keeping is not None
-        self.keeping.refused(flight)
-        self._fail(flight, error)
+    def fallback_failed(self, batch: SendBatch, error: InturnError) -> None:
+        """The outbox could not take the messages."""
+        assert self.fallback is not None
+        self.fallback.refused(batch)
+        self._fail(batch, error)
 
     def _select(self, subject: Subject, message: Outgoing, slot: int, selector: Selector | None, arg: object) -> int:
         if subject.routing is Routing.SLOTS:
@@ -323,20 +335,20 @@ class ProducerCore:
             )
         return chosen
 
-    def _give_up(self, queue: PartitionQueue, flights: Sequence[Flight], error: InturnError) -> None:
-        """Another partition gets them, or else the outbox, or they fail."""
-        failed = [flight for flight in flights if not self._moves(queue, flight, error)]
-        if failed and self.keeping is not None and self._may_keep(queue.subject):
-            # With all that is not acknowledged of the subject: else what is behind them of a key would overtake them.
-            behind = [flight for one in self._queues[queue.subject] for flight in one.withdraw()]
-            self.keeping.keep([*failed, *behind])
+    def _give_up(self, queue: PartitionQueue, batches: Sequence[SendBatch], error: InturnError) -> None:
+        """Move the batches to another partition, else to the outbox, else fail them."""
+        failed = [batch for batch in batches if not self._moves(queue, batch, error)]
+        if failed and self.fallback is not None and self._has_fallback(queue.subject):
+            # With all unacknowledged messages of the subject: else later messages of a key would overtake.
+            behind = [batch for one in self._queues[queue.subject] for batch in one.withdraw()]
+            self.fallback.add([*failed, *behind])
             return
-        for flight in failed:
-            self._fail(flight, SendFailed(flight.subject, str(flight.partition), str(error)))
+        for batch in failed:
+            self._fail(batch, SendFailed(batch.subject, str(batch.partition), str(error)))
 
-    def _moves(self, queue: PartitionQueue, flight: Flight, error: InturnError) -> bool:
-        other = self._other_queue(queue, flight, error)
-        if other is None or flight.moves >= len(self._queues[queue.subject]) - 1:
+    def _moves(self, queue: PartitionQueue, batch: SendBatch, error: InturnError) -> bool:
+        other = self._other_queue(queue, batch, error)
+        if other is None or batch.moves >= len(self._queues[queue.subject]) - 1:
             return False
         queue.diverted_count += 1
         if queue.diverted_count & (queue.diverted_count - 1) == 0:
@@ -348,35 +360,35 @@ class ProducerCore:
                 batches=queue.diverted_count,
                 error=str(error),
             )
-        other.take_over(flight)
+        other.take_over(batch)
         self._note(other)
         return True
 
-    def _may_keep(self, subject: str) -> bool:
+    def _has_fallback(self, subject: str) -> bool:
         return self._subjects[subject].strategy is Strategy.BEST_EFFORT
 
     def _other_queue(
-        self, queue: PartitionQueue, flight: Flight | None = None, error: InturnError | None = None
+        self, queue: PartitionQueue, batch: SendBatch | None = None, error: InturnError | None = None
     ) -> PartitionQueue | None:
-        """The next partition that takes messages; of another broker group, if it is the group that does not."""
+        """The next partition that takes messages; in another broker group, if the broker group is closed."""
         queues = self._queues[queue.subject]
         others = [queues[(queue.partition + step) % len(queues)] for step in range(1, len(queues))]
-        if isinstance(error, BrokerGroupClosed) and flight is not None:
-            flight.closed_groups = {*flight.closed_groups, error.broker_group}
+        if isinstance(error, BrokerGroupClosed) and batch is not None:
+            batch.closed_groups = {*batch.closed_groups, error.broker_group}
             homes = self._grown.get(queue.subject, self._subjects[queue.subject]).route.partitions
-            others = [one for one in others if homes[one.partition].broker_group not in flight.closed_groups]
+            others = [one for one in others if homes[one.partition].broker_group not in batch.closed_groups]
         return next((one for one in others if one.error is None), None)
 
-    def _fail(self, flight: Flight, error: InturnError) -> None:
-        self.waiting_bytes -= flight.size_bytes
-        self.failed_count += len(flight.messages)
+    def _fail(self, batch: SendBatch, error: InturnError) -> None:
+        self.waiting_bytes -= batch.size_bytes
+        self.failed_count += len(batch.messages)
         if len(self.failed) < _FAILED_COUNT:
-            self.failed.append(flight)
-        flight.finish(-1, error)
+            self.failed.append(batch)
+        batch.finish(-1, error)
 
 
 def _order_key(arg: object) -> str | bytes | None:
-    """A selector's argument is the order key, unless a key is given too."""
+    """The argument of a selector is the order key, unless a key is given."""
     if arg is None or isinstance(arg, str | bytes):
         return arg
     if isinstance(arg, int):

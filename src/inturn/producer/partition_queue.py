@@ -1,8 +1,9 @@
-"""The queue of one partition: what is to be sent, what is on its way, and in which order. No I/O.
+"""The queue of one partition: messages to send, batches on the way, and their order. No I/O.
 
-Batches are numbered. Several are on their way at once; when one fails, nothing new is sent until all others have
-been answered, then everything unacknowledged goes again, in order, under the same numbers. The log refuses a number
-that leaves one out and recognises one that it has. So nothing overtakes and nothing is stored twice.
+Batches are numbered. Several batches are on the way at once. When a batch fails, no new batch is sent until all other
+batches have been answered; then all unacknowledged batches are sent again, in order, with the same numbers. The log
+refuses a batch that leaves out a number, and recognises a batch already stored. So no message overtakes another
+message, and no message is stored twice.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from inturn.model.batch import encode
 from inturn.model.errors import BrokerGroupClosed, InturnError, OutOfSequence, RouteChanged, StorageError
 from inturn.model.message import Outgoing
 from inturn.model.settings import ProducerSettings, Strategy
-from inturn.producer.send_batch import Flight
+from inturn.producer.send_batch import SendBatch
 from inturn.protocol.commands import Append
 
 
 class _Phase(enum.Enum):
     FLOWING = enum.auto()
-    SETTLING = enum.auto()  # something failed: wait for the other answers, then send again
+    SETTLING = enum.auto()  # a batch failed: wait for the other answers, then send again
 
 
 class PartitionQueue:
+    """Called by one thread at a time, through `ProducerCore`."""
+
     def __init__(
         self,
         subject: str,
@@ -38,24 +41,24 @@ class PartitionQueue:
         self.partition = partition
         self.place = 0, partition  # among all queues of a producer
         self.error: InturnError | None = None  # set: the queue has stopped, and why
-        self.diverted_count = 0  # batches that went to other partitions since it stored one
+        self.diverted_count = 0  # batches moved to other partitions since the last stored batch
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
         self._route_version = route_version
         self._strategy = strategy
         self._settings = settings
         self._batch_bytes, self._batch_count = settings.batch_bytes, settings.batch_count
-        self._open = Flight(subject, partition)
-        self._closed: deque[Flight] = deque()
-        # A window: what is acknowledged stays in it behind a flight that is not, because the log remembers only
-        # so many batches of a producer, and must still know that one when it is sent again.
-        self._sent: deque[Flight] = deque()
+        self._open = SendBatch(subject, partition)
+        self._closed: deque[SendBatch] = deque()
+        # A window: acknowledged batches stay in the window behind an unacknowledged batch, because the log remembers a
+        # limited number of batches per producer, and must still know the unacknowledged batch when it is sent again.
+        self._sent: deque[SendBatch] = deque()
         self._next_sequence = 0
         self._phase = _Phase.FLOWING
         self._failures = 0
         self._resume_at_s = 0.0
         self._gap = False
-        self.is_held = False  # the route has changed: nothing new is sent before what was sent is settled
+        self.is_held = False  # the route has changed: no new batch is sent before the sent batches are settled
 
     @property
     def is_idle(self) -> bool:
@@ -64,102 +67,105 @@ class PartitionQueue:
     @property
     def waiting_count(self) -> int:
         """Messages that are not acknowledged."""
-        sent = sum(len(flight.messages) for flight in self._sent if not flight.done)
-        return sent + sum(len(flight.messages) for flight in self._closed) + len(self._open.messages)
+        sent = sum(len(batch.messages) for batch in self._sent if not batch.done)
+        return sent + sum(len(batch.messages) for batch in self._closed) + len(self._open.messages)
 
-    def add(self, message: Outgoing, slot: int, size_bytes: int) -> Flight:
-        """Queue a message; its index in the flight is the last one."""
-        flight = self._open
-        messages = flight.messages
-        total_bytes = flight.size_bytes + size_bytes
+    def add(self, message: Outgoing, slot: int, size_bytes: int) -> SendBatch:
+        """Queue a message; the message is the last of the returned batch."""
+        batch = self._open
+        messages = batch.messages
+        total_bytes = batch.size_bytes + size_bytes
         if messages and (total_bytes > self._batch_bytes or len(messages) >= self._batch_count):
-            self._closed.append(flight)
-            flight = self._open = Flight(self.subject, self.partition)
-            messages, total_bytes = flight.messages, size_bytes
+            self._closed.append(batch)
+            batch = self._open = SendBatch(self.subject, self.partition)
+            messages, total_bytes = batch.messages, size_bytes
         messages.append(message)
-        flight.slots.append(slot)
-        flight.size_bytes = total_bytes
-        return flight
+        batch.slots.append(slot)
+        batch.size_bytes = total_bytes
+        return batch
 
-    def take_over(self, flight: Flight) -> None:
-        """Best effort: a flight that another partition could not store goes to the end of this queue."""
-        flight.moves += 1
-        self.take_back(flight)
+    def take_over(self, batch: SendBatch) -> None:
+        """Best effort: append a batch that another partition could not store."""
+        batch.moves += 1
+        self.take_back(batch)
 
-    def poll(self, now_s: float, gathers: bool = False) -> list[tuple[Flight, Append]]:
-        """What to send now, in this order. If it `gathers`, a batch that is not full waits while another is on its way:
-        many partitions with a few messages each would make many small batches, each of which costs as much as a large
-        one."""
+    def poll(self, now_s: float, gathers: bool = False) -> list[tuple[SendBatch, Append]]:
+        """The batches to send now, in this order.
+
+        If `gathers`, a batch that is not full waits while another batch is on the way: many partitions with a few
+        messages each would make many small batches, and a small batch costs as much as a large batch.
+        """
         if self.error is not None:
             return []
         commands = []
         if self._phase is _Phase.SETTLING:
-            if any(flight.is_awaited for flight in self._sent) or now_s < self._resume_at_s:
+            if any(batch.is_awaited for batch in self._sent) or now_s < self._resume_at_s:
                 return []
             self._phase = _Phase.FLOWING
-            commands = [self._send(flight, now_s) for flight in self._sent if not flight.done]
+            commands = [self._send(batch, now_s) for batch in self._sent if not batch.done]
             if commands:
-                return commands  # nothing new before it is known whether this works
+                return commands  # no new batch before the result of these is known
         while len(self._sent) < self._settings.in_flight and not self.is_held:
             if gathers and self._sent and not self._closed:
                 break
-            flight = self._next_flight()
-            if flight is None:
+            batch = self._next_batch()
+            if batch is None:
                 break
-            self._encode(flight)
-            self._sent.append(flight)
-            commands.append(self._send(flight, now_s))
+            self._encode(batch)
+            self._sent.append(batch)
+            commands.append(self._send(batch, now_s))
         return commands
 
-    def expire(self, now_s: float) -> list[Flight]:
-        """An answer that does not come counts as a failure; whether the batch was stored, the next try tells.
+    def expire(self, now_s: float) -> list[SendBatch]:
+        """Treat a missing answer as a failure; the next try finds out whether the batch was stored.
 
-        Returns the flights that this queue gives up (best effort only).
+        Returns the batches that the queue gives up (best effort only).
         """
         overdue = [
-            flight
-            for flight in self._sent
-            if flight.is_awaited and now_s >= flight.sent_at_s + self._settings.answer_timeout_s
+            batch
+            for batch in self._sent
+            if batch.is_awaited and now_s >= batch.sent_at_s + self._settings.answer_timeout_s
         ]
-        given_up: list[Flight] = []
-        for flight in overdue:
-            flight.is_awaited = False
+        given_up: list[SendBatch] = []
+        for batch in overdue:
+            batch.is_awaited = False
             self._phase = _Phase.SETTLING
             self._resume_at_s = now_s
-            if self._strategy is Strategy.BEST_EFFORT and flight.tries >= self._settings.tries_max:
-                given_up += self._give_up(flight)
+            if self._strategy is Strategy.BEST_EFFORT and batch.tries >= self._settings.tries_max:
+                given_up += self._give_up(batch)
         return given_up
 
     def next_due_s(self) -> float | None:
-        """When `poll` should be called again though nothing else happens."""
-        awaited = [flight.sent_at_s + self._settings.answer_timeout_s for flight in self._sent if flight.is_awaited]
+        """When `poll` should be called again even without other events."""
+        awaited = [batch.sent_at_s + self._settings.answer_timeout_s for batch in self._sent if batch.is_awaited]
         if awaited:
             return min(awaited)
         return self._resume_at_s if self._phase is _Phase.SETTLING else None
 
-    def succeeded(self, flight: Flight, base_offset: int) -> int:
-        """Stored. Returns how many bytes are no longer waiting; a repeated answer changes nothing."""
-        if flight.done or flight not in self._sent:
+    def succeeded(self, batch: SendBatch, base_offset: int) -> int:
+        """The batch is stored. Returns the bytes that no longer wait; a repeated answer changes nothing."""
+        if batch.done or batch not in self._sent:
             return 0
         self._failures = 0
-        flight.is_awaited = False
-        flight.finish(base_offset)
+        batch.is_awaited = False
+        batch.finish(base_offset)
         self._move_window()
-        return flight.size_bytes
+        return batch.size_bytes
 
-    def failed(self, flight: Flight, tries: int, error: InturnError, now_s: float) -> list[Flight]:
-        """Not stored, or not known. Returns the flights that this queue gives up (best effort only)."""
-        if flight.done or flight not in self._sent or tries != flight.tries or not flight.is_awaited:
+    def failed(self, batch: SendBatch, tries: int, error: InturnError, now_s: float) -> list[SendBatch]:
+        """The batch is not stored, or the result is unknown. Returns the batches that the queue gives up (best effort
+        only)."""
+        if batch.done or batch not in self._sent or tries != batch.tries or not batch.is_awaited:
             return []  # an answer to an earlier try
-        flight.is_awaited = False
-        flight.is_refused = isinstance(error, RouteChanged)
-        flight.last_error = error
+        batch.is_awaited = False
+        batch.is_refused = isinstance(error, RouteChanged)
+        batch.last_error = error
         self._phase = _Phase.SETTLING
-        if isinstance(error, OutOfSequence) and flight is self._sent[0] and error.got > error.expected:
-            # Everything before it was acknowledged, but the log no longer knows: it lost it, or forgot us.
-            flight.gap = True
-        if self._strategy is Strategy.BEST_EFFORT and self._is_hopeless(flight, error):
-            return self._give_up(flight)
+        if isinstance(error, OutOfSequence) and batch is self._sent[0] and error.got > error.expected:
+            # All earlier batches were acknowledged, but the log does not know them: lost, or forgotten.
+            batch.gap = True
+        if self._strategy is Strategy.BEST_EFFORT and self._is_hopeless(batch, error):
+            return self._give_up(batch)
         if not error.retriable:
             self.error = error
             return []
@@ -170,93 +176,94 @@ class PartitionQueue:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known of everything that was sent if it is stored.
+        """Whether the result of every sent batch is known.
 
-        If the first that is not was refused for its route, none behind it can be: the log would miss the first.
+        If the first batch without a result was refused for the route, no later batch can be stored: the log would miss
+        the first.
         """
-        first = next((flight for flight in self._sent if not flight.done), None)
+        first = next((batch for batch in self._sent if not batch.done), None)
         return first is None or first.is_refused
 
-    def reroute(self, route_version: int) -> list[Flight]:
-        """Go on by another route: all that is not stored, in order, to be given back to this queue or to others."""
-        first = next((flight for flight in self._sent if not flight.done), None)
-        if first is not None and first.batch is not None:
-            self._next_sequence = first.batch.first_sequence
+    def reroute(self, route_version: int) -> list[SendBatch]:
+        """Switch to another route. Returns all unstored batches, in order, for this queue or other queues."""
+        first = next((batch for batch in self._sent if not batch.done), None)
+        if first is not None and first.encoded is not None:
+            self._next_sequence = first.encoded.first_sequence
             self._gap = self._gap or first.gap
         self._route_version = route_version
         self._phase, self._failures, self.is_held = _Phase.FLOWING, 0, False
         return self.abandon()
 
-    def take_back(self, flight: Flight) -> None:
-        """A flight that was not stored goes to the end of this queue."""
-        flight.partition = self.partition
-        flight.batch = None
-        flight.tries = 0
-        flight.gap = flight.is_awaited = flight.is_refused = False
+    def take_back(self, batch: SendBatch) -> None:
+        """Append a batch that was not stored."""
+        batch.partition = self.partition
+        batch.encoded = None
+        batch.tries = 0
+        batch.gap = batch.is_awaited = batch.is_refused = False
         if self._open.messages:
             self._closed.append(self._open)
-            self._open = Flight(self.subject, self.partition)
-        self._closed.append(flight)
+            self._open = SendBatch(self.subject, self.partition)
+        self._closed.append(batch)
 
-    def abandon(self) -> list[Flight]:
-        """Everything that is not acknowledged, in order; the queue is empty afterwards."""
-        unacknowledged = [flight for flight in self._sent if not flight.done]
-        flights = [*unacknowledged, *self._closed, *([self._open] if self._open.messages else [])]
+    def abandon(self) -> list[SendBatch]:
+        """All batches that are not acknowledged, in order; the queue is empty afterwards."""
+        unacknowledged = [batch for batch in self._sent if not batch.done]
+        batches = [*unacknowledged, *self._closed, *([self._open] if self._open.messages else [])]
         self._sent.clear()
         self._closed.clear()
-        self._open = Flight(self.subject, self.partition)
-        return flights
+        self._open = SendBatch(self.subject, self.partition)
+        return batches
 
-    def withdraw(self) -> list[Flight]:
-        """As `abandon`, but this queue goes on: the numbers of what was sent without an answer stay unused."""
-        if any(not flight.done for flight in self._sent):
+    def withdraw(self) -> list[SendBatch]:
+        """As `abandon`, but the queue stays in use: numbers sent without an answer stay unused."""
+        if any(not batch.done for batch in self._sent):
             self._gap = True
         return self.abandon()
 
-    def _next_flight(self) -> Flight | None:
+    def _next_batch(self) -> SendBatch | None:
         if self._closed:
             return self._closed.popleft()
         if not self._open.messages:
             return None
-        flight, self._open = self._open, Flight(self.subject, self.partition)
-        return flight
+        batch, self._open = self._open, SendBatch(self.subject, self.partition)
+        return batch
 
-    def _encode(self, flight: Flight) -> None:
-        flight.batch = encode(
-            flight.messages,
-            flight.slots,
+    def _encode(self, batch: SendBatch) -> None:
+        batch.encoded = encode(
+            batch.messages,
+            batch.slots,
             producer_id=self._producer_id,
             producer_epoch=self._producer_epoch,
             first_sequence=self._next_sequence,
             route_version=self._route_version,
             compression=self._settings.compression,
         )
-        self._next_sequence += len(flight.messages)
-        flight.gap, self._gap = self._gap, False
+        self._next_sequence += len(batch.messages)
+        batch.gap, self._gap = self._gap, False
 
-    def _send(self, flight: Flight, now_s: float) -> tuple[Flight, Append]:
-        assert flight.batch is not None
-        flight.is_awaited, flight.is_refused = True, False
-        flight.sent_at_s = now_s
-        flight.tries += 1
-        return flight, Append(self.subject, self.partition, flight.batch, flight.gap)
+    def _send(self, batch: SendBatch, now_s: float) -> tuple[SendBatch, Append]:
+        assert batch.encoded is not None
+        batch.is_awaited, batch.is_refused = True, False
+        batch.sent_at_s = now_s
+        batch.tries += 1
+        return batch, Append(self.subject, self.partition, batch.encoded, batch.gap)
 
-    def _is_hopeless(self, flight: Flight, error: InturnError) -> bool:
-        if flight.tries >= self._settings.tries_max or isinstance(error, BrokerGroupClosed):
-            return True  # an operator has said so, or its broker is dead: no use in trying again and again
+    def _is_hopeless(self, batch: SendBatch, error: InturnError) -> bool:
+        if batch.tries >= self._settings.tries_max or isinstance(error, BrokerGroupClosed):
+            return True  # closed by an operator, or the broker is dead: retries are useless
         return not error.retriable and isinstance(error, StorageError)
 
-    def _give_up(self, flight: Flight) -> list[Flight]:
-        """The numbers of what is given up stay unused: the batch after it says that the gap is meant."""
-        place = self._sent.index(flight)
-        self._sent.remove(flight)
+    def _give_up(self, batch: SendBatch) -> list[SendBatch]:
+        """The numbers of the batch stay unused: the next batch declares the gap."""
+        place = self._sent.index(batch)
+        self._sent.remove(batch)
         after = next((one for one in list(self._sent)[place:] if not one.done), None)
         if after is not None:
             after.gap = True
         else:
             self._gap = True
         self._move_window()
-        return [flight]
+        return [batch]
 
     def _move_window(self) -> None:
         while self._sent and self._sent[0].done:

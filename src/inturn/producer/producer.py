@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from inturn.model.errors import (
     BufferFull,
@@ -27,8 +27,9 @@ from inturn.model.message import Outgoing
 from inturn.model.settings import ProducerSettings, Strategy, checked
 from inturn.model.subject import Subject, check_name
 from inturn.model.time import Clock
-from inturn.producer.core import ProducerCore, Selector, SendAttempt
-from inturn.producer.fallback import Keeper, KeeperThread, Keeping
+from inturn.producer.core import ProducerCore, SendAttempt
+from inturn.producer.fallback import FallbackQueue, FallbackStore, FallbackThread
+from inturn.producer.options import SendOptions
 from inturn.producer.send_batch import SendHandle, Stored
 from inturn.producer.send_hook import HookedSends, SendHook, Sending
 from inturn.protocol.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
@@ -39,7 +40,7 @@ _log = get_logger("inturn.producer")
 
 @dataclass(frozen=True, slots=True)
 class ProducerStatistics:
-    """A look at a producer. Counts are since it was opened."""
+    """A snapshot of a producer. Counts are since the producer was opened."""
 
     waiting_count: int  # messages that are not acknowledged yet
     waiting_bytes: int
@@ -49,10 +50,10 @@ class ProducerStatistics:
 
 
 class Producer:
-    """Sends messages; those of one key are stored in the order in which they were sent.
+    """Sends messages; messages of one key are stored in the order of sending.
 
-    Safe to use from several threads; then "sent before" means that the call returned before the other began.
-    Leaving the `with` block waits until everything is acknowledged, and raises if something was not.
+    Safe to use from several threads; then "sent before" means that the call returned before the other call began.
+    Leaving the `with` block waits until all messages are acknowledged, and raises if a message failed.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class Producer:
         name: str | None = None,
         strategy: Strategy | None = None,
         hooks: Sequence[SendHook] = (),
-        keeper: Keeper | None = None,
+        fallback: FallbackStore | None = None,
     ) -> None:
-        """`strategy` is for all subjects, whatever theirs is. `keeper` is the outbox for what best effort gives up; it
-        is closed with the producer."""
+        """`strategy` overrides the strategy of all subjects. `fallback` stores messages that best effort gives up; the
+        producer closes `fallback`."""
         if name is not None:
             check_name("producer", name)
         if not isinstance(hooks, Sequence) or not all(isinstance(hook, SendHook) for hook in hooks):
@@ -82,99 +83,90 @@ class Producer:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._roomier = threading.Condition(self._lock)
-        # Held while commands are taken from the core and submitted: their order must not change in between.
+        # Held while commands are taken from the core and submitted, so that the order stays the same.
         self._pumping = threading.Lock()
         self._is_asleep = False
-        self._is_dirty = False  # something changed since the core was last polled
+        self._is_dirty = False  # the core changed since the last poll
         self._closed = False
-        self._keeper: KeeperThread | None = None
-        if keeper is not None:
-            self._core.keeping = Keeping(keeper.waiting(), self._settings)
-            self._keeper = KeeperThread(keeper, self._core, self._lock, self._roomier, self._wake)
+        self._fallback: FallbackThread | None = None
+        if fallback is not None:
+            self._core.fallback = FallbackQueue(fallback.waiting(), self._settings)
+            self._fallback = FallbackThread(fallback, self._core, self._lock, self._roomier, self._wake)
         self._hooked = HookedSends(hooks)
         # Chosen once: without hooks, a message has nothing more to go through.
-        self._accept: Callable[..., SendHandle] = self._queue_hooked if hooks else self._queue
+        self._accept: Callable[[bool, str, bytes, SendOptions], SendHandle] = (
+            self._queue_hooked if hooks else self._queue
+        )
         self._thread = threading.Thread(target=self._run, name=f"inturn-producer-{opened.producer_id}", daemon=True)
         self._thread.start()
 
     @property
     def id(self) -> int:
-        """The number that the node gave it; a name has always the same."""
+        """The number given by the node; a name always has the same number."""
         return self._core.producer_id
 
-    def send(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        key: str | bytes | None = None,
-        tags: tuple[str, ...] = (),
-        properties: dict[str, str] | None = None,
-        message_id: str | None = None,
-        selector: Selector | None = None,
-        arg: object = None,
-    ) -> SendHandle:
-        """Queue a message and return at once; the handle's `result` waits for its acknowledgement.
+    def send(self, subject: str, body: bytes, **options: Unpack[SendOptions]) -> SendHandle:
+        """Queue a message and return at once; `SendHandle.result` waits for the acknowledgement.
 
-        Order holds through failures and resends, without duplicates. Waits only while the buffer is full, then
-        raises BufferFull. Bad input raises before anything is queued.
+        Order holds through failures and resends, without duplicates. The call waits only while the buffer is full, then
+        raises BufferFull. Bad input raises InvalidInput before the message is queued, an unknown option TypeError.
+
+        Options, all by keyword:
+
+        - `key`: str or bytes. Messages of one key are stored in the order of sending.
+        - `tags`: a tuple of str; consumers and readers can filter by tags.
+        - `properties`: a dict of str to str, the headers of the message.
+        - `message_id`: your own id of the message.
+        - `selector`, `arg`: for subjects with routing "selector". `selector(partitions, message, arg)` returns the
+          index of a partition; `arg` is also the key, unless `key` is given.
         """
-        return self._accept(True, subject, body, key, tags, properties, message_id, selector, arg)
+        return self._accept(True, subject, body, options)
 
     def pass_on(
         self, subject: str, message: Outgoing, partition: int | None = None, reserved: dict[str, str] | None = None
     ) -> SendHandle:
-        """As `send`, for a message that somebody accepted before: it keeps its time of birth, goes to the partition
-        that was chosen for it, if one was, and gets these properties of our own."""
-        selector: Selector | None = None if partition is None else lambda *_: partition
-        return self._accept(
-            True,
-            subject,
-            message.body,
-            message.key,
-            message.tags,
-            message.properties,
-            message.message_id,
-            selector,
-            None,
-            message.born_at_ms,
-            reserved,
-        )
+        """As `send`, for a message accepted earlier by an outbox or another producer.
+
+        The message keeps the time of birth, goes to `partition` if given, and gets the `reserved` properties (names of
+        inturn's own, without limits). Only for a producer without hooks.
+        """
+        options: SendOptions = {
+            "key": message.key,
+            "tags": message.tags,
+            "properties": message.properties,
+            "message_id": message.message_id,
+        }
+        if partition is not None:
+            options["selector"] = lambda *_: partition
+        return self._queue(True, subject, message.body, options, message.born_at_ms, reserved)
 
     def send_sync(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        key: str | bytes | None = None,
-        tags: tuple[str, ...] = (),
-        properties: dict[str, str] | None = None,
-        message_id: str | None = None,
-        selector: Selector | None = None,
-        arg: object = None,
-        timeout_s: float | None = 30.0,
+        self, subject: str, body: bytes, *, timeout_s: float | None = 30.0, **options: Unpack[SendOptions]
     ) -> Stored:
-        """Return when the message is stored. SendTimeout leaves it queued, in its order."""
-        handle = self._accept(False, subject, body, key, tags, properties, message_id, selector, arg)
+        """Return when the message is stored. After SendTimeout the message stays queued, in order.
+
+        The other options are those of `send`.
+        """
+        handle = self._accept(False, subject, body, options)
         try:
-            self._pump()  # in this thread, which has nothing else to do: no time is lost waking another
+            self._pump()  # in this thread: waking another thread takes longer
         except Exception as error:
             self._broke(error)
             raise
         return handle.result(timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until nothing is unacknowledged. Raises the first failure that nobody was told of yet."""
+        """Wait until all messages are acknowledged. Raises the first failure that was not reported to a caller yet."""
         with self._roomier:
             if not self._roomier.wait_for(lambda: self._core.is_idle, timeout_s):
                 raise SendTimeout("all subjects", timeout_s or 0.0, None)
             failed, self._core.failed = self._core.failed, []
-        for flight in failed:
-            if flight.error is not None and not flight.is_seen:
-                raise copy.copy(flight.error)
+        for batch in failed:
+            if batch.error is not None and not batch.is_seen:
+                raise copy.copy(batch.error)
 
     def would_wait(self, subject: str) -> bool:
-        """Whether `send` would have to wait now: for room in the buffer, or to learn the subject's route."""
+        """Whether `send` would have to wait now: for space in the buffer, or for the subject's route."""
         return not self._core.knows(subject) or self._core.waiting_bytes >= self._settings.buffer_bytes
 
     def statistics(self) -> ProducerStatistics:
@@ -189,7 +181,7 @@ class Producer:
         return self._closed
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then stop. What is still unacknowledged after `timeout_s` fails with Closed."""
+        """Flush, then stop. Messages still unacknowledged after `timeout_s` fail with Closed."""
         with self._lock:
             if self._closed:
                 return
@@ -207,12 +199,12 @@ class Producer:
         self.close()
 
     def disown(self) -> None:
-        """In a forked child: its thread is not there, and its lock may be held by one that never will be."""
+        """In a forked child: the producer's thread does not exist, and a missing thread may hold the lock."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._roomier = threading.Condition(self._lock)
         self._closed = True
-        self._core.keeping = None
+        self._core.fallback = None
         self._core.abandon(Closed("producer"))
 
     def _stop(self) -> None:
@@ -225,20 +217,15 @@ class Producer:
         if left:
             _log.warning("producer.closed_with_unsent", producer=self.name, messages=left)
         self._thread.join()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._fallback is not None:
+            self._fallback.close()
 
     def _queue(
         self,
         wakes: bool,
         subject: str,
         body: bytes,
-        key: str | bytes | None,
-        tags: tuple[str, ...],
-        properties: dict[str, str] | None,
-        message_id: str | None,
-        selector: Selector | None,
-        arg: object,
+        options: SendOptions,
         born_at_ms: int | None = None,
         reserved: dict[str, str] | None = None,
     ) -> SendHandle:
@@ -252,38 +239,41 @@ class Producer:
                 raise Closed("producer")
             if core.waiting_bytes >= self._settings.buffer_bytes:
                 self._wait_for_room()
-            flight = core.add(subject, body, key, born_at_ms, tags, properties, message_id, selector, arg, reserved)
-            handle = SendHandle(flight, len(flight.messages) - 1)
+            key = options.get("key")
+            if len(options) == (0 if key is None else 1) and reserved is None:
+                batch = core.add(subject, body, key, born_at_ms)  # no option but the key: 0.2 µs less per message
+            else:
+                batch = core.add(subject, body, born_at_ms=born_at_ms, reserved=reserved, **options)
+            handle = SendHandle(batch, len(batch.messages) - 1)
             if wakes:
                 self._wake()
-            if self._keeper is not None:
-                self._wake_keeper()
+            if self._fallback is not None:
+                self._wake_fallback()
         return handle
 
-    def _queue_hooked(
-        self,
-        wakes: bool,
-        subject: str,
-        body: bytes,
-        key: str | bytes | None,
-        tags: tuple[str, ...],
-        properties: dict[str, str] | None,
-        message_id: str | None,
-        selector: Selector | None,
-        arg: object,
-    ) -> SendHandle:
+    def _queue_hooked(self, wakes: bool, subject: str, body: bytes, options: SendOptions) -> SendHandle:
+        properties = options.get("properties")
         given = properties if isinstance(properties, dict) else {}
-        sending = Sending(subject, body, key, tags, dict(given), message_id, self.name)
+        sending = Sending(
+            subject=subject,
+            body=body,
+            key=options.get("key"),
+            tags=options.get("tags", ()),
+            properties=dict(given),
+            message_id=options.get("message_id"),
+            producer=self.name,
+        )
         begun = self._hooked.before(sending)
-        added = properties if sending.properties == given else sending.properties
+        has_added = sending.properties != given
         try:
             try:
-                handle = self._queue(wakes, subject, body, key, tags, added, message_id, selector, arg)
+                added: SendOptions = {**options, "properties": sending.properties} if has_added else options
+                handle = self._queue(wakes, subject, body, added)
             except InvalidInput:
-                if added is properties:
+                if not has_added:
                     raise
-                # It may be what the hooks added that cannot be sent: the message does not depend on that.
-                handle = self._queue(wakes, subject, body, key, tags, properties, message_id, selector, arg)
+                # Perhaps the properties of the hooks cannot be sent: the message does not depend on those.
+                handle = self._queue(wakes, subject, body, options)
         except BaseException as error:
             self._hooked.after(begun, None, error)
             raise
@@ -310,16 +300,16 @@ class Producer:
             with self._lock:
                 self._is_dirty = False
                 attempts = self._core.poll(self._clock.monotonic())
-                if self._keeper is not None:
-                    self._wake_keeper()
+                if self._fallback is not None:
+                    self._wake_fallback()
             for attempt in attempts:
                 self._node.submit(attempt.command, partial(self._answered, attempt))
         self._hooked.tell()
         return bool(attempts)
 
     def _answered(self, attempt: SendAttempt, answer: Answer | InturnError) -> None:
-        # At tries 1, 2, 4, 8 …: a disk that stays full is not to fill the log, too. That a subject has grown is nothing
-        # to worry about, nor what was behind the first that was refused for that.
+        # Logged at tries 1, 2, 4, 8 …: a disk that stays full must not flood the log. A grown subject is no failure,
+        # nor are the batches behind the first batch refused for the old route.
         is_usual = isinstance(answer, RouteChanged | OutOfSequence) and attempt.tries == 1
         if isinstance(answer, InturnError) and attempt.tries & (attempt.tries - 1) == 0 and not is_usual:
             _log.warning(
@@ -333,16 +323,16 @@ class Producer:
             self._core.answered(attempt, answer, self._clock.monotonic())
             outdated = self._core.take_outdated()
             self._roomier.notify_all()
-            if self._keeper is not None:
-                self._wake_keeper()
-            # Hooks are told by our own thread: this one is of the log, or the one that reads all answers.
-            if not self._core.is_idle or self._hooked.has_ended:  # else there is nothing for the thread to do
+            if self._fallback is not None:
+                self._wake_fallback()
+            # The producer's thread calls hooks: this thread belongs to the log, or reads all answers.
+            if not self._core.is_idle or self._hooked.has_ended:  # else the thread has no work
                 self._wake()
         for subject in outdated:
             self._node.submit(FindSubject(subject), self._found)
 
     def _found(self, answer: Answer | InturnError) -> None:
-        """The route of a subject that has grown. If it cannot be had now, the next refusal asks again."""
+        """The route of a subject that has grown. Without an answer, the next refusal asks again."""
         if isinstance(answer, Subject):
             if self._strategy is not None:
                 answer = dataclasses.replace(answer, strategy=self._strategy)
@@ -350,11 +340,11 @@ class Producer:
                 self._core.learn(answer)
                 self._wake()
 
-    def _wake_keeper(self) -> None:
-        """Called under the lock, wherever the core may have given something to the outbox."""
-        keeping = self._core.keeping
-        if self._keeper is not None and keeping is not None and keeping.has_work:
-            self._keeper.wake()
+    def _wake_fallback(self) -> None:
+        """Called under the lock, wherever the core may have queued batches for the outbox."""
+        fallback = self._core.fallback
+        if self._fallback is not None and fallback is not None and fallback.has_work:
+            self._fallback.wake()
 
     def _wake(self) -> None:
         self._is_dirty = True
@@ -365,7 +355,7 @@ class Producer:
     def _run(self) -> None:
         try:
             self._run_until_closed()
-        except BaseException as error:  # a thread that dies in silence would be waited for
+        except BaseException as error:  # callers would wait for a dead thread
             self._broke(error)
 
     def _broke(self, error: BaseException) -> None:
@@ -387,7 +377,7 @@ class Producer:
                 if self._is_dirty:
                     continue
                 self._is_asleep = True
-                # Not longer than an answer may take: `send_sync` sends by itself, and wakes nobody.
+                # No longer than an answer may take: `send_sync` submits without waking this thread.
                 due_s = self._core.next_due_s()
                 now_s = self._clock.monotonic()
                 wait_s = self._settings.answer_timeout_s if due_s is None else max(0.0, due_s - now_s)

@@ -1,4 +1,4 @@
-"""A flight: messages of one partition that are sent and acknowledged together, and the handles on them."""
+"""A send batch: messages of one partition that are sent and acknowledged together. Also the handles of messages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from inturn.model.message import Outgoing
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a message was stored. `home` is the partition that it belongs to if it is in another one: best effort went
-    round that, and the order of its key does not hold there."""
+    """The place of a stored message.
+
+    `home` is set if best effort stored the message in another partition than the home partition: the order of the key
+    does not hold there.
+    """
 
     subject: str
     partition: int
@@ -29,27 +32,29 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Kept(Stored):
-    """Not stored yet, but safe: the message is a row of the producer's outbox, which sends it later. Partition and
-    offset are -1."""
+    """The message is not stored yet, but durable: a row of the producer's outbox, to be sent later.
+
+    Partition and offset are -1.
+    """
 
     row_id: int = -1
 
 
 _numbers = itertools.count()
 _NONE: frozenset[str] = frozenset()
-_making_event = threading.Lock()  # one for all: it is held for an instant, and rarely
+_making_event = threading.Lock()  # one for all batches: held for an instant, and rarely
 
 
-class Flight:
-    """Filled by `add` until it is encoded; then it never changes, however often it is sent."""
+class SendBatch:
+    """Filled with messages until encoded. Once encoded, the content never changes, however often the batch is sent."""
 
     __slots__ = (
         "_callbacks",
         "_event",
         "base_offset",
-        "batch",
         "closed_groups",
         "done",
+        "encoded",
         "error",
         "gap",
         "home",
@@ -75,35 +80,36 @@ class Flight:
     def __init__(self, subject: str, partition: int) -> None:
         self.subject = subject
         self.partition = partition
-        self.home = partition  # where its messages belong, wherever it is sent to instead
-        self.number = next(_numbers)  # of two of one partition, the higher one has the later messages
+        self.home = partition  # where the messages belong; best effort may send the batch elsewhere
+        self.number = next(_numbers)  # of two batches of one partition, the higher number has the later messages
         self.messages: list[Outgoing] = []
         self.slots: array[int] = array("H")
         self.size_bytes = 0
-        self.batch: Batch | None = None
-        self.gap = False  # the numbers before it were given up
+        self.encoded: Batch | None = None
+        self.gap = False  # the sequence numbers before this batch were given up
         self.tries = 0
         self.moves = 0
-        self.closed_groups: frozenset[str] | set[str] = _NONE  # broker groups that did not take it
-        self.is_awaited = False  # sent, and neither answered nor given up waiting for
-        self.is_refused = False  # sent last by a route that is over: it is not stored, and will not be
+        self.closed_groups: frozenset[str] | set[str] = _NONE  # broker groups that refused the batch
+        self.is_awaited = False  # sent, without an answer, before the timeout
+        self.is_refused = False  # last sent by an outdated route: not stored, and will not be
         self.sent_at_s = 0.0
         self.base_offset = -1
-        self.row_ids: Sequence[int] | None = None  # of its messages in the outbox, if they went there
+        self.row_ids: Sequence[int] | None = None  # rows of the messages in the outbox, if written there
         self.last_error: InturnError | None = None
         self.error: InturnError | None = None
         self.done = False
-        self.is_diverted = False  # its keys are in the outbox: it goes there instead of being sent
-        self.is_seen = False  # somebody was told that it failed
-        self.parts: list[tuple[Flight, int]] | None = None  # by message: where it went when the subject grew
+        self.is_diverted = False  # the keys are in the outbox: written there instead of being sent
+        self.is_seen = False  # the failure was reported to a caller
+        self.parts: list[tuple[SendBatch, int]] | None = None  # by message: part after growth, index there
         self.parts_left = 0
         self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], None]] | None = None
 
     def finish(self, base_offset: int, error: InturnError | None = None) -> None:
+        """Mark the batch as acknowledged, or as failed with `error`, and notify waiters and callbacks."""
         self.base_offset = base_offset
         self.error = error
-        self.done = True  # before the event is looked at: see `wait`
+        self.done = True  # before the event is checked: see `wait`
         if self._event is not None:
             self._event.set()
         if self._callbacks is not None:
@@ -112,17 +118,18 @@ class Flight:
             for callback in callbacks or ():
                 callback()
 
-    def divide(self, places: Sequence[int]) -> dict[int, Flight]:
-        """Its messages belong to different partitions by now, one place for each: a flight for each partition, by it.
+    def divide(self, places: Sequence[int]) -> dict[int, SendBatch]:
+        """Split the batch after a growth: `places` has the new partition of every message. Returns batches by
+        partition.
 
-        It was never stored. It is over when all of them are; a handle on it finds the one that its message went to.
+        The batch was never stored. The batch is over once all parts are over; a handle finds the part of the message.
         """
-        made: dict[int, Flight] = {}
+        made: dict[int, SendBatch] = {}
         self.parts = []
         for message, slot, partition in zip(self.messages, self.slots, places, strict=True):
             part = made.get(partition)
             if part is None:
-                part = made[partition] = Flight(self.subject, partition)
+                part = made[partition] = SendBatch(self.subject, partition)
                 part.number = self.number
             self.parts.append((part, len(part.messages)))
             part.messages.append(message)
@@ -143,67 +150,69 @@ class Flight:
             self.finish(-1)
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call this when it is over, in the thread that notices; at once if it is."""
+        """Call `callback` once the batch is over, in the thread that notices; at once if the batch is over already."""
         with _making_event:
             if not self.done:
                 self._callbacks = [*(self._callbacks or ()), callback]
-                # `finish` may have looked for callbacks just before this one was there.
+                # `finish` may have run just before the callback was added.
                 if not self.done:
                     return
                 self._callbacks = [one for one in self._callbacks if one is not callback]
         callback()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """An event is made only if somebody waits: most flights are never waited for."""
+        """Wait until the batch is over. The event is made only for a waiter: most batches have no waiter."""
         if self.done:
             return True
         with _making_event:
             event = self._event
             if event is None:
                 event = self._event = threading.Event()
-        # `finish` may have looked for the event just before it was there.
+        # `finish` may have run just before the event was made.
         return self.done or event.wait(timeout_s) or self.done
 
 
-# A struct outside the garbage collector's sight: people keep millions of handles, and it would walk them all again
-# and again (measured: 250 000 against 430 000 sends a second). Nothing that it leads to leads back to it.
+# A struct without garbage collection: programs keep millions of handles, and every collection would visit all handles
+# (measured: 250 000 against 430 000 sends a second). A handle is never part of a reference cycle.
 class SendHandle(msgspec.Struct, frozen=True, eq=False, gc=False, repr_omit_defaults=True):
-    """One message on its way. `result` waits for its acknowledgement."""
+    """One message on the way. `result` waits for the acknowledgement."""
 
-    _flight: Flight
+    _batch: SendBatch
     _index: int
 
     @property
     def done(self) -> bool:
-        """Acknowledged or failed."""
-        return self._flight.done
+        """The message is acknowledged, or has failed."""
+        return self._batch.done
 
     @property
     def error(self) -> InturnError | None:
-        """What made it fail; None while it is on its way, and if it is stored."""
-        return self._flight.error
+        """The cause of the failure; None while the message is on the way, and if the message is stored."""
+        return self._batch.error
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call this once it is acknowledged or has failed, in whatever thread that is noticed; at once if it is."""
-        self._flight.when_done(callback)
+        """Call `callback` once the message is acknowledged or has failed, in the thread that notices; at once if over
+        already."""
+        self._batch.when_done(callback)
 
     def result(self, timeout_s: float | None = None) -> Stored:
-        """Where it was stored. Raises what made it fail, or SendTimeout if it is still on its way.
+        """The place of the stored message. Raises the cause of the failure, or SendTimeout while the message is on the
+        way.
 
-        Where the producer has an outbox, this may be a `Kept`: the message is in the outbox, and sent later.
+        For a producer with an outbox the result may be a `Kept`: the message is in the outbox, and is sent later.
         """
-        flight, index = self._flight, self._index
-        if not flight.wait(timeout_s):
-            last = None if flight.last_error is None else str(flight.last_error)
-            raise SendTimeout(flight.subject, timeout_s or 0.0, last)
-        flight.is_seen = flight.is_seen or flight.error is not None
-        while flight.parts is not None:
-            flight, index = flight.parts[index]
-        if flight.error is not None:
-            flight.is_seen = True
-            # A copy: the traceback of one that is kept would keep this frame, and so the handle, for ever.
-            raise copy.copy(flight.error)
-        if flight.row_ids is not None:
-            return Kept(flight.subject, -1, -1, row_id=flight.row_ids[index])
-        home = None if flight.home == flight.partition else flight.home
-        return Stored(flight.subject, flight.partition, flight.base_offset + index, home)
+        batch, index = self._batch, self._index
+        if not batch.wait(timeout_s):
+            last = None if batch.last_error is None else str(batch.last_error)
+            raise SendTimeout(batch.subject, timeout_s or 0.0, last)
+        batch.is_seen = batch.is_seen or batch.error is not None
+        while batch.parts is not None:
+            batch, index = batch.parts[index]
+        if batch.error is not None:
+            batch.is_seen = True
+            # A copy: the traceback of the stored error would keep this frame, and so the handle, for ever.
+            raise copy.copy(batch.error)
+        if batch.row_ids is not None:
+            return Kept(batch.subject, -1, -1, row_id=batch.row_ids[index])
+        home = None if batch.home == batch.partition else batch.home
+        return Stored(batch.subject, batch.partition, batch.base_offset + index, home)

@@ -1,4 +1,4 @@
-"""Hooks around sending: for tracing, metrics, properties that every message is to have."""
+"""Hooks around sending: for tracing, metrics, and properties of every message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = get_logger("inturn.producer")
 
 @dataclass(slots=True)
 class Sending:
-    """A message that is about to be queued. `properties` may be added to; all else is only told."""
+    """A message before queueing. Hooks may add `properties`; all other fields are for information."""
 
     subject: str
     body: bytes
@@ -27,13 +27,13 @@ class Sending:
 
 
 class SendHook:
-    """Override what you need. Around every message that a producer sends.
+    """Called around every message of a producer. Override the methods you need.
 
-    `before_send` is called in the sender's thread, before the message is queued; what it returns is given to
-    `after_send`, which is called once the message is stored or has failed, for one message after the other, in a thread
-    that sends: it may use the producer, and holds up sending while it runs. All are told before `close` returns. An
-    exception in a hook is logged and changes nothing. Properties of a hook that cannot be sent, or would make the
-    message too large, are left out.
+    `before_send` is called in the sender's thread, before the message is queued. The result is passed to `after_send`,
+    which is called once the message is stored or has failed, for one message after the other, in a thread that sends:
+    the hook may use the producer, and delays sending while running. `close` returns after the last call. An exception
+    in a hook is logged and changes nothing. Properties of a hook that cannot be sent, or would make the message too
+    large, are left out.
     """
 
     def before_send(self, sending: Sending) -> object:
@@ -44,7 +44,7 @@ class SendHook:
 
 
 class _Begun:
-    """What the hooks returned for one message."""
+    """The results of `before_send` for one message."""
 
     __slots__ = ("results",)
 
@@ -53,18 +53,21 @@ class _Begun:
 
 
 class HookedSends:
-    """Calls the hooks of a producer. What has ended is noted by whoever holds the producer's lock, and told by `tell`,
-    which must be called without it: so a hook may take its time, and use the producer."""
+    """Calls the hooks of a producer.
+
+    Finished messages are recorded under the producer's lock. `tell` calls the hooks and must be called without the
+    lock, so that a hook may take time and use the producer.
+    """
 
     def __init__(self, hooks: Sequence[SendHook]) -> None:
         self._hooks = tuple(hooks)
         self._ended: deque[tuple[_Begun, SendHandle]] = deque()
         self._telling = threading.Lock()
-        self._teller: int | None = None  # the thread that is at it
+        self._teller: int | None = None  # the thread that calls hooks now
 
     @property
     def has_ended(self) -> bool:
-        """There is something to tell."""
+        """Finished messages wait for `tell`."""
         return bool(self._ended)
 
     def before(self, sending: Sending) -> _Begun:
@@ -77,14 +80,17 @@ class HookedSends:
         return _Begun(results)
 
     def follow(self, begun: _Begun, handle: SendHandle) -> None:
-        """The message is queued."""
+        """The message is queued: call `after_send` once the message is over."""
         handle.when_done(lambda: self._ended.append((begun, handle)))
         self.tell()
 
     def tell(self, *, waits: bool = False) -> None:
-        """One thread at a time; if another is at it, that one tells the rest, and this returns unless it `waits`."""
+        """Call `after_send` for finished messages, in one thread at a time.
+
+        If another thread is calling, that thread also calls for the rest, and this call returns at once unless `waits`.
+        """
         if self._teller == threading.get_ident():
-            return  # a hook that uses its producer: whoever called it goes on
+            return  # a hook uses the producer: the outer call continues afterwards
         while (waits or self._ended) and self._telling.acquire(blocking=waits):
             waits = False
             self._teller = threading.get_ident()

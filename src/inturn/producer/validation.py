@@ -1,6 +1,6 @@
-"""What every message is checked for before it is accepted, whoever takes it: a producer, or an outbox.
+"""Checks of every message before it is accepted, by a producer or by an outbox.
 
-Each check returns what is to be kept, or raises InvalidInput (LimitExceeded, if it is too large) and changes nothing.
+A check returns the value to store, or raises InvalidInput (LimitExceeded for a value that is too large).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def checked_key(key: str | bytes | None, limit: int) -> bytes | None:
 
 
 def encoded_key(key: str | bytes) -> bytes:
-    """Of any size."""
+    """A key of any size, as bytes."""
     return utf8("key", key) if isinstance(key, str) else as_bytes("key", key)
 
 

@@ -1,7 +1,8 @@
-"""Columns that an audit works with, and expressions over them: of one message, or of the evidence for a violation."""
+"""The columns of an audit, and expressions that its rules share: of one message, or of the evidence for a violation."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -10,7 +11,7 @@ from inturn.consumer.trace import EXCEPTION, FAILED, ROLLBACK
 from inturn.model.violation import ViolationKind
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
 GROUP = ("subject", "group")
 PLACE = (*GROUP, "partition")
@@ -30,8 +31,34 @@ RARE = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an audit judges by, see `audit`. `tells`: violations carry their evidence, else only their kind."""
+
+    complete: bool
+    skew_ns: int
+    has_log: bool
+    has_sent: bool
+    tells: bool = False
+
+    def found(self, kind: ViolationKind, is_broken: Column, evidence: Column, at_ns: Column | None = None) -> Column:
+        """A violation, or null. The first four items of the evidence are kept; the latest of them is its time."""
+        one = F.struct(F.lit(kind.value).alias("kind"))
+        if self.tells:
+            told = F.slice(evidence, 1, 4)
+            at = F.array_max(told["start_ns"]) if at_ns is None else at_ns
+            at = F.coalesce(at, F.lit(0)).alias("at_ns")
+            one = F.struct(F.lit(kind.value).alias("kind"), F.col("offset").alias("offset"), at, told.alias("evidence"))
+        return F.when(is_true(is_broken), one)
+
+
+def is_true(column: Column) -> Column:
+    """False where the column is null."""
+    return F.coalesce(column, F.lit(False))
+
+
 def attempts_lost() -> Column:
-    """Runs of a message with an attempt below one before, or with that of a try that had failed in the same epoch."""
+    """Runs of a message with an attempt below an earlier one, or equal to an attempt that failed in the same epoch."""
 
     def worse(run: Column, number: Column) -> Column:
         before = F.filter(
@@ -75,7 +102,7 @@ def number_of(kind: ViolationKind) -> Column:
 
 
 def does_not_pass_through(park: Column) -> Column:
-    """Put into the lot and taken out of it by one commit, a message was never in it."""
+    """A message that one commit both parks and takes out again was never in the parking lot."""
     return ~F.exists("unparks", lambda out: (out["until_ns"] == park["until_ns"]) & (out["owner"] == park["owner"]))
 
 
@@ -123,26 +150,3 @@ def claim_evidence(claim: Column) -> Column:
 def place_evidence(what: str) -> Column:
     unknown = nulls("epoch bigint, owner string, attempt int, result int, start_ns bigint, end_ns bigint")
     return F.struct(F.lit(what).alias("what"), F.col("partition"), F.col("offset"), *unknown)
-
-
-def event_evidence(what: str) -> Column:
-    return F.struct(
-        F.col(what).alias("what"),
-        F.col("partition").alias("partition"),
-        F.when(F.col("offset") >= 0, F.col("offset")).alias("offset"),
-        F.col("epoch").alias("epoch"),
-        F.col("owner").alias("owner"),
-        *nulls("attempt int, result int"),
-        F.col("at_ns").alias("start_ns"),
-        F.col("until_ns").alias("end_ns"),
-    ).alias("evidence")
-
-
-def violations_of(rows: DataFrame, kind: ViolationKind, offset: Column, at_ns: Column, evidence: Column) -> DataFrame:
-    return rows.select(
-        *(F.col(name) for name in PLACE),
-        F.lit(kind.value).alias("kind"),
-        offset.cast("long").alias("offset"),
-        at_ns.alias("at_ns"),
-        evidence.alias("evidence"),
-    )

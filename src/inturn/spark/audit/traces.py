@@ -40,6 +40,7 @@ EVENT_SCHEMA = (
     "partition int, epoch bigint, offset bigint, key_hash bigint, why string, finished array<bigint>, "
     f"parked {_PLACES}, unparked {_PLACES}, is_claim boolean, by_node boolean"
 )
+_BATCH_ROWS = 1 << 14  # a batch for Spark has at least so many rows, if there are
 _CHUNK_ROWS_MAX = 1 << 32  # of one chunk, far more than there can be: `seq` is number of the chunk, number in it
 
 
@@ -84,9 +85,24 @@ def _chunks_of(path: str, content: memoryview, kind: int) -> Iterator[TraceChunk
 
 
 def _run_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A chunk may have a few rows only; Spark is sent larger batches, because each one costs time of its own."""
+    small: list[pa.RecordBatch] = []
+    count = 0
     for path, content in _contents(batches):
         for chunk in _chunks_of(path, content, RUNS):
-            yield _run_batch(chunk)
+            batch = _run_batch(chunk)
+            small.append(batch)
+            count += batch.num_rows
+            if count >= _BATCH_ROWS:
+                yield from _merged(small)
+                small, count = [], 0
+    yield from _merged(small)
+
+
+def _merged(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    import pyarrow as pa
+
+    return pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
 
 
 def _run_batch(chunk: TraceChunk) -> pa.RecordBatch:

@@ -148,14 +148,39 @@ class OrderBroken(InturnError, AssertionError):
         super().__init__(str(verdict))
 
 
-def violation_of(row: Any) -> AuditViolation:
-    kind = ViolationKind(row["kind"])
+@dataclass(frozen=True, slots=True)
+class FoundViolation:
+    """A violation, and when it happened."""
+
+    at_ns: int
+    violation: AuditViolation
+
+    def rank(self) -> tuple[Any, ...]:
+        """The order of violations in a verdict: by time, then by place."""
+        one = self.violation
+        offset = -1 if one.offset is None else one.offset
+        return self.at_ns, one.subject, one.group, one.partition, one.kind.value, offset
+
+
+def violation(
+    kind: ViolationKind,
+    subject: str,
+    group: str,
+    partition: int,
+    offset: int | None,
+    evidence: tuple[AuditEvidence, ...],
+) -> AuditViolation:
+    return AuditViolation(kind, subject, group, partition, offset, _MESSAGES[kind], evidence)
+
+
+def violation_of(row: Any) -> FoundViolation:
+    """From a row of Spark, with the columns of a place, kind, offset, at_ns and evidence."""
     evidence = tuple(
         AuditEvidence(**{**item.asDict(), "result": None if item["result"] is None else RESULTS[item["result"]]})
         for item in row["evidence"]
     )
     place = row["subject"], row["group"], row["partition"], row["offset"]
-    return AuditViolation(kind, *place, _MESSAGES[kind], evidence)
+    return FoundViolation(row["at_ns"], violation(ViolationKind(row["kind"]), *place, evidence))
 
 
 def _seconds(at_ns: int | None) -> str:

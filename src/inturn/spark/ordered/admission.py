@@ -33,7 +33,7 @@ def describe_existing(connection: Connection, subject: str, group: str) -> Group
     """The group, if it is there, its partitions can be taken over, and nobody drains it: NotFound names those that
     there are."""
     try:
-        described = connection.describe_group(subject, group)
+        described = connection.group(subject, group).describe()
     except NotFound:
         known = sorted(one.group for one in connection.groups() if one.subject == subject)
         there = f"it has {', '.join(known)}" if known else "it has none: nobody has consumed it yet"

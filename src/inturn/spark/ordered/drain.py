@@ -314,7 +314,7 @@ class Drain:
             self._hand_back(holding)
         over_s = time.monotonic()
         after = self._look("over")
-        held = self._connection.keys(self._subject_name, self._group)
+        held = self._connection.group(self._subject_name, self._group).keys()
         return DrainReport(
             self._subject_name,
             self._group,
@@ -384,7 +384,7 @@ class Drain:
                 return "interrupted", failed
             if self._settings.max_lag is not None and described.lag <= self._settings.max_lag:
                 return "lag", failed
-            keys = self._connection.keys(self._subject_name, self._group)
+            keys = self._connection.group(self._subject_name, self._group).keys()
             ends = None if self._settings.max_lag is not None else self._ends
             waiting = self._plan.waiting(described, ends, keys=keys)
             if not waiting:
@@ -392,7 +392,7 @@ class Drain:
             before = count_done(described)
             result = self._run_round(holding, waiting)
             described = self._describe()
-            after = self._connection.keys(self._subject_name, self._group)
+            after = self._connection.group(self._subject_name, self._group).keys()
             has_advanced = count_done(described) > before or steered(after) != steered(keys)
             if has_advanced:
                 advanced_s = time.monotonic()
@@ -482,13 +482,13 @@ class Drain:
 
     def _retrying(self) -> int:
         with contextlib.suppress(NotFound):  # it never needed one
-            return self._connection.describe_group(retry_subject(self._group, self._subject_name), self._group).lag
+            return self._connection.group(retry_subject(self._group, self._subject_name), self._group).describe().lag
         return 0
 
     # Looking
 
     def _describe(self) -> GroupDescription:
-        return self._connection.describe_group(self._subject_name, self._group)
+        return self._connection.group(self._subject_name, self._group).describe()
 
     def _look(self, phase: str) -> DrainProgress:
         now_s = time.monotonic()

@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from inturn.client import Connection
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.consumer.worker import Handler
 from inturn.model.errors import ConnectionLost, InturnError, LeaseError, LeaseHeld, NotFound, StaleEpoch
 from inturn.model.message import Message
@@ -84,7 +84,7 @@ class Holding:
             settings=settings,
             start=start,
             name=name,
-            duty=Duty(keeps_only=True, takes_over=takes_over),
+            duty=Scope(keeps_only=True, takes_over=takes_over),
         )
         settings = settings if settings is not None else ConsumerSettings()
         strategy, tags = str(settings.assignment), settings.tags or ""
@@ -128,7 +128,7 @@ class Holding:
         until_s = time.monotonic() + timeout_s
         while True:
             try:
-                described = self._connection.describe_group(self._keeper.subject, self._keeper.group)
+                described = self._connection.group(self._keeper.subject, self._keeper.group).describe()
                 return {one.partition for one in described.partitions if one.gate is None}
             except NotFound:
                 if time.monotonic() > until_s or self.epochs():
@@ -148,7 +148,7 @@ class Holding:
             time.sleep(_LOOK_S)
 
     def _held_by_others(self, missing: set[int]) -> LeaseHeld:
-        described = self._connection.describe_group(self._keeper.subject, self._keeper.group)
+        described = self._connection.group(self._keeper.subject, self._keeper.group).describe()
         owners = {one.partition: one.owner for one in described.partitions if one.partition in missing}
         named = sorted({owners.get(index) or "nobody" for index in missing})
         return LeaseHeld(self._keeper.group, ", ".join(map(str, sorted(missing))), ", ".join(named))
@@ -178,7 +178,7 @@ class Holding:
             places = {index: one for index, one in self.places().items() if not one.is_wanted_back}
             missing = until.keys() - places.keys()
             if missing:
-                described = self._connection.describe_group(self._keeper.subject, self._keeper.group)
+                described = self._connection.group(self._keeper.subject, self._keeper.group).describe()
                 missing -= {
                     one.partition for one in described.partitions if one.committed >= until.get(one.partition, 0)
                 }

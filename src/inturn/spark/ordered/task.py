@@ -26,9 +26,9 @@ from structlog.typing import EventDict, WrappedLogger
 from inturn.client import Connection
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.handling import STUCK_SHARE
+from inturn.consumer.flow_limits import STUCK_SHARE
 from inturn.consumer.outcome import text_of
-from inturn.consumer.scope import Duty
+from inturn.consumer.scope import Scope
 from inturn.model.errors import ConnectionLost, InturnError, LogDamaged
 from inturn.model.settings import SPAN_MAX, ConsumerSettings, FlowControl, Order
 from inturn.model.time import SystemClock
@@ -183,7 +183,7 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
         settings=settings,
         lease=connection.node.lease,
         name=f"{plan.owner}-r{plan.round}-t{plan.index}",
-        duty=Duty(until={one.partition: one.until for one in plan.slices}),
+        duty=Scope(until={one.partition: one.until for one in plan.slices}),
     )
     consumer.start()
     try:

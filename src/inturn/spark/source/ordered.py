@@ -125,7 +125,7 @@ class StreamMember(SupportsTriggerAvailableNow):
         partitions = sorted(left)
         group = self._options.group
         if partitions and group is not None:
-            described = self._connection().describe_group(self._options.subject, group)
+            described = self._connection().group(self._options.subject, group).describe()
             owners = {one.partition: one.owner or "nobody" for one in described.partitions}
             _log.warning(
                 "spark.left_to_others",
@@ -221,10 +221,10 @@ class _Ordered:
         return holding
 
     def _described(self) -> GroupDescription:
-        return self._connection().describe_group(self._options.subject, self._group)
+        return self._connection().group(self._options.subject, self._group).describe()
 
     def _keys(self) -> list[KeyDescription]:
-        return self._connection().keys(self._options.subject, self._group)
+        return self._connection().group(self._options.subject, self._group).keys()
 
     def _task_count(self) -> int:
         """As many as were asked for, or as this machine has cores: how many there are elsewhere is not told here."""

@@ -194,7 +194,7 @@ class StreamReader(_Reading, StreamMember, DataSourceStreamReader):
         if self._options.order is not None:
             return self._options.order
         try:
-            order = Order(self._connection().describe_group(self._options.subject, group).order or Order.KEY)
+            order = Order(self._connection().group(self._options.subject, group).describe().order or Order.KEY)
         except NotFound:
             return Order.KEY
         if order is Order.NONE:
