@@ -214,7 +214,8 @@ class Act(ABC):
         self._folder = folder
         self._watched: list[Consumer] = []  # a consumer that stops by itself ends the act
         self._stop = threading.Event()
-        self._until_s = time.monotonic() + LIMIT_S
+        self.on_quiet: Callable[[], None] = lambda: None  # called once at a moment with little work
+        self._until_s = float("inf")
         self._thread = threading.Thread(target=self._run, name="inturn-demo", daemon=True)
 
     @abstractmethod
@@ -222,6 +223,7 @@ class Act(ABC):
         """The whole story. Runs in the thread of the act."""
 
     def start(self) -> None:
+        self._until_s = min(self._until_s, time.monotonic() + LIMIT_S)
         self._thread.start()
 
     @property

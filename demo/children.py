@@ -116,6 +116,9 @@ class Children:
     ) -> None:
         if kind is None:
             self.stop(*reversed(self._running))
+        self.kill_all()
+
+    def kill_all(self) -> None:
         for name in list(self._running):
             self.kill(name)
 
@@ -167,10 +170,30 @@ class ProcessAct(Act):
         self._processes = board
         self._lease_s = lease_s
         self._children = Children(folder)
+        self._is_prepared = False
+
+    def prepare(self) -> None:
+        """Start the processes, without a wait: they import their modules while the act before is still played.
+
+        The consumers start at the same time as the server. `_admit` sends the address to the consumers.
+        """
+        self._is_prepared = True
+        self._folder.mkdir(exist_ok=True)
+        start, board = self._children.start, self._processes
+        board.server_pid = start(SERVER, "server", str(self._folder / "data"), str(self._lease_s))
+        for name in self.consumers:
+            board.joined(name, start(name, *self._consumer_arguments(name)))
+
+    def discard(self) -> None:
+        """Kill the processes of a prepared act that is not played."""
+        self._children.kill_all()
 
     def play(self) -> None:
         with self._children:
-            self._start()
+            if not self._is_prepared:
+                self.prepare()
+            line = self._children.first_line(SERVER, self._wait)
+            self._processes.address = msgspec.json.decode(line)["address"]
             with connect(self._processes.address, wait_s=GRACE_S) as connection:
                 self._tell(connection)
             self._finish()
@@ -185,14 +208,6 @@ class ProcessAct(Act):
 
     def _finish(self) -> None:
         """The connection is closed; the server still runs."""
-
-    def _start(self) -> None:
-        """Start the consumers at the same time as the server. `_admit` sends the address to the consumers."""
-        board = self._processes
-        board.server_pid = self._children.start(SERVER, "server", str(self._folder / "data"), str(self._lease_s))
-        for name in self.consumers:
-            board.joined(name, self._children.start(name, *self._consumer_arguments(name)))
-        board.address = msgspec.json.decode(self._children.first_line(SERVER, self._wait))["address"]
 
     def _admit(self) -> None:
         for name in self.consumers:

@@ -94,12 +94,23 @@ class _Demo:
     def __init__(self, screen: Screen, scale: Scale, incident: IncidentScale, folder: Path, spark: SparkStart) -> None:
         self._screen = screen
         self._scale = scale
-        self._incident = incident
         self._folder = folder
         self._spark = spark
         self._started_at_s = time.monotonic()
+        served, last = folder / "served", folder / "incident"  # folders of their own: servers open them
+        self._served_board = ServedBoard(scale.served, self._events(), served)
+        self._served = ServedAct(scale.served, served, self._served_board)
+        self._incident_board = IncidentBoard(incident, self._events(), last / "traces")
+        self._incident = IncidentAct(incident, last, self._incident_board, spark)
 
     def play(self) -> DemoResult:
+        try:
+            return self._play()
+        finally:
+            self._served.discard()
+            self._incident.discard()
+
+    def _play(self) -> DemoResult:
         board = CrashBoard(self._scale.lease.life_s, self._events())
         result = DemoResult(**msgspec.structs.asdict(self._play_crash(board)))
         if not result.is_complete:
@@ -130,27 +141,23 @@ class _Demo:
         acknowledged = [one for one in before.recorder.snapshot() if isinstance(one, SendAcknowledged)]
         board = KeyBoard(self._scale.poisoned_order, self._events())
         act = KeyAct(self._scale, self._folder, board, acknowledged)
+        act.on_quiet = self._served.prepare
         self._watch(1, act, board, KeyView(before.rate_max, self._columns))
         result = judge_keys(act, board, self._scale, before.rate_max, self._elapsed_s - begun_s)
         self._show(result, keys_verdict(result))
         return result
 
     def _play_served(self) -> ServedActResult:
-        """A separate folder, opened by a server."""
-        begun_s, folder = self._elapsed_s, self._folder / "served"
-        folder.mkdir()
-        board = ServedBoard(self._scale.served, self._events(), folder)
-        act = ServedAct(self._scale.served, folder, board)
+        begun_s, board, act = self._elapsed_s, self._served_board, self._served
+        if self._spark.is_possible:
+            act.on_quiet = self._incident.prepare
         self._watch(2, act, board, ServedView(self._columns))
         result = judge_served(act, board, self._scale.served, self._elapsed_s - begun_s)
         self._show(result, served_verdict(result))
         return result
 
     def _play_incident(self) -> IncidentActResult:
-        begun_s, folder = self._elapsed_s, self._folder / "incident"
-        folder.mkdir()
-        board = IncidentBoard(self._incident, self._events(), folder / "traces")
-        act = IncidentAct(self._incident, folder, board, self._spark)
+        begun_s, board, act = self._elapsed_s, self._incident_board, self._incident
         self._watch(3, act, board, IncidentView(self._columns))
         result = judge_incident(act, board, self._elapsed_s - begun_s)
         if result.is_complete:

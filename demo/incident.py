@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from demo.act import ActLook, Events, Interrupted, SendWindow, short_name
+from demo.act import LIMIT_S, ActLook, Events, Interrupted, SendWindow, short_name
 from demo.children import SERVER, ProcessAct, ProcessBoard
 from demo.incident_verdict import Handled, HandledCounts, read_handled
 from demo.orders import (
@@ -52,6 +52,7 @@ SEND_S = 0.01  # interval between two sends of the producer
 RATE_S = 2.0  # rates are over the last so many seconds
 # For a Java process that lives less than a minute: the second compiler would still be warming up at the end.
 QUICK_JAVA = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+SPARK_LIMIT_S = 300.0  # for the start of Spark, in the background since the first act
 now_s = SystemClock.monotonic  # the clock of the traces
 
 
@@ -72,6 +73,11 @@ class SparkStart:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether Spark is known to run here. Does not block."""
+        return self._is_checked.is_set() and self.missing is None and self.error is None
 
     def wait_checked(self) -> str | None:
         """Block until it is known whether Spark can run here. Returns `missing`."""
@@ -283,7 +289,9 @@ class IncidentAct(ProcessAct):
         self._board.events.say(f"inturn serve at {self._board.address}, {' and '.join(ONLINE)} online{starts}")
         connection.create_subject(INCIDENT_SUBJECT, INCIDENT_PARTITIONS)
         self._admit()
+        self._until_s = time.monotonic() + SPARK_LIMIT_S
         self._await(connection, self._is_ready)
+        self._until_s = time.monotonic() + LIMIT_S
         till = self._start_till("till", lambda: self._send(connection))
         try:
             self._fall_behind(connection)

@@ -308,6 +308,7 @@ class KeyAct(Act):
         self._board.events.say(
             f"all other keys are done, {flood.rate:,.0f} messages/s; held back: {names}", key_lines(keys)
         )
+        self.on_quiet()
         self._pause(self._scale.reading_s)
 
     def _resume(self, connection: Connection, producer: Producer) -> None:

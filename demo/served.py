@@ -254,6 +254,7 @@ class ServedAct(ProcessAct):
         try:
             self._await(connection, lambda: self._is_done(KILL_AT) and self._is_shared())
             self._kill()
+            self.on_quiet()
             self._await(connection, lambda: board.is_taken_over)
             self._await(connection, lambda: not till.is_alive() and self._is_done(1.0) and board.lag == 0)
         finally:

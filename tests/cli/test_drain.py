@@ -177,7 +177,7 @@ def test_a_dry_run_says_that_it_is_an_estimate_and_what_bounds_it(billing: Cli) 
     assert "30 messages of orders for group billing to do" in ran.out
     assert "now: 0 members, no progress" in ran.out
     assert "an estimate from 30 sampled messages" in ran.out
-    assert "c0, whose messages run one after the other" in ran.out
+    assert "c0: messages of a lane run in sequence" in ran.out
     assert "0.6 s" in ran.out
 
 
@@ -303,7 +303,7 @@ def test_the_end_says_what_is_left_and_what_to_do() -> None:
         "8 handler calls failed",
         "1 round failed and had to be repeated",
         "4 messages were deleted by retention before a handler ran",
-        "2 messages failed and wait for their retry in the group's consumers",
+        "2 messages failed and wait for a retry in the consumers of the group",
         "17 messages left: behind keys that fail or are blocked",
         "  c-7 failing, 3 attempts, 12 waiting: inturn key show orders c-7 --group billing",
         "  a b blocked, 5 attempts, 3 waiting: inturn key resume orders 'a b' --group billing, or skip",
@@ -319,7 +319,7 @@ def test_the_end_names_a_limit_with_its_key_and_the_next_step() -> None:
     lines = _drawn("\n".join(report_lines(report)), 200).splitlines()
     assert lines[0].startswith("drained up to a limit: 100 messages of orders for group billing in 10 s")
     assert lines[2:] == [
-        "17 messages left: behind keys that fail or are blocked, or too far beyond them",
+        "17 messages left: behind keys that fail or are blocked, or too far beyond such keys",
         "  partition 0 was read up to 4,000,000 offsets beyond key a b at offset 12, and no further: "
         "inturn key park orders 'a b' --group billing, then drain again",
         "  partition 1 was read until 67.1 MB wait behind a message without a key at offset 5, and no further",

@@ -43,7 +43,7 @@ def list_letters(
             return
         screen.table([">offset", "came from", ">attempts", "born", "key", "body"], map(_row, letters))
         if is_more:
-            screen.note(f"the oldest {counted(limit, 'letter')} of more: use --limit")
+            screen.note(f"the oldest {counted(limit, 'letter')}; there are more: use --limit")
 
 
 @app.command("show", epilog=examples("inturn dead-letter show orders 3 --group billing"))
