@@ -22,7 +22,7 @@ from inturn.server.server import Server
 from inturn.transport.address import Address
 from tests.cli.conftest import Cli
 from tests.contract.bed import Seen, eventually, quick, send_all
-from tests.ops.conftest import Figures, get, scrape
+from tests.server.conftest import Figures, get, scrape
 
 ROOT = Path(__file__).parent.parent.parent
 REFERENCE = ROOT / "docs" / "reference" / "metrics.md"

@@ -15,7 +15,7 @@ import inturn
 from inturn.server.server import Server
 from tests.cli.conftest import Cli
 from tests.contract.bed import WAIT_S, Seen, eventually, quick, send_all
-from tests.ops.conftest import get
+from tests.server.conftest import get
 
 
 def ready(url: str | None) -> tuple[int, Any]:

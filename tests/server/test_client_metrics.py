@@ -14,8 +14,8 @@ import inturn
 from inturn import Context, Message
 from inturn.metrics import ClientCollector
 from tests.contract.bed import Seen, eventually, quick, send_all
-from tests.ops.conftest import Figures
-from tests.ops.test_metrics import REFERENCE, documented, told
+from tests.server.conftest import Figures
+from tests.server.test_metrics import REFERENCE, documented, told
 
 
 def look(registry: CollectorRegistry) -> Figures:

@@ -14,7 +14,7 @@ from inturn.consumer.context import Context
 from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings, Order, Strategy
 from inturn.model.time import SystemClock
-from tests.consumer.test_threads import LocalNode
+from tests.consumer.test_worker_threads import LocalNode
 
 END_S = 30.0
 

@@ -28,7 +28,7 @@ from inturn.model.errors import InturnError
 from inturn.protocol.codec import pack
 from inturn.protocol.commands import Done
 from inturn.transport.client import RemoteNode
-from tests.bench.test_bench import APP, check_shape, read
+from tests.benchmarks.test_bench import APP, check_shape, read
 
 MARK = "INTURN_BENCH_TEST"  # children inherit it, so they are found by it
 END_S = 60.0

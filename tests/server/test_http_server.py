@@ -14,7 +14,7 @@ import pytest
 from inturn.errors import InvalidInput
 from inturn.server.http import HttpAnswer, HttpServer, HttpSettings, parse_http
 from tests.contract.bed import eventually
-from tests.ops.conftest import get
+from tests.server.conftest import get
 
 SETTINGS = HttpSettings(connections=4, request_bytes=1024, request_s=30.0, answer_s=30.0)
 IMPATIENT = HttpSettings(connections=4, request_bytes=1024, request_s=0.3, answer_s=0.5)
