@@ -29,7 +29,7 @@ WITHOUT_MATPLOTLIB = (
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=100)
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=250)
 
 
 def bench(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:

@@ -64,7 +64,7 @@ def processes(mark: str) -> list[int]:
 
 def report_of(name: str, mark: str) -> dict[str, Any]:
     command = [sys.executable, "-c", APP, "bench", name, "--quick", "--json"]
-    report = read(subprocess.run(command, capture_output=True, text=True, timeout=100))
+    report = read(subprocess.run(command, capture_output=True, text=True, timeout=250))
     assert processes(mark) == [], "they end before the benchmark does"
     assert report["bench"] == name
     check_shape(report)

@@ -40,7 +40,7 @@ def recorded(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.timeout(250)
+@pytest.mark.timeout(500)
 def test_a_trace_is_proved_with_its_log_and_a_damaged_one_is_not(recorded: Path) -> None:
     shutil.copytree(recorded / "traces", recorded / "damaged")
     (path,) = (recorded / "damaged").glob("*.trace")

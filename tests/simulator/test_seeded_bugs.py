@@ -87,6 +87,21 @@ FOUND_AT = {
     "producer_does_not_wait_for_answers_when_a_subject_grows": 32,
     "parents_are_not_sealed": 19,
     "new_messages_overtake_what_is_to_be_divided": 32,
+    "lease_is_not_checked": 2,
+    "live_lease_is_granted": 4,
+    "commit_is_not_fenced_anywhere": 3,
+    "attempts_are_stored_once": 7,
+    "silent_member_keeps_its_share": 1,
+    "lost_offsets_are_used_again": 1,
+    "partial_batch_stays": 4,
+    "torn_tail_is_not_cut": 1,
+    "dropped_partition_goes_on": 2,
+    "finished_set_is_not_committed": 1,
+    "rollback_forgets_what_was_kept": 3,
+    "blocked_message_is_tried_by_the_next_holder": 4,
+    "key_goes_on_beside_its_handler_when_its_lane_is_spread": 1,
+    "failed_message_of_a_straight_lane_is_repeated_at_the_end": 10,
+    "child_is_opened_early": 16,
 }
 
 

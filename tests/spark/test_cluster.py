@@ -28,7 +28,7 @@ from tests.spark.served import Served
 from tests.spark.waiting import wait_until
 
 # A separate group: these tests run in parallel with the tests of the shared session.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 LEASE = LeaseSettings(life_s=4.0, renew_s=0.5, margin_s=0.3)
 PARTITIONS, KEYS = 3, 60

@@ -25,7 +25,7 @@ from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import EVENTS, is_alive
 from tests.spark.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)  # every test starts a Spark
+pytestmark = pytest.mark.timeout(500)  # every test starts a Spark
 
 LEASE = LeaseSettings(life_s=2.5, renew_s=0.4, margin_s=0.2)
 MESSAGES, KEYS, PARTITIONS = 3000, 60, 3
