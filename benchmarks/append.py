@@ -1,6 +1,6 @@
-"""append: the log layer alone. Batches of 1 000 messages of 100 bytes, encoded before, flush "os"; beside it the
-same bytes written to a plain file. Both in turns, each on a disk that has nothing else to write; the figures are
-medians of the rounds."""
+"""append: the log layer alone. Batches of 1 000 messages of 100 bytes, encoded before, flush "os"; beside the figure
+the same bytes written to a plain file. In turns, on a disk without other writes; the figures are medians of the
+rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from array import array
 from pathlib import Path
 
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.log.embedded import EmbeddedEngine
 from inturn.model.batch import HEADER_BYTES, Batch, encode
 from inturn.model.message import Outgoing
@@ -32,7 +32,7 @@ def run(quick: bool) -> BenchReport:
     plain: list[float] = []
     with tempfile.TemporaryDirectory(prefix="inturn-bench-") as folder:
         for number in range(rounds):
-            # What one leaves in the page cache is not to slow the other down.
+            # The page cache of a measurement must not slow the next measurement down.
             for measure, times in ((_plain, plain), (_append, ours))[:: 1 if number % 2 else -1]:
                 path = Path(folder) / "measured"
                 os.sync()
@@ -41,7 +41,7 @@ def run(quick: bool) -> BenchReport:
     figure, bound = count * MESSAGES / median(ours), count * MESSAGES / median(plain)
     beside = [Beside("the same bytes written to a file", bound)]
     ratio = figure / bound
-    row = Row("1 000 × 100 B, flush os", figure, "messages/s", beside, ratio, f"ratio ≥ {AIM}", ratio >= AIM)
+    row = BenchRow("1 000 × 100 B, flush os", figure, "messages/s", beside, ratio, f"ratio ≥ {AIM}", ratio >= AIM)
     return BenchReport("append", figure, "messages/s", beside, ratio, [row])
 
 

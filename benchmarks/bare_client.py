@@ -1,4 +1,4 @@
-"""Clients of the bare echo server: as plain as one can write them, in the shapes that ours are measured in."""
+"""Clients of the bare echo server: the plainest code, in the shapes of the measured clients of inturn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def round_trip(dialed: socket.socket, data: bytes) -> None:
 
 
 class AsyncClient(asyncio.Protocol):
-    """One request at a time, on an event loop."""
+    """A request at a time, on an event loop."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -62,8 +62,8 @@ class AsyncClient(asyncio.Protocol):
 
 
 class PipelinedClient(asyncio.Protocol):
-    """Many requests on their way, on an event loop: each is made and written by itself, and its answer finds it by its
-    number. No checks, no other threads."""
+    """Many requests on their way, on an event loop: requests are encoded and written singly, and an answer finds its
+    request by the number. No checks, no other threads."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

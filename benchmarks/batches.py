@@ -1,4 +1,4 @@
-"""What a decoder alone does with a stored subject: the bound for everything that hands out messages."""
+"""The decoder alone on a stored subject: the bound for all code that delivers messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inturn.protocol.request import ask
 
 
 def read_batches(mq: Connection, subject: str) -> list[StoredBatch]:
-    """All of its first partition."""
+    """All batches of the first partition."""
     batches: list[StoredBatch] = []
     offset = 0
     while True:
@@ -24,7 +24,7 @@ def read_batches(mq: Connection, subject: str) -> list[StoredBatch]:
 
 
 def decode_s(batches: list[StoredBatch], count: int) -> float:
-    """How long a bare loop takes to decode them."""
+    """The time of a bare loop that decodes the batches."""
     origin = Origin("bench", 0)
     seen = 0
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""When the calls of a handler began and ended: the same notes for a consumer and for what stands beside it."""
+"""Start and end times of the calls of a handler: the same notes for a consumer and for its peer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _What = TypeVar("_What")
 
 
 class Calls(Generic[_What]):
-    """Appending to a list is one step for all threads, so there is no lock that calls could wait for."""
+    """Appending to a list is atomic: calls wait for no lock."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.began: list[_What] = []  # in the order in which they began
+        self.began: list[_What] = []  # in the order of their starts
         self._began_at_s: list[float] = []
         self._ended_at_s: list[float] = []
         self._are_over = threading.Event()
@@ -33,7 +33,7 @@ class Calls(Generic[_What]):
     def wait(self, timeout_s: float) -> None:
         if not self._are_over.wait(timeout_s):
             done = len(self._ended_at_s)
-            raise InturnError(f"only {done} of {self.count} calls were over after {timeout_s:.0f} s: it stands still")
+            raise InturnError(f"only {done} of {self.count} calls were over after {timeout_s:.0f} s: no progress")
 
     @property
     def took_s(self) -> float:

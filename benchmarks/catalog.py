@@ -1,4 +1,4 @@
-"""The benchmarks by name: run one benchmark or all of them, and print the reports."""
+"""The benchmarks by name: run a benchmark or all, and print the reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.report import BenchReport
 from inturn.model.errors import InvalidInput
 
-# Name → module and function below `benchmarks`. A variant is a benchmark of its own.
+# Name → module and function below `benchmarks`. A variant counts as a benchmark.
 BENCHES = {
     "append": ("append", "run"),
     "send": ("send", "run"),
@@ -38,9 +38,9 @@ PLOTTED = "key-order"
 
 
 def bench(name: str, json_output: bool, quick: bool, plot: Path | None = None) -> None:
-    """Run one, or "all"."""
+    """Run a benchmark, or "all"."""
     if name != "all" and name not in BENCHES:
-        raise InvalidInput(f"no benchmark {name!r}; use one of {', '.join(BENCHES)}, or all")
+        raise InvalidInput(f"no benchmark {name!r}; use {', '.join(BENCHES)}, or all")
     if plot is not None:
         _check_plot(name, plot)
     for one in BENCHES if name == "all" else (name,):

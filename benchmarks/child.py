@@ -1,6 +1,6 @@
-"""A process that a benchmark starts: lines to its stdin, one line back for each. Both ends of that.
+"""Child processes of benchmarks, both ends: the parent writes lines to stdin, the child answers every line with a line.
 
-It ends when its stdin is closed, also by the death of whoever started it, so none is ever left behind.
+A child ends when its stdin is closed, also by the death of the parent: no child is left behind.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Self
 
 from inturn.model.errors import InturnError
 
-STALL_S = 60.0  # a child that says nothing for so long will not say anything
+STALL_S = 60.0  # a child that is silent for longer does not answer
 END_S = 10.0  # for ending in good order
 
 
 class Child:
-    """`python -m benchmarks.MODULE ARGUMENTS`. Leaving the `with` block ends it, by force if need be."""
+    """`python -m benchmarks.MODULE ARGUMENTS`. The end of the `with` block ends the child, by force if necessary."""
 
     def __init__(self, module: str, *arguments: object) -> None:
         self._name = module
@@ -43,8 +43,8 @@ class Child:
             raise InturnError(f"{self._name} is not there any more") from None
 
     def hear(self) -> str:
-        """Its next line."""
-        stalled = threading.Timer(STALL_S, self._process.kill)  # which ends the line that is waited for
+        """The next line of the child."""
+        stalled = threading.Timer(STALL_S, self._process.kill)  # ends the wait for a line
         stalled.start()
         try:
             line = self._stdout.readline()
@@ -89,8 +89,8 @@ def answer_lines(answer: Callable[[list[str]], str]) -> None:
 
 
 def end_with_stdin() -> None:
-    """In the child, first of all: whatever it is doing, it ends soon after its stdin does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for whoever started this, who closes stdin then
+    """Call first in the child: the child ends soon after its stdin is closed, whatever it is doing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the parent; the parent closes stdin then
     lines_in, lines_out = os.pipe()
     stdin = os.dup(0)
     os.dup2(lines_in, 0)

@@ -1,5 +1,5 @@
-"""consume-partition: one call of a handler that does nothing, per message, through leases, pulls, the run and the
-commits; beside it a bare loop that decodes the same batches from memory. In turns."""
+"""consume-partition: a call of an empty handler per message, through leases, pulls, the run and the
+commits; beside the figure a bare loop that decodes the same batches from memory. In turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from benchmarks.batches import decode_s, read_batches
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.consumer.context import Context
 from inturn.model.message import Message
@@ -34,7 +34,7 @@ def run(quick: bool) -> BenchReport:
     figure, bound = median(ours), median(bare)
     beside = [Beside("decoding the same batches in a bare loop", bound)]
     ratio = figure / bound
-    row = Row("1 partition, no-op handler", figure, "messages/s", beside, ratio, f"ratio ≥ {AIM}", ratio >= AIM)
+    row = BenchRow("1 partition, no-op handler", figure, "messages/s", beside, ratio, f"ratio ≥ {AIM}", ratio >= AIM)
     return BenchReport("consume-partition", figure, "messages/s", beside, ratio, [row])
 
 

@@ -1,7 +1,7 @@
-"""The bare peer: a server on the same kind of event loop that only echoes.
+"""The bare peer: an echo server on the same kind of event loop.
 
-`python -m benchmarks.echo_child KIND [FILE]` says its port. KIND is
-`bytes`   – whatever comes is sent back,
+`python -m benchmarks.echo_child KIND [FILE]` prints its port. KIND is
+`bytes`   – all bytes are sent back,
 `sync`    – as `bytes`, but first written to FILE and fdatasynced.
 """
 

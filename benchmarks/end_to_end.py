@@ -1,8 +1,8 @@
 """end-to-end: from the call of `send` to the start of the handler, at a steady rate, 100 bytes, 4 partitions, flush
-"always", order by partition. Server, producer and consumer are a process each, over TCP.
+"always", order by partition. Server, producer and consumer are processes, over TCP.
 
-Beside it, at 1 000 a second: one bare round trip to an echo server, also a process, that writes and fdatasyncs as many
-bytes before it answers. In turns; the figures are those of all rounds together, without the first moments of each.
+Beside the figure, at 1 000 a second: a bare round trip to an echo server, also a process, that writes and fdatasyncs as
+many bytes before it answers. In turns; the figures are of all rounds together, without the first moments of a round.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.bare_client import dial, round_trip
 from benchmarks.child import Child
 from benchmarks.pair import Pair, Sent
-from benchmarks.report import BenchReport, Beside, Row, median, percentile
+from benchmarks.report import BenchReport, BenchRow, Beside, median, percentile
 from benchmarks.served_child import served
 from inturn.client import connect
 from inturn.model.batch import HEADER_BYTES
@@ -24,9 +24,9 @@ from inturn.model.batch import HEADER_BYTES
 RATES = (1000, 10_000)
 BARE_RATE = 1000
 PARTITIONS = 4
-DATA = bytes(HEADER_BYTES + 100 + 30)  # about what is stored of one message
+DATA = bytes(HEADER_BYTES + 100 + 30)  # approximate size of a stored message
 AIM_RATE, AIM_P50_MS, AIM_P99_MS = 1000, 2.0, 15.0
-AIM_SHARE = 0.95  # of the rate that was asked for, where there is no other aim
+AIM_SHARE = 0.95  # of the requested rate, without a different aim
 
 
 def run(quick: bool) -> BenchReport:
@@ -61,11 +61,11 @@ def _bare_ms(dialed: socket.socket, seconds: float) -> list[float]:
         round_trip(dialed, DATA)
         now = time.perf_counter()
         times_ms.append((now - sent) * 1000)
-        due = max(due + 1 / BARE_RATE, now)  # where a round trip takes longer, they follow each other
+        due = max(due + 1 / BARE_RATE, now)  # a longer round trip delays the next
     return times_ms
 
 
-def _row(rate: int, rounds: list[Sent], bare_ms: list[float]) -> Row:
+def _row(rate: int, rounds: list[Sent], bare_ms: list[float]) -> BenchRow:
     latencies_ms = [one for sent in rounds for one in sent.latencies_ms]
     p50_ms, p99_ms = percentile(latencies_ms, 0.5), percentile(latencies_ms, 0.99)
     bare_p50_ms = percentile(bare_ms, 0.5)
@@ -78,9 +78,9 @@ def _row(rate: int, rounds: list[Sent], bare_ms: list[float]) -> Row:
     more = {
         "rate": rate,
         "p99_ms": p99_ms,
-        # Of the rounds: one stall of the machine is in the figure above, and not in this.
+        # Per round: a stall of the machine is in the figure above, and not in this value.
         "median_p99_ms": median([percentile(sent.latencies_ms, 0.99) for sent in rounds]),
         "bare_p99_ms": percentile(bare_ms, 0.99),
         "sent_per_s": per_s,
     }
-    return Row(f"{rate} messages/s, p50", p50_ms, "ms", beside, p50_ms / bare_p50_ms, aim, is_met, more)
+    return BenchRow(f"{rate} messages/s, p50", p50_ms, "ms", beside, p50_ms / bare_p50_ms, aim, is_met, more)

@@ -1,4 +1,4 @@
-"""Backlogs for benchmarks: as producers would store them, but in large batches at once."""
+"""Backlogs for benchmarks: as producers would store messages, but in large batches."""
 
 from __future__ import annotations
 

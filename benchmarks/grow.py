@@ -1,8 +1,8 @@
-"""grow: for how long sends wait while a subject grows from 2 to 8 partitions under 10 000 messages a second.
+"""grow: the wait of sends while a subject grows from 2 to 8 partitions under 10 000 messages a second.
 
-A server process; one process sends at that rate, pipelined; and here one synchronous send after the other, to a slot
-that moves. The figure is the longest of them around the growth, the worst of all repetitions; beside it the longest in
-the second before, which is what the load and this machine make of it.
+A server process; a process sends at this rate, pipelined; and this process sends synchronously to a slot that moves.
+The figure is the longest synchronous send around the growth, the worst of all repetitions; beside the figure the
+longest send in the second before: the effect of the load and the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.child import Child
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from benchmarks.served_child import served
 from inturn.client import Connection, connect
 from inturn.model.routing import SLOT_COUNT, slot_of
@@ -28,7 +28,7 @@ AIM_MS = 500.0
 
 @dataclass(slots=True)
 class Probe:
-    """Sends one message after the other, and notes when each was sent and stored."""
+    """Sends messages in sequence, and notes the times of send and acknowledgement."""
 
     producer: Producer
     subject: str
@@ -43,7 +43,7 @@ class Probe:
             self.sends_s.append((began_s, time.monotonic()))
 
     def longest_ms(self, from_s: float, until_s: float) -> float:
-        """Of the sends that were on their way within this time."""
+        """The longest of the sends that were on their way within this time."""
         waits = [ended - began for began, ended in self.sends_s if ended >= from_s and began <= until_s]
         return 1000 * max(waits, default=0.0)
 
@@ -64,7 +64,7 @@ def run(quick: bool) -> BenchReport:
     beside = [Beside("the second before, longest", usual)]
     more = {"median_ms": median(grown_ms), "grow_ms": median(call_ms), "growths": repetitions}
     what = f"{BEFORE} → {AFTER} partitions under {RATE:,} messages/s, longest wait of a send"
-    row = Row(what, figure, "ms", beside, figure / usual, f"< {AIM_MS:g} ms", figure < AIM_MS, more)
+    row = BenchRow(what, figure, "ms", beside, figure / usual, f"< {AIM_MS:g} ms", figure < AIM_MS, more)
     return BenchReport("grow", figure, "ms", beside, figure / usual, [row])
 
 
@@ -88,5 +88,5 @@ def _grow(mq: Connection, address: str, subject: str) -> tuple[float, float, flo
 
 
 def _moving_key() -> bytes:
-    """Its slot is the last one, which belongs to the last partition before and after."""
+    """A key of the last slot: the slot belongs to the last partition before and after the growth."""
     return next(key for key in (b"%d" % number for number in range(100_000)) if slot_of(key) == SLOT_COUNT - 1)

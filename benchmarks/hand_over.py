@@ -1,11 +1,11 @@
-"""hand-over: how long a partition is not consumed when its consumer goes and another one of the group takes over.
+"""hand-over: the pause of a partition when its consumer leaves and a different consumer of the group takes over.
 
-Server, producer and both consumers are a process each, over TCP; 8 partitions, 100 messages a second to each all the
-time, order by partition. The one that goes holds half of them.
-Stopped: from the end of its last call for a partition to the start of the first call by the other.
-Killed (kill -9): from the kill to that. The figures are the worst of all its partitions and of all repetitions.
-Beside them the lease, for the kill; and the worst pause between two calls of the same partition that stays, in the
-second before, which is what the pace of the messages and this machine make of it by themselves.
+Server, producer and both consumers are processes, over TCP; 8 partitions, 100 messages a second per partition all the
+time, order by partition. The consumer that leaves holds half of the partitions.
+Stopped: from the end of its last call for a partition to the start of the first call by the other consumer.
+Killed (kill -9): from the kill to the same start. The figures are the worst of all moved partitions and repetitions.
+Beside the figures: the life of the lease, for the kill; and the worst pause between two calls of a partition that
+stays, in the second before: the effect of the pace of the messages and the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.child import Child
 from benchmarks.noting_child import Call, calls_since
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from benchmarks.served_child import served
 from inturn.client import Connection, connect
 from inturn.model.errors import InturnError
@@ -36,7 +36,7 @@ SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Without consumption: one for each partition that changed hands; and for comparison of those that did not."""
+    """The pauses of the partitions that moved, and for comparison of the partitions that stayed."""
 
     handed_ms: list[float] = field(default_factory=list)
     staying_ms: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Pauses:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One consumer stays all the time; one after the other comes and goes."""
+    """A consumer stays all the time; other consumers come and go in sequence."""
 
     address: str
     mq: Connection
@@ -81,7 +81,7 @@ def _hand_over(scene: Scene, name: str, pauses: Pauses, *, kills: bool) -> None:
     with _consumer(scene.address, name) as going:
         going.hear()
         held = _wait_for_half(scene, name)
-        time.sleep(1.5)  # all of them are consumed, and renewals happen at any time of their interval
+        time.sleep(1.5)  # all partitions are consumed, and renewals happen at any time of their interval
         since_ns = time.monotonic_ns()
         if kills:
             going.kill()
@@ -98,11 +98,11 @@ def _hand_over(scene: Scene, name: str, pauses: Pauses, *, kills: bool) -> None:
 
 
 def _wait_for_half(scene: Scene, name: str) -> list[int]:
-    """The partitions of the one that came."""
+    """The partitions of the new consumer."""
     until_s = time.monotonic() + STALL_S
     while time.monotonic() < until_s:
         partitions = scene.mq.group(SUBJECT, GROUP).describe().partitions
-        # A name is completed with something random: each start is a member of its own.
+        # A name gets a random suffix: every start is a new member.
         held = [one.partition for one in partitions if (one.owner or "").startswith(f"{name}-")]
         if len(held) == PARTITIONS // 2:
             return held
@@ -111,7 +111,7 @@ def _wait_for_half(scene: Scene, name: str) -> list[int]:
 
 
 def _wait_for_first_calls(child: Child, since_ns: int, partitions: list[int]) -> dict[int, int]:
-    """When each was consumed again."""
+    """The time of the next consumption, by partition."""
     until_s = time.monotonic() + STALL_S
     while time.monotonic() < until_s:
         first_ns: dict[int, int] = {}
@@ -132,18 +132,18 @@ def _worst_pause_ms(calls: Iterable[Call]) -> float:
     return worst_ns / 1e6
 
 
-def _stopped_row(pauses: Pauses) -> Row:
+def _stopped_row(pauses: Pauses) -> BenchRow:
     figure, staying = max(pauses.handed_ms), _staying(pauses)
     aim = f"< {AIM_STOPPED_MS:g} ms"
     ratio = figure / staying.figure
-    return Row("stopped, worst", figure, "ms", [staying], ratio, aim, figure < AIM_STOPPED_MS, _more(pauses))
+    return BenchRow("stopped, worst", figure, "ms", [staying], ratio, aim, figure < AIM_STOPPED_MS, _more(pauses))
 
 
-def _killed_row(pauses: Pauses, lease: LeaseSettings) -> Row:
+def _killed_row(pauses: Pauses, lease: LeaseSettings) -> BenchRow:
     figure, life_ms = max(pauses.handed_ms), lease.life_s * 1000
     beside = [Beside("the life of the lease", life_ms), _staying(pauses)]
     aim, is_met = f"< lease + {AIM_AFTER_LEASE_MS:g} ms", figure < life_ms + AIM_AFTER_LEASE_MS
-    return Row("killed, worst", figure, "ms", beside, figure / life_ms, aim, is_met, _more(pauses))
+    return BenchRow("killed, worst", figure, "ms", beside, figure / life_ms, aim, is_met, _more(pauses))
 
 
 def _staying(pauses: Pauses) -> Beside:

@@ -1,10 +1,10 @@
-"""idle: what 1 000 consumers that have nothing to do cost a server: memory, processor time, and what others notice.
+"""idle: the cost of 1 000 idle consumers for a server: memory, processor time, and delay of other clients.
 
-They live in four processes, each with a connection of its own: groups of 4 on subjects with 4 partitions, so each
-holds one lease and long-polls one partition. Memory is what the server has in use once all hold their leases; processor
-time is the server's over 10 seconds in which nothing is sent. Beside them, before they come, while they are there and
-after they have gone: a producer and a consumer on another subject, 1 000 messages a second, flush "always"; the p99 of
-each round, and of those the median. The clients share the machine with the server, so this counts their work, too.
+The consumers live in four processes with a connection per consumer: groups of 4 on subjects with 4 partitions. A
+consumer holds one lease and long-polls one partition. Memory is the memory of the server when all leases are held;
+processor time is the time of the server over 10 seconds without messages. Beside the figures, before, with and after
+the consumers: a producer and a consumer on a different subject, 1 000 messages a second, flush "always"; the median of
+the p99 of the rounds. The clients share the machine with the server: their work counts, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.child import Child
 from benchmarks.pair import Pair
-from benchmarks.report import BenchReport, Beside, Row, median, percentile
+from benchmarks.report import BenchReport, BenchRow, Beside, median, percentile
 from inturn.client import Connection, connect
 from inturn.model.errors import InturnError
 
@@ -26,7 +26,7 @@ GROUP_SIZE = 4
 PROCESSES = 4
 RATE = 1000
 PARTITIONS = 4
-SETTLED_S = 120.0  # for all to have their leases
+SETTLED_S = 120.0  # until all leases are held
 AIM_MB, AIM_PERCENT, AIM_TIMES = 150.0, 10.0, 1.5
 MB = 1_000_000
 
@@ -44,12 +44,12 @@ FULL, QUICK = Length(CONSUMERS, 5, 3.0, 10.0), Length(QUICK_CONSUMERS, 1, 1.0, 1
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """The server while nothing is sent."""
+    """The server without messages."""
 
     memory_mb: float
     percent: float  # of a core
     clients_percent: float
-    took_s: float  # until all had their leases
+    took_s: float  # until all leases were held
 
 
 def run(quick: bool) -> BenchReport:
@@ -88,7 +88,7 @@ def _create(mq: Connection, consumers: int) -> list[str]:
 
 
 def _settle(children: list[Child], consumers: int) -> None:
-    """Until each consumer has its partition: that is as many leases as there are consumers, twice in a row."""
+    """Wait until every consumer has its partition: as many leases as consumers, twice in a row."""
     for child in children:
         child.hear()
     until_s = time.monotonic() + SETTLED_S
@@ -97,7 +97,9 @@ def _settle(children: list[Child], consumers: int) -> None:
         held = sum(int(child.ask("held")) for child in children)
         seen = seen + 1 if held == consumers else 0
         if time.monotonic() > until_s:
-            raise InturnError(f"{held} of {consumers} leases are held after {SETTLED_S:.0f} s: they do not settle")
+            raise InturnError(
+                f"{held} of {consumers} leases are held after {SETTLED_S:.0f} s: the consumers do not settle"
+            )
         time.sleep(0.5)
 
 
@@ -116,26 +118,26 @@ def _p99s_ms(pair: Pair, length: Length) -> list[float]:
     return [percentile(pair.send(RATE, length.round_s).latencies_ms, 0.99) for _ in range(length.rounds)]
 
 
-def _p99_row(length: Length, with_ms: list[float], without_ms: list[float]) -> Row:
+def _p99_row(length: Length, with_ms: list[float], without_ms: list[float]) -> BenchRow:
     figure, bound = median(with_ms), median(without_ms)
     ratio = figure / bound
     what = f"{RATE:,} messages/s beside {length.consumers:,} idle consumers, p99"
     beside = [Beside("the same without them", bound)]
     more = {"least_ms": min(with_ms), "most_ms": max(with_ms), "without_most_ms": max(without_ms)}
-    return Row(what, figure, "ms", beside, ratio, f"< {AIM_TIMES:g} ×", ratio < AIM_TIMES, more)
+    return BenchRow(what, figure, "ms", beside, ratio, f"< {AIM_TIMES:g} ×", ratio < AIM_TIMES, more)
 
 
-def _memory_row(length: Length, quiet: Quiet, alone_mb: float) -> Row:
+def _memory_row(length: Length, quiet: Quiet, alone_mb: float) -> BenchRow:
     figure = quiet.memory_mb
     beside = [Beside("before they came", alone_mb)]
     what = f"memory of the server, {length.consumers:,} idle consumers"
     more = {"each_kb": 1000 * (figure - alone_mb) / length.consumers, "until_settled_s": quiet.took_s}
-    return Row(what, figure, "MB", beside, figure / alone_mb, f"< {AIM_MB:g} MB", figure < AIM_MB, more)
+    return BenchRow(what, figure, "MB", beside, figure / alone_mb, f"< {AIM_MB:g} MB", figure < AIM_MB, more)
 
 
-def _processor_row(length: Length, quiet: Quiet) -> Row:
+def _processor_row(length: Length, quiet: Quiet) -> BenchRow:
     figure = quiet.percent
     beside = [Beside("a tenth of a core", AIM_PERCENT)]
     what = f"processor time of the server, {length.consumers:,} idle consumers"
     more = {"clients_percent": quiet.clients_percent, "seconds": length.quiet_s}
-    return Row(what, figure, "% of a core", beside, figure / AIM_PERCENT, "< 1 ×", figure < AIM_PERCENT, more)
+    return BenchRow(what, figure, "% of a core", beside, figure / AIM_PERCENT, "< 1 ×", figure < AIM_PERCENT, more)

@@ -1,7 +1,7 @@
-"""Consumers that have nothing to do: `python -m benchmarks.idle_child ADDRESS COUNT SUBJECT …`.
+"""Idle consumers: `python -m benchmarks.idle_child ADDRESS COUNT SUBJECT …`.
 
-Each has a connection of its own, and they take turns with the subjects. Says "ready", and starts them; "held" is
-answered with how many leases they hold, "time" with the processor time of this process in seconds.
+Every consumer has a connection; the subjects are used in turns. The child prints "ready", and starts the consumers. The
+answer to "held" is the number of held leases, to "time" the processor time of this process in seconds.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from inturn.consumer.context import Context
 from inturn.model.message import Message
 from inturn.model.settings import ConsumerSettings
 
-STACK_BYTES = 256 * 1024  # of each of the many threads
+STACK_BYTES = 256 * 1024  # per thread
 GROUP = "idle"
 
 
 def _ignore(message: Message, context: Context) -> None:
-    """Nothing comes."""
+    """Never called: no message is sent."""
 
 
 def main(address: str, count: str, *subjects: str) -> None:
@@ -57,7 +57,7 @@ def _start(address: str, count: int, subjects: tuple[str, ...], consumers: list[
 
 
 def _stop(consumers: list[Consumer]) -> None:
-    """All at once: one after the other, each would hand over to those that are still there."""
+    """Stop all at once: in sequence, every consumer would hand its lease over to the remaining consumers."""
     threads = [threading.Thread(target=one.stop) for one in consumers]
     for thread in threads:
         thread.start()

@@ -1,19 +1,19 @@
 """key-order: handlers that sleep for a random time between 0 and 5 ms (seeded, by offset), 1 partition, 16 threads.
 
-Timed is from the moment the first handler begins to the moment the last one ends, with all that a consumer does in
-between: pulling, scheduling, commits, renewals. The messages are stored before (flush "os", in process), and joining
-the group and the first pull come before the first handler, so they are not timed. Beside it, in turns:
+The measured time is from the start of the first handler to the end of the last handler, with all work of a consumer in
+between: pulling, scheduling, commits, renewals. The messages are stored before (flush "os", in process). Joining the
+group and the first pull come before the first handler and are not measured. Beside the figure, in turns:
 
 (a) the same sleeps in 16 bare threads, longest lane first: a lock and a heap, all lanes known beforehand; the ratio;
-(b) the static model in bare threads: key `xxh64(key) % 16` chooses one of 16 queues, each with a thread of its own;
-(c) the same consumer with order="partition": one lane whatever the keys are, so it is measured once.
+(b) the static model in bare threads: key `xxh64(key) % 16` chooses a queue of 16, with a thread per queue;
+(c) the same consumer with order="partition": a single lane for all keys, measured once.
 
-All of them sleep by `time.sleep`, which oversleeps by some 0.1 ms per call, for all of them alike: figures are above
-the sum of the sleeps, and ratios do not see it. Each also notes two times per call. Rows that take long anyway
-are measured once, the others are medians of the rounds.
+All variants sleep by `time.sleep`. A call oversleeps by about 0.1 ms in all variants alike: figures are above the sum
+of the sleeps, and ratios are not affected. All variants note two times per call. Slow rows are measured once, the other
+rows are medians of the rounds.
 
 --zipf: the same with keys by Zipf(1.1) out of 1 000. --async: `await asyncio.sleep(0.005)`, 4 partitions, 100 keys,
-concurrency 100; beside it bare tasks on the same kind of event loop, one per key, doing the same awaits.
+concurrency 100; beside the figure bare tasks on the same kind of event loop, a task per key, with the same awaits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import xxhash
 
 from benchmarks.calls import Calls
 from benchmarks.replay import Lanes, longest_lane_first, one_task_per_lane, static_hash
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.consumer.context import Context
 from inturn.model.message import Message
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def hashed(self) -> Lanes:
-        """A queue for each thread, as the static model fills them."""
+        """The queues of the threads in the static model."""
         queues: list[list[float]] = [[] for _ in range(THREADS)]
         for key, sleep_s in zip(self.keys, self.sleeps_s, strict=True):
             queues[xxhash.xxh64_intdigest(_key(key)) % THREADS].append(sleep_s)
@@ -121,16 +121,16 @@ def run_async(quick: bool) -> BenchReport:
     ratio = figure / bound
     what = f"{ASYNC_KEYS} keys, {ASYNC_PARTITIONS} partitions, concurrency {ASYNC_CONCURRENCY}, 5 ms await"
     more = {"took_s": median(ours), "bare_s": median(bare)}
-    row = Row(what, figure, "messages/s", beside, ratio, f"ratio ≥ {AIM_ASYNC}", ratio >= AIM_ASYNC, more)
+    row = BenchRow(what, figure, "messages/s", beside, ratio, f"ratio ≥ {AIM_ASYNC}", ratio >= AIM_ASYNC, more)
     return BenchReport("key-order --async", figure, "messages/s", beside, ratio, [row])
 
 
-def _report(name: str, rows: list[Row]) -> BenchReport:
+def _report(name: str, rows: list[BenchRow]) -> BenchReport:
     worst = max(rows, key=lambda row: row.ratio)
     return BenchReport(name, worst.figure, worst.unit, worst.beside, worst.ratio, rows)
 
 
-def _row(mq: Connection, what: str, plan: Plan, partition_s: float, quick: bool, more: dict[str, float]) -> Row:
+def _row(mq: Connection, what: str, plan: Plan, partition_s: float, quick: bool, more: dict[str, float]) -> BenchRow:
     subject = f"keys-{len(mq.subjects())}"
     mq.create_subject(subject, partitions=1)
     _store(mq, subject, plan.keys)
@@ -147,7 +147,7 @@ def _row(mq: Connection, what: str, plan: Plan, partition_s: float, quick: bool,
     figure = median(ours)
     beside = [Beside(BARE, median(bare)), Beside(STATIC, median(static)), Beside(PARTITION, partition_s)]
     ratio = figure / beside[0].figure
-    return Row(
+    return BenchRow(
         what, figure, "s", beside, ratio, f"≤ {AIM:g} × the first", ratio <= AIM, {**more, "bound_s": plan.bound_s}
     )
 
@@ -212,7 +212,7 @@ def _consume_async(mq: Connection, group: str, count: int) -> float:
 
 
 def _checked(calls: Calls[Message]) -> float:
-    """A consumer that mixed up the order, or ran something twice, has no figure."""
+    """Raises if the consumer broke the order or repeated a message: such a run has no figure."""
     last: dict[bytes | None, int] = {}
     for message in calls.began:
         assert message.offset > last.get(message.key, -1), f"{message.key_text}: {message.offset} came out of turn"

@@ -14,7 +14,7 @@ INK, FAINT = "#24292f", "#d0d7de"
 
 
 def check_plot(path: Path) -> None:
-    """Whether it can be drawn, before the minutes that measuring takes."""
+    """Check that the plot can be drawn, before the minutes of measuring."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidInput("--plot needs the extra: pip install 'inturn[plot]'")
     if path.suffix.lower() != ".png":
@@ -24,7 +24,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(report: BenchReport, path: Path) -> None:
-    """Dark ink on an opaque white card: it reads the same on light and dark pages."""
+    """Dark ink on an opaque white card: readable on light and dark pages."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator

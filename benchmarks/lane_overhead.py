@@ -1,9 +1,9 @@
-"""lane-overhead: what order by key costs per message: a handler that does nothing, 1 M messages of 100 bytes, one
-partition, concurrency 16, over the number of keys; threads and async.
+"""lane-overhead: the cost of order by key per message: an empty handler, 1 M messages of 100 bytes, one partition,
+concurrency 16, over the number of keys; threads and async.
 
-All of the consumer takes part: log, pull, decode, scheduler, handler, commit tracker, commits. Timed is from the
-first call of the handler to the last. The handler counts its calls, so that the last one is known: some 50 ns. Beside
-it a bare loop that decodes the same batches from memory. In turns; the figures are medians of the rounds.
+The whole consumer takes part: log, pull, decode, scheduler, handler, commit tracker, commits. The measured time is from
+the first call of the handler to the last. The handler counts its calls to find the last call: about 50 ns. Beside the
+figure a bare loop that decodes the same batches from memory. In turns; the figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks.batches import decode_s, read_batches
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.consumer.context import Context
 from inturn.consumer.worker import Handler
@@ -36,7 +36,7 @@ STALL_S = 120.0
 def run(quick: bool) -> BenchReport:
     count, key_counts, rounds = (QUICK_COUNT, QUICK_KEY_COUNTS, 1) if quick else (COUNT, KEY_COUNTS, 3)
     measured = {keys: _measure(count, keys, rounds) for keys in key_counts}
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for number, kind in enumerate(("threads", "async")):
         reference = measured[SHARE_OF][number]
         for keys, figures in measured.items():
@@ -47,7 +47,9 @@ def run(quick: bool) -> BenchReport:
                 is_met, aim = is_met and share >= AIM_SHARE, f"{aim}, ≥ {AIM_SHARE} of {SHARE_OF} keys"
             beside = [Beside("decoding the same batches in a bare loop", bound)]
             more = {"keys": keys, f"share_of_{SHARE_OF}_keys": share}
-            rows.append(Row(f"{kind}, {keys} keys", figure, "messages/s", beside, figure / bound, aim, is_met, more))
+            rows.append(
+                BenchRow(f"{kind}, {keys} keys", figure, "messages/s", beside, figure / bound, aim, is_met, more)
+            )
     worst = min(rows, key=lambda row: row.ratio)
     return BenchReport("lane-overhead", worst.figure, worst.unit, worst.beside, worst.ratio, rows)
 
@@ -69,7 +71,7 @@ def _measure(count: int, keys: int, rounds: int) -> tuple[float, float, float]:
 
 
 class Counter:
-    """Sees the first call and the last; counting is one step for all threads."""
+    """Notes the first call and the last. Counting is atomic."""
 
     def __init__(self, count: int) -> None:
         self.last = count - 1
@@ -103,6 +105,6 @@ def consume(
     settings = settings or ConsumerSettings(concurrency=CONCURRENCY)
     with mq.consumer("bench", group, chosen, order=Order.KEY, settings=settings):
         if not counter.is_over.wait(STALL_S):
-            raise InturnError(f"{next(numbers)} of {counter.last + 1} calls after {STALL_S:.0f} s: it stands still")
+            raise InturnError(f"{next(numbers)} of {counter.last + 1} calls after {STALL_S:.0f} s: no progress")
     assert next(numbers) == counter.last + 1, "a message ran twice"
     return counter.last_at_s - counter.first_at_s

@@ -1,7 +1,7 @@
 """A folder served at a free port, measured or not: `python -m benchmarks.measured_child FOLDER yes|no`.
 
-Says its address and, if it is measured, the URL of its metrics. "time" is answered with the processor time that it has
-taken so far, in seconds; "memory" with the bytes of it that are in use, as the system counts them (Linux only).
+Prints its address and, if measured, the URL of its metrics. The answer to "time" is its processor time so far, in
+seconds; to "memory" the used bytes, as the system counts them (Linux only).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""metrics-overhead: what being measured costs a server: `inturn serve --http`.
+"""metrics-overhead: the cost of metrics for a server: `inturn serve --http`.
 
-Two servers, processes of their own, flush "always": one measured, one not. To both in turns: one producer, pipelined,
-100 bytes with a key into 4 partitions, until all are acknowledged; and one that waits for every acknowledgement. The
-figure is the processor time of the server per message, beside that of the server that is not measured; messages per
-second stand with it. A round's share compares neighbours, and the figure is the median of the rounds. Then what asking
-for the metrics costs, with 200 groups of 4 partitions; beside it one percent of a core, asked every 15 seconds.
+Two server processes, flush "always", with and without metrics. To both in turns: a producer, pipelined, 100 bytes with
+a key into 4 partitions, until all are acknowledged; and a producer that waits for every acknowledgement. The figure is
+the processor time of the server per message, beside the time of the server without metrics; with messages per second.
+The share of a round compares neighbouring runs, and the figure is the median of the rounds. Then the cost of a request
+for the metrics, with 200 groups of 4 partitions; beside the cost one percent of a core, with a request every 15
+seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.child import Child
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.protocol.commands import Assignment, Heartbeat
 from inturn.protocol.request import ask
@@ -45,7 +46,7 @@ def run(quick: bool) -> BenchReport:
 
 
 class _Server:
-    """A child, and a connection to it."""
+    """A child, and a connection to the child."""
 
     def __init__(self, folder: Path, is_measured: str) -> None:
         self._stack = ExitStack()
@@ -66,7 +67,7 @@ class _Server:
 
 def _measure(
     what: str, servers: list[_Server], send: Callable[[Connection, int], None], count: int, rounds: int
-) -> Row:
+) -> BenchRow:
     taken_ns: list[list[float]] = [[], []]
     per_s: list[list[float]] = [[], []]
     for number in range(rounds + 1):
@@ -88,7 +89,7 @@ def _measure(
     beside = [Beside("the same, not measured", plain)]
     aim = f"< {AIM_SHARE:.0%} more"
     unit = "ns of the server's processor time per message"
-    return Row(what, plain * share, unit, beside, share, aim, share < 1 + AIM_SHARE, more)
+    return BenchRow(what, plain * share, unit, beside, share, aim, share < 1 + AIM_SHARE, more)
 
 
 def _send(mq: Connection, count: int) -> None:
@@ -103,7 +104,7 @@ def _send_sync(mq: Connection, count: int) -> None:
             producer.send_sync("bench", BODY, key=KEYS[number % 1000])
 
 
-def _scrape(server: _Server, rounds: int, group_count: int) -> Row:
+def _scrape(server: _Server, rounds: int, group_count: int) -> BenchRow:
     for number in range(group_count):
         ask(server.mq.node, Heartbeat("bench", f"group-{number}", "nobody", "key", "first"), Assignment)
     taken_ms, size_bytes = [], 0
@@ -117,4 +118,4 @@ def _scrape(server: _Server, rounds: int, group_count: int) -> Row:
     beside = [Beside("one percent of a core, asked every 15 s", bound_ms)]
     ratio = figure / bound_ms
     more: dict[str, float] = {"groups": group_count, "size_bytes": size_bytes}
-    return Row("a scrape", figure, "ms of processor time", beside, ratio, "≤ 1 ×", ratio <= 1, more)
+    return BenchRow("a scrape", figure, "ms of processor time", beside, ratio, "≤ 1 ×", ratio <= 1, more)

@@ -1,8 +1,8 @@
 """A consumer that notes its calls: `python -m benchmarks.noting_child ADDRESS SUBJECT GROUP NAME`.
 
-Says "ready". "count" is answered with how many calls there were for messages of `pacing_child`; "calls NS" with those
-that began since then, see `Call`; "stop" when the consumer is stopped; "forget" throws the notes away; "time" with the
-processor time of this process so far, in seconds.
+Prints "ready". Answers: to "count" the number of calls for messages of `pacing_child`; to "calls NS" the calls that
+started since NS, see `Call`; to "stop" when the consumer is stopped; to "forget" after the notes are deleted; to "time"
+the processor time of this process so far, in seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inturn.model.message import Message
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """All by `time.monotonic_ns`, which is the same for all processes of a machine."""
+    """Times of `time.monotonic_ns`, the same clock for all processes of a machine."""
 
     partition: int
     sent_ns: int
@@ -38,7 +38,7 @@ def main(address: str, subject: str, group: str, name: str) -> None:
 
     def handler(message: Message, context: Context) -> None:
         began_ns = time.monotonic_ns()
-        if sent_ns := int.from_bytes(message.body[:STAMP_BYTES], "little"):  # 0: it was for trying out a key
+        if sent_ns := int.from_bytes(message.body[:STAMP_BYTES], "little"):  # 0: a trial of a key
             calls.append(Call(message.partition, sent_ns, began_ns, time.monotonic_ns()))
 
     with connect(address, wait_s=10.0) as mq:

@@ -1,4 +1,4 @@
-"""One online consumer in a process of its own: told a group, it handles all there is, and says how long that took."""
+"""An online consumer process: reads a group, handles all messages, and prints the time."""
 
 from __future__ import annotations
 

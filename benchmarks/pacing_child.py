@@ -1,8 +1,8 @@
-"""A producer that keeps to a rate: `python -m benchmarks.pacing_child ADDRESS SUBJECT`. Says "ready".
+"""A producer with a fixed rate: `python -m benchmarks.pacing_child ADDRESS SUBJECT`. Prints "ready".
 
-"start RATE" (messages per second) is answered at once; "stop", when all are acknowledged, with how many there were
-and in how many seconds; "time" with the processor time of this process so far. A body begins with `time.monotonic_ns`
-of its `send`; the messages go to the partitions in turns, by a key that leads to each.
+The answer to "start RATE" (messages per second) comes at once; to "stop" after all acknowledgements, with the number of
+messages and the seconds; to "time" with the processor time of this process so far. A body begins with
+`time.monotonic_ns` of its `send`; the messages go to the partitions in turns, with a key per partition.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STAMP_BYTES = 8
 
 
 class Pace(threading.Thread):
-    """Sends what is due, and sleeps until the next is."""
+    """Sends due messages, and sleeps until the next is due."""
 
     def __init__(self, producer: Producer, subject: str, keys: list[bytes], rate: int) -> None:
         super().__init__(name="pace", daemon=True)

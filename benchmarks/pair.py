@@ -1,4 +1,4 @@
-"""A producer that keeps to a rate and a consumer of what it sends, each a process: how long messages take."""
+"""A producer with a fixed rate and a consumer of its messages, both processes: the time of messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STALL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One round: how long each message took, how many were sent per second, and how many in all."""
+    """A round: the time of every message, the messages per second, and the total."""
 
     latencies_ms: list[float]
     per_s: float
@@ -26,7 +26,7 @@ class Sent:
 
 
 class Pair:
-    """Both are ready once this is entered; they end with the `with` block."""
+    """Both processes are ready at the start of the `with` block, and end with the block."""
 
     def __init__(self, address: str, subject: str) -> None:
         self._address = address
@@ -49,7 +49,7 @@ class Pair:
         self._stack.__exit__(kind, error, traceback)
 
     def send(self, rate: int, seconds: float) -> Sent:
-        """One round, without its first moments; over when all is handled."""
+        """A round, without its first moments; ends when all messages are handled."""
         self._consumer.ask("forget")
         self._producer.ask("start", rate)
         time.sleep(WARM_S)
@@ -68,5 +68,5 @@ class Pair:
         until_s = time.monotonic() + STALL_S
         while (seen := int(self._consumer.ask("count"))) != count:
             if time.monotonic() > until_s:
-                raise InturnError(f"{seen} of {count} messages were handled after {STALL_S:.0f} s: it stands still")
+                raise InturnError(f"{seen} of {count} messages were handled after {STALL_S:.0f} s: no progress")
             time.sleep(0.02)

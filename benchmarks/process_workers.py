@@ -1,12 +1,11 @@
-"""process-workers: a handler that computes, in as many processes as there are cores; one partition, order by key, 100
-keys.
+"""process-workers: a handler that computes, in as many processes as cores; a partition, order by key, 100 keys.
 
-Beside it the same work in a bare `multiprocessing.Pool` of as many processes, which knows nothing of order, leases or
-commits; and the same consumer with threads, which take turns at the interpreter. Processes are started before the time
-is taken, which is from the first message to the last one done. In turns; the figures are medians of the rounds.
+Beside the figure the same work in a bare `multiprocessing.Pool` of as many processes, without order, leases or commits;
+and the same consumer with threads that share the interpreter. Processes are started before the measured time, from the
+first message to the last finished message. In turns; the figures are medians of the rounds.
 
-With handlers of about 2 ms each message is a round trip of its own; those of about 50 µs are given out in chunks, and
-the pool has chunks of as many.
+With handlers of about 2 ms a message is a round trip; messages of about 50 µs are delivered in chunks, and the pool has
+chunks of the same size.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.handlers import LONG_ROUNDS, SHORT_ROUNDS, compute, computes_long, computes_shortly
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InturnError
 from inturn.model.settings import ConsumerSettings, Flush, Order
 
 COUNT, QUICK_COUNT = 4_000, 100
-SHORT_SHARE = 20  # so many short ones for a long one
+SHORT_SHARE = 20  # number of short messages per long message
 ROUNDS = 3
 KEYS = 100
-POOL_CHUNK = 40  # of short ones: about 2 ms, as a consumer takes them
+POOL_CHUNK = 40  # of short messages: about 2 ms, as in a consumer
 LOOK_S = 0.002
 STALL_S = 120.0
 AIMS = {"2 ms": 0.85, "50 µs": 0.5}
@@ -49,7 +48,7 @@ def run(quick: bool) -> BenchReport:
 
 def _row(
     mq: Connection, name: str, handler: Handler, work_rounds: int, count: int, pool_chunk: int, rounds: int
-) -> Row:
+) -> BenchRow:
     cores = os.cpu_count() or 1
     by_pool: list[float] = []
     by_workers: dict[str, list[float]] = {"processes": [], "threads": []}
@@ -62,7 +61,7 @@ def _row(
     beside = [Beside(f"a bare pool of {cores} processes", pool), Beside("the same consumer with threads", threads)]
     aim = AIMS[name]
     more = {"cores": cores, "times_threads": figure / threads}
-    return Row(
+    return BenchRow(
         f"{cores} processes, {name} each",
         figure,
         "messages/s",
@@ -81,7 +80,7 @@ def _consume_per_s(mq: Connection, group: str, handler: Handler, settings: Consu
 
 def _pool_per_s(cores: int, work_rounds: int, count: int, chunk: int) -> float:
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
-        pool.map(compute, [1] * cores * 4, 1)  # all of them are there
+        pool.map(compute, [1] * cores * 4, 1)  # all processes are there
         began_s = time.perf_counter()
         for _ in pool.imap_unordered(compute, [work_rounds] * count, chunk):
             pass
@@ -89,15 +88,15 @@ def _pool_per_s(cores: int, work_rounds: int, count: int, chunk: int) -> float:
 
 
 def _per_s(done: Callable[[], int], count: int) -> float:
-    """From the first one done on: before that it joins the group, and is given the lease."""
+    """Measured from the first finished message on: after the consumer has joined and has the lease."""
     until_s = time.perf_counter() + STALL_S
     first = began_s = 0.0
     while (now := done()) < count:
         if now and not began_s:
             first, began_s = now, time.perf_counter()
         if time.perf_counter() > until_s:
-            raise InturnError(f"{now} of {count} messages after {STALL_S:.0f} s: it stands still")
+            raise InturnError(f"{now} of {count} messages after {STALL_S:.0f} s: no progress")
         time.sleep(LOOK_S)
     if not began_s:
-        return count / LOOK_S  # done before it could be looked at
+        return count / LOOK_S  # finished before the first check
     return (count - first) / (time.perf_counter() - began_s)

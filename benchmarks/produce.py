@@ -1,9 +1,9 @@
-"""produce: what a producer does through a server, a process of its own that is reached over TCP; flush "always".
+"""produce: a producer through a server process over TCP; flush "always".
 
-Pipelined: one producer, 100 bytes with a key, 4 partitions, every handle kept, until all are acknowledged; beside it
-the same in process. Synchronous: `send_sync` by 16 producers, 2 processes × 8 threads with a connection per process,
-all into one partition, or into 4; beside it one producer alone, and one bare write and fdatasync of as many bytes
-after the other, on the same disk. In turns; the figures are medians of the rounds.
+Pipelined: a producer, 100 bytes with a key, 4 partitions, every handle kept, until all are acknowledged; beside the
+figure the same in process. Synchronous: `send_sync` by 16 producers, 2 processes × 8 threads with a connection per
+process, all into one partition, or into 4; beside the figure a single producer, and a sequence of bare writes and
+fdatasyncs of as many bytes on the same disk. In turns; the figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.child import Child
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from benchmarks.served_child import served
 from inturn.client import Connection, connect
 from inturn.model.batch import HEADER_BYTES
@@ -42,13 +42,13 @@ def run(quick: bool) -> BenchReport:
     return BenchReport("produce", first.figure, first.unit, first.beside, first.ratio, rows)
 
 
-def _pipelined(address: str, folder: Path, rounds: int, count: int) -> Row:
+def _pipelined(address: str, folder: Path, rounds: int, count: int) -> BenchRow:
     remote: list[float] = []
     local: list[float] = []
     with connect(address, wait_s=10.0) as there, connect(folder) as here:
         for mq in (there, here):
             mq.create_subject("pipelined", partitions=4)
-            _send_s(mq, count // 10)  # the first messages make files, and load what is loaded late
+            _send_s(mq, count // 10)  # the first messages create files and load lazy imports
         for _ in range(rounds):
             remote.append(count / _send_s(there, count))
             local.append(count / _send_s(here, count))
@@ -57,7 +57,7 @@ def _pipelined(address: str, folder: Path, rounds: int, count: int) -> Row:
     aim = f"≥ {AIM_SHARE:g} ×, ≥ {AIM_PER_S} messages/s"
     is_met = ratio >= AIM_SHARE and figure >= AIM_PER_S
     beside = [Beside("the same in process", bound)]
-    return Row("pipelined, 1 producer", figure, "messages/s", beside, ratio, aim, is_met)
+    return BenchRow("pipelined, 1 producer", figure, "messages/s", beside, ratio, aim, is_met)
 
 
 def _send_s(mq: Connection, count: int) -> float:
@@ -73,7 +73,7 @@ def _send_s(mq: Connection, count: int) -> float:
     return took
 
 
-def _synchronous(address: str, bare_file: Path, rounds: int, seconds: float) -> list[Row]:
+def _synchronous(address: str, bare_file: Path, rounds: int, seconds: float) -> list[BenchRow]:
     with connect(address, wait_s=10.0) as mq:
         for partitions in PARTITION_COUNTS:
             mq.create_subject(_subject(partitions), partitions=partitions)
@@ -87,7 +87,7 @@ def _synchronous(address: str, bare_file: Path, rounds: int, seconds: float) -> 
 
 def _many_beside_one(
     one: list[Child], many: list[Child], partitions: int, bare_file: Path, rounds: int, seconds: float
-) -> Row:
+) -> BenchRow:
     ours: list[float] = []
     alone: list[float] = []
     bare: list[float] = []
@@ -100,7 +100,7 @@ def _many_beside_one(
     ratio = figure / single
     what = f"synchronous, {PROCESSES * PRODUCERS_EACH} producers, {partitions} partition{'s' * (partitions > 1)}"
     more: dict[str, float] = {"partitions": partitions}
-    return Row(what, figure, "messages/s", beside, ratio, f"≥ {AIM_TIMES:g} × one", ratio >= AIM_TIMES, more)
+    return BenchRow(what, figure, "messages/s", beside, ratio, f"≥ {AIM_TIMES:g} × one", ratio >= AIM_TIMES, more)
 
 
 def _subject(partitions: int) -> str:

@@ -1,4 +1,4 @@
-"""The same sleeps without inturn: no log, no leases, no commits, nothing pulled; all is known beforehand."""
+"""The same sleeps without inturn: no log, no leases, no commits, no pulls; all lanes are known beforehand."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from functools import partial
 from benchmarks.calls import Calls
 from inturn.model.event_loop import new_event_loop
 
-Lanes = Sequence[Sequence[float]]  # the sleeps of each key, in their order
+Lanes = Sequence[Sequence[float]]  # the sleeps of a key, in their order
 
 
 def longest_lane_first(lanes: Lanes, thread_count: int) -> float:
-    """A worker that is free takes the next sleep of the lane with the most of them left."""
+    """A free worker takes the next sleep of the lane with most sleeps left."""
     heap = [(-len(lane), number) for number, lane in enumerate(lanes) if lane]
     heapq.heapify(heap)
     lock = threading.Lock()
     calls: Calls[None] = Calls(sum(len(lane) for lane in lanes))
 
     def work() -> None:
-        at, number = 0, -1  # `at` counts up from minus the length of the lane, which is also an index from its end
+        at, number = 0, -1  # `at` counts up from minus the length of the lane: also an index from its end
         while True:
             with lock:
                 if at:
@@ -31,7 +31,7 @@ def longest_lane_first(lanes: Lanes, thread_count: int) -> float:
                 elif heap:
                     at, number = heapq.heappop(heap)
                 else:
-                    return  # each lane that is left has its worker
+                    return  # every remaining lane has its worker
             calls.begin(None)
             time.sleep(lanes[number][at])
             calls.end()
@@ -42,7 +42,7 @@ def longest_lane_first(lanes: Lanes, thread_count: int) -> float:
 
 
 def static_hash(queues: Lanes) -> float:
-    """A thread for each queue; whatever was hashed into it waits for all that is before it."""
+    """A thread per queue; a sleep waits for all earlier sleeps of its queue."""
     calls: Calls[None] = Calls(sum(len(queue) for queue in queues))
 
     def work(queue: Sequence[float]) -> None:
@@ -74,7 +74,7 @@ def one_task_per_lane(lanes: Lanes) -> float:
 
 
 def _run_threads(works: Sequence[Callable[[], None]]) -> None:
-    """None of them begins before all are there: starting threads is not what is measured."""
+    """No thread begins before all threads are there: the start of threads is not measured."""
     ready = threading.Barrier(len(works))
 
     def run(work: Callable[[], None]) -> None:

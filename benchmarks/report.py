@@ -1,4 +1,4 @@
-"""The one shape of every benchmark's result."""
+"""The result of a benchmark, the same class for all benchmarks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One setting of a sweep."""
+class BenchRow:
+    """A setting of a sweep."""
 
     what: str
     figure: float
@@ -33,14 +33,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """`ratio` is the figure against the first thing beside it; with rows, the worst of those that the aim names."""
+    """`ratio` is the figure divided by the first value in `beside`; with rows, the worst ratio of the rows with an
+    aim."""
 
     bench: str
     figure: float
     unit: str
     beside: list[Beside]
     ratio: float
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
     machine: dict[str, str | int] = field(default_factory=lambda: machine())
 
     def to_json(self) -> bytes:

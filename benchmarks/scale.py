@@ -1,15 +1,15 @@
-"""scale: what one message costs with 1 to 1 024 partitions, and with a backlog of 10 thousand to 10 million.
+"""scale: the cost of a message with 1 to 1 024 partitions, and with a backlog of 10 thousand to 10 million.
 
-A server and a client, a process each, flush "always". Each setting is a subject: so many partitions, and so many
-messages before those that are sent (100 bytes, to the partitions in turns). In a round the client sends a fixed number
-of messages, pipelined, until all are acknowledged; then it joins the group, handles as many, in order by partition
-with a handler that does nothing, and leaves; so the backlog is as before. The settings take turns.
+A server process and a client process, flush "always". A setting is a subject with a number of partitions and a backlog
+of messages (100 bytes, to the partitions in turns). In a round the client sends a fixed number of messages, pipelined,
+until all are acknowledged; then the client joins the group, handles as many messages, in order by partition with an
+empty handler, and leaves: the backlog is as before. The settings take turns.
 
-The cost is the processor time of server and client together, per message: sending, and handling. A group that joins
-and leaves again without handling anything is measured beside that, and taken off: it costs something per partition,
-once, and not per message. "steady" is what nothing can be gathered for: 500 messages a second to a consumer that is
-there, server, producer and consumer a process each; it counts the long polls and heartbeats of all partitions, too. The
-figures are medians of the rounds; beside them the least setting of the same axis.
+The cost is the processor time of server and client together, per message: sending, and handling. The cost of a group
+that joins and leaves without a message is measured, too, and subtracted: a cost per partition, not per message.
+"steady" has no batching: 500 messages a second to a running consumer; server, producer and consumer are processes; the
+long polls and heartbeats of all partitions count, too. The figures are medians of the rounds; beside the figures the
+smallest setting of the same axis.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 from benchmarks.child import Child
 from benchmarks.filling import fill
 from benchmarks.pair import Pair
-from benchmarks.report import BenchReport, Beside, Row, median, percentile
+from benchmarks.report import BenchReport, BenchRow, Beside, median, percentile
 from inturn.client import connect
 
 AIM_TIMES = 1.3
 PARTITION_COUNTS, QUICK_PARTITION_COUNTS = (1, 32, 1024), (1, 32)
 BACKLOGS, QUICK_BACKLOGS = (10_000, 1_000_000, 10_000_000), (10_000, 50_000)
 BACKLOG_PARTITIONS = 4
-COUNT, QUICK_COUNT = 204_800, 51_200  # the same number for each of 1 024 partitions, or of 32
+COUNT, QUICK_COUNT = 204_800, 51_200  # the same number per partition, for 1 024 partitions or 32
 ROUNDS, QUICK_ROUNDS = 5, 1
 KEYS = 1000
 RATE = 500
@@ -39,7 +39,7 @@ STEADY_S, QUICK_STEADY_S = 3.0, 1.0
 
 @dataclass(slots=True)
 class Setting:
-    """Its costs are in µs of processor time per message, one of each round; rates by the clock, with joining."""
+    """Costs are µs of processor time per message, a value per round; rates are by the clock, with joining."""
 
     partitions: int
     backlog: int
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def steady_subject(self) -> str:
-        """Empty at first: its consumer begins at its beginning."""
+        """Empty at first: the consumer starts at the first message."""
         return f"steady-{self.partitions}"
 
     def measure(self, server: Child, client: Child) -> None:
@@ -69,7 +69,7 @@ class Setting:
             self.per_s[kind].append(self.count / took_s)
 
     def measure_steady(self, server: Child, address: str, rounds: int, seconds: float) -> None:
-        """The first round waits until the consumer has all its leases."""
+        """The first round waits until the consumer holds all leases."""
         with Pair(address, self.steady_subject) as pair:
             for _ in range(rounds + 1):
                 before_s = float(server.ask("time")) + pair.processor_s()
@@ -80,7 +80,7 @@ class Setting:
                 self.p99s_ms.append(percentile(sent.latencies_ms, 0.99))
 
     def forget_first(self) -> None:
-        """The first round makes files, and loads what is loaded late."""
+        """The first round creates files and loads lazy imports."""
         for values in (*self.costs_us.values(), *self.per_s.values(), self.joins_ms, self.p99s_ms):
             del values[:1]
 
@@ -126,7 +126,7 @@ def _taken_s(server: Child, client: Child, kind: str, subject: str, count: int) 
     return taken_s + float(server.ask("time")) - before_s, took_s
 
 
-def _row(kind: str, axis: str, setting: Setting, settings: list[Setting]) -> Row:
+def _row(kind: str, axis: str, setting: Setting, settings: list[Setting]) -> BenchRow:
     figure = median(setting.costs_us[kind])
     least = min(settings, key=lambda one: median(one.costs_us[kind]))
     bound = median(least.costs_us[kind])
@@ -140,4 +140,4 @@ def _row(kind: str, axis: str, setting: Setting, settings: list[Setting]) -> Row
         more["p99_ms"] = median(setting.p99s_ms)
     ratio = figure / bound
     unit = "µs of processor time per message"
-    return Row(f"{kind}, {named}", figure, unit, beside, ratio, f"≤ {AIM_TIMES:g} ×", ratio <= AIM_TIMES, more)
+    return BenchRow(f"{kind}, {named}", figure, unit, beside, ratio, f"≤ {AIM_TIMES:g} ×", ratio <= AIM_TIMES, more)

@@ -1,9 +1,9 @@
-"""One that sends and one that consumes, in turns: `python -m benchmarks.scale_child ADDRESS`. Says "ready".
+"""A producer and a consumer, in turns: `python -m benchmarks.scale_child ADDRESS`. Prints "ready".
 
-"produce SUBJECT COUNT" sends so many messages of 100 bytes, to the partitions in turns, by a key that leads to each;
-"consume SUBJECT COUNT" joins the group "bench", handles the next so many, as many of each partition, and leaves; with 0
-it takes the leases and gives them back. Both are answered with the seconds of processor time of this process, and of
-the clock.
+"produce SUBJECT COUNT" sends COUNT messages of 100 bytes, to the partitions in turns, with a key per partition.
+"consume SUBJECT COUNT" joins the group "bench", handles the next COUNT messages, the same number per partition, and
+leaves; with 0 the consumer acquires and releases the leases only. The answer to both is the seconds of processor time
+of this process, and of the clock.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def _committed(mq: Connection, subject: str, partitions: int) -> dict[int, int]:
 
 
 def _ignore(message: Message, context: Context) -> None:
-    """What is measured is all but this."""
+    """An empty handler: all other work is measured."""
 
 
 def key_for_each_partition(subject: Subject) -> list[bytes]:
-    """A key that leads to it, by index."""
+    """A key for every partition, by index."""
     keys: dict[int, bytes] = {}
     number = 0
     while len(keys) < subject.partition_count:

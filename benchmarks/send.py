@@ -1,8 +1,8 @@
-"""send: what a producer does per message.
+"""send: the cost of a producer per message.
 
-Pipelined: `producer.send` of 100 bytes with a key, every handle kept, until all are acknowledged; beside it the same
-where the handles are thrown away at once. Synchronous: `send_sync` with flush "always"; beside it one bare write
-and fdatasync of as many bytes. In turns, in one process.
+Pipelined: `producer.send` of 100 bytes with a key, every handle kept, until all are acknowledged; beside the figure the
+same with handles dropped at once. Synchronous: `send_sync` with flush "always"; beside the figure a bare write and
+fdatasync of as many bytes. In turns, in one process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.report import BenchReport, Beside, Row, median, percentile
+from benchmarks.report import BenchReport, BenchRow, Beside, median, percentile
 from inturn.client import Connection, connect
 from inturn.model.batch import HEADER_BYTES
 from inturn.model.settings import Flush
@@ -35,7 +35,7 @@ def run(quick: bool) -> BenchReport:
     return BenchReport("send", first.figure, first.unit, first.beside, first.ratio, rows)
 
 
-def _pipelined(folder: Path, flush: Flush, count: int, rounds: int) -> Row:
+def _pipelined(folder: Path, flush: Flush, count: int, rounds: int) -> BenchRow:
     kept, thrown = [], []
     with connect(folder / f"pipelined-{flush}", flush=flush) as mq:
         mq.create_subject("bench", partitions=4)
@@ -45,7 +45,7 @@ def _pipelined(folder: Path, flush: Flush, count: int, rounds: int) -> Row:
     figure = median(kept)
     beside = [Beside("the same without keeping the handles", median(thrown))]
     aim = f"≥ {AIM_PER_S} messages/s"
-    return Row(
+    return BenchRow(
         f"pipelined, flush {flush.value}", figure, "messages/s", beside, figure / beside[0].figure, aim,
         figure >= AIM_PER_S,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def _send(mq: Connection, count: int, *, keeps: bool) -> float:
     return took
 
 
-def _synchronous(folder: Path, count: int) -> Row:
+def _synchronous(folder: Path, count: int) -> BenchRow:
     ours_ms: list[float] = []
     bare_ms: list[float] = []
     data = bytes(HEADER_BYTES + len(BODY) + 30)
@@ -90,6 +90,6 @@ def _synchronous(folder: Path, count: int) -> Row:
     more = {"p99_ms": percentile(ours_ms, 0.99), "bare_p99_ms": percentile(bare_ms, 0.99)}
     beside = [Beside("one bare write + fdatasync, p50", bare)]
     ratio = figure / bare
-    return Row(
+    return BenchRow(
         "synchronous p50, flush always", figure, "ms", beside, ratio, f"≤ {AIM_SYNC:g} ×", ratio <= AIM_SYNC, more
     )

@@ -1,6 +1,6 @@
 """A folder served at a free port of this machine: `python -m benchmarks.served_child FOLDER [LIFE RENEW MARGIN]`.
 
-Says its address. The numbers are the lease's, in seconds.
+Prints its address. The numbers are the settings of the lease, in seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inturn.transport.address import Address
 
 
 def served(folder: object, lease: LeaseSettings | None = None) -> Child:
-    """As a child; the first line that it says is the address."""
+    """Starts the child; its first line is the address."""
     return Child("served_child", folder, *([lease.life_s, lease.renew_s, lease.margin_s] if lease is not None else []))
 
 

@@ -1,10 +1,11 @@
 """spark-drain: a backlog worked off on Spark, from the first plan to the last commit; real lanes, claims and commits,
-two tasks on a local master, a server process on this machine. Starting the session is not in it, and is shown apart.
+two tasks on a local master, a server process on this machine. The start of the session is not included, and reported
+separately.
 
-Beside it, in turns: (a) the same messages from Parquet, repartitioned by key, sorted within partitions, handled with
-the same handler by mapInArrow; (b) one online consumer in a process of its own. With a handler of 5 ms: the bound,
-which is the work divided by all handlers at once, or one key's share of it. spark-skew: everything in one partition,
-beside two even ones.
+Beside the figure, in turns: (a) the same messages from Parquet, repartitioned by key, sorted within partitions, handled
+with the same handler by mapInArrow; (b) an online consumer process. With a handler of 5 ms: the bound, the larger of
+the work divided by all handlers at once and the share of a single key. spark-skew: all messages in one partition,
+beside two even partitions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.child import Child
 from benchmarks.filling import fill
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from benchmarks.served_child import served
 from benchmarks.spark_session import spark_session
 from inturn.client import Connection, connect
@@ -67,7 +68,7 @@ def run(quick: bool) -> BenchReport:
         more = {"session_s": bed.session_s}
         aims = [AIM_SHUFFLED, AIM_ONLINE]
         rows = [
-            Row(f"{what}, beside {one.what}", figure, "messages/s", [one], ratio, f"≥ {aim}", ratio >= aim, more)
+            BenchRow(f"{what}, beside {one.what}", figure, "messages/s", [one], ratio, f"≥ {aim}", ratio >= aim, more)
             for one, ratio, aim in zip(beside, ratios, aims, strict=True)
         ]
         return BenchReport("spark-drain", figure, "messages/s", beside, ratios[0], rows)
@@ -85,7 +86,7 @@ def run_slow(quick: bool) -> BenchReport:
         ratio = figure / bound
         what = f"{count:,} messages of 5 ms, {keys:,} keys, {TASKS} tasks × {concurrency}"
         more = {"session_s": bed.session_s}
-        row = Row(what, figure, "messages/s", beside, ratio, f"≥ {AIM_BOUND}", ratio >= AIM_BOUND, more)
+        row = BenchRow(what, figure, "messages/s", beside, ratio, f"≥ {AIM_BOUND}", ratio >= AIM_BOUND, more)
         return BenchReport("spark-drain --handler-ms 5", figure, "messages/s", beside, ratio, [row])
 
 
@@ -103,7 +104,7 @@ def run_skew(quick: bool) -> BenchReport:
         beside, ratio = [Beside("two even partitions", even)], figure / even
         what = f"{count:,} messages, {keys:,} keys, all in one partition, {TASKS} tasks"
         more = {"session_s": bed.session_s}
-        row = Row(what, figure, "messages/s", beside, ratio, f"≥ {AIM_SKEW}", ratio >= AIM_SKEW, more)
+        row = BenchRow(what, figure, "messages/s", beside, ratio, f"≥ {AIM_SKEW}", ratio >= AIM_SKEW, more)
         return BenchReport("spark-skew", figure, "messages/s", beside, ratio, [row])
 
 
@@ -118,7 +119,7 @@ def _bed() -> Iterator[Bed]:
 
 
 def _warm_up(bed: Bed) -> None:
-    """Python workers are started and have imported what they need, as after the first round of every drain."""
+    """Start the Python workers and their imports, as after the first round of every drain."""
     fill(bed.mq, "warm-up", 1_000, 2, 100)
     _drain_s(bed, "warm-up", "warm-up", "trivial", 16)
 
@@ -149,7 +150,7 @@ def _to_parquet(bed: Bed, subject: str) -> None:
 
 
 def _shuffle_s(bed: Bed, count: int) -> float:
-    """What one would write without claims: every row goes through a shuffle to the task of its key."""
+    """The usual code without claims: a shuffle moves every row to the task of its key."""
     began = time.perf_counter()
     rows = bed.spark.read.parquet(str(bed.folder / "parquet"))
     handled = (

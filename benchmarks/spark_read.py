@@ -1,6 +1,6 @@
-"""spark-read: all columns of a subject, read by the data source `inturn` from a server process on this machine into
-the sink `noop`, on a local master with two cores; beside it the same rows into the same sink, from Parquet files that
-Spark wrote of them. In turns; messages of 100 bytes that are all different."""
+"""spark-read: all columns of a subject, read by the data source `inturn` from a server process on this machine into the
+sink `noop`, on a local master with two cores; beside the figure the same rows into the same sink, from Parquet files
+that Spark wrote. In turns; messages of 100 bytes, all different."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.filling import BODY_BYTES, fill
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from benchmarks.served_child import served
 from benchmarks.spark_session import spark_session
 from inturn.client import connect
@@ -34,7 +34,7 @@ def run(quick: bool) -> BenchReport:
     figure, bound = count / median(ours), count / median(parquet)
     beside = [Beside("the same rows from Parquet", bound)]
     ratio = figure / bound
-    row = Row(
+    row = BenchRow(
         f"{count:,} × {BODY_BYTES} B, all columns, {PARTITIONS} partitions, local[2] → noop",
         figure,
         "messages/s",
@@ -49,7 +49,7 @@ def run(quick: bool) -> BenchReport:
 def _measure(address: str, parquet: Path, rounds: int) -> tuple[list[float], list[float]]:
     with spark_session() as spark:
         rows = spark.read.format("inturn").option("server", address).option("subject", SUBJECT).load()
-        rows.write.parquet(str(parquet))  # which is also what warms Spark and its workers up
+        rows.write.parquet(str(parquet))  # also warms up Spark and its workers
         files = spark.read.parquet(str(parquet))
         ours, theirs = [], []
         _drop_s(files)

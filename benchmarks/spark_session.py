@@ -1,4 +1,4 @@
-"""The Spark session of a benchmark: the one there is, which stays, or a new one, which ends with it."""
+"""The Spark session of a benchmark: the active session stays active; a new session ends with the benchmark."""
 
 from __future__ import annotations
 

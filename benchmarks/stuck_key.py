@@ -1,11 +1,11 @@
-"""stuck-key: what runs again after kill -9 while one message does not come to an end.
+"""stuck-key: messages that run again after kill -9 while a message does not end.
 
-A process consumes 10 000 messages of 1 000 keys with 16 threads. One message, the first of its key, never ends; those
-behind it wait; all others end. One second of quiet, kill -9, and a new process, in which all of them end. The figure
-is how often a message began that had begun before, in whichever process. Beside it: the handlers that ran at the
-kill, which is the bound and the ratio; and what committing only the lowest unfinished offset would have
-repeated in the same run: all that had ended above it. The aim also asks that nothing of the stuck key overtook and
-that nothing was lost: every message has ended, and the group has committed them all.
+A process consumes 10 000 messages of 1 000 keys with 16 threads. The first message of a key never ends; later messages
+of the key wait; all other messages end. A second of quiet, kill -9, and a new process where all messages end. The
+figure is the number of repeated starts, in any process. Beside the figure: the handlers that ran at the kill, the bound
+of the ratio; and the repeats with a commit of only the lowest unfinished offset in the same run: all messages that had
+ended above the offset. The aim also requires that no message of the stuck key overtook and that no message was lost:
+every message has ended, and the group has committed all.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.report import BenchReport, Beside, Row
+from benchmarks.report import BenchReport, BenchRow, Beside
 from benchmarks.stuck_key_child import GROUP, SUBJECT, THREADS
 from inturn.client import connect
 from inturn.model.errors import InturnError
 from inturn.model.settings import Flush
 
 BODY = b"x" * 100
-STALL_S = 20.0  # nothing happened for so long: it does not come any more
+STALL_S = 20.0  # without an event for so long no event will come
 
 
 @dataclass(slots=True)
-class Notes:
-    """What a child has written: offsets, in their order."""
+class HandlerNotes:
+    """The notes of a child: offsets, in their order."""
 
     begun: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
@@ -62,7 +62,7 @@ def run(quick: bool) -> BenchReport:
             raise InturnError(f"offset {stuck} did not run when its process was killed: there is nothing to measure")
         with _child(folder, second_notes, -1) as child:
             _wait(child, second_notes, set(range(count)) - set(first.ended))
-            time.sleep(quiet_s)  # for what should not come
+            time.sleep(quiet_s)  # wait for events that must not come
             child.communicate(timeout=60)
             if child.returncode:
                 raise InturnError(f"the process that consumed the rest ended with {child.returncode}")
@@ -72,7 +72,9 @@ def run(quick: bool) -> BenchReport:
     return _report(count, keys, stuck, behind, first, second, lag)
 
 
-def _report(count: int, keys: int, stuck: int, behind: set[int], first: Notes, second: Notes, lag: int) -> BenchReport:
+def _report(
+    count: int, keys: int, stuck: int, behind: set[int], first: HandlerNotes, second: HandlerNotes, lag: int
+) -> BenchReport:
     running = len(first.running)
     begun = [*first.begun, *second.begun]
     duplicates = len(begun) - len(set(begun))
@@ -85,11 +87,11 @@ def _report(count: int, keys: int, stuck: int, behind: set[int], first: Notes, s
     more: dict[str, float] = {"ended_before": len(first.ended), "lost": lost, "overtook": overtook, "lag": lag}
     is_met = duplicates <= running and not (lost or overtook or lag)
     what = f"{count} messages, {keys} keys, {THREADS} threads, offset {stuck} stuck"
-    row = Row(what, duplicates, "duplicates", beside, ratio, "≤ running handlers, none lost", is_met, more)
+    row = BenchRow(what, duplicates, "duplicates", beside, ratio, "≤ running handlers, none lost", is_met, more)
     return BenchReport("stuck-key", duplicates, "duplicates", beside, ratio, [row])
 
 
-def _out_of_turn(notes: Notes, keys: int) -> int:
+def _out_of_turn(notes: HandlerNotes, keys: int) -> int:
     last: dict[int, int] = {}
     wrong = 0
     for offset in notes.begun:
@@ -111,7 +113,8 @@ def _child(folder: Path, notes: Path, stuck: int) -> Iterator[subprocess.Popen[b
 
 
 def _wait(child: subprocess.Popen[bytes], notes: Path, awaited: set[int]) -> None:
-    """Until all of these have ended, or nothing has happened for long: the report tells what is missing."""
+    """Wait until all these messages have ended, or no event has come for long: the report names the missing
+    messages."""
     size, changed_at_s = -1, time.monotonic()
     while not awaited <= set(_read(notes).ended):
         if child.poll() is not None:
@@ -124,8 +127,8 @@ def _wait(child: subprocess.Popen[bytes], notes: Path, awaited: set[int]) -> Non
         time.sleep(0.05)
 
 
-def _read(path: Path) -> Notes:
-    notes = Notes()
+def _read(path: Path) -> HandlerNotes:
+    notes = HandlerNotes()
     for line in path.read_bytes().splitlines(keepends=True):
         word, _, offset = line.partition(b" ")
         if offset.endswith(b"\n"):

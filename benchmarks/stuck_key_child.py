@@ -1,7 +1,7 @@
 """The process that `stuck-key` kills: consumes in order of keys and notes every begin and end in a file.
 
 `python -m benchmarks.stuck_key_child FOLDER NOTES STUCK`: the message at offset STUCK never ends (-1: all do).
-A note is one write to a file opened for appending, so it outlives kill -9. Ends when stdin is closed.
+A note is a single write to a file opened for appending, and survives kill -9. Ends when stdin is closed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def consume(folder: Path, notes: Path, stuck: int) -> None:
     ):
         sys.stdin.read()
         if stuck >= 0:
-            os._exit(0)  # whoever started this is gone, and the handler would be waited for
+            os._exit(0)  # the parent is gone; a stop would wait for the handler
 
 
 if __name__ == "__main__":

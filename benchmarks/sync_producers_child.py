@@ -1,6 +1,6 @@
-"""Producers that wait for each message: `python -m benchmarks.sync_producers_child ADDRESS COUNT`.
+"""Synchronous producers: `python -m benchmarks.sync_producers_child ADDRESS COUNT`.
 
-One connection, a thread and a producer each. Says "ready"; "SUBJECT SECONDS" is answered with messages per second.
+A connection, and a thread per producer. Prints "ready"; the answer to "SUBJECT SECONDS" is messages per second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""trace-overhead: what recording a trace costs: the same work as in lane-overhead, with and without.
+"""trace-overhead: the cost of recording a trace: the work of lane-overhead, with and without a trace.
 
-The figure is the share of the processor's time per message that the trace takes, all threads counted, until the
-consumer has stopped. In turns, in one process, so that both see the same machine; a round's share compares neighbours,
-and the figure is the median of the rounds. Every consumer is a new group, so that each starts at the first message.
+The figure is the share of the trace in the processor time per message, of all threads, until the consumer has stopped.
+In turns, in one process, on the same machine; the share of a round compares neighbouring runs, and the figure is the
+median of the rounds. Every consumer is a new group and starts at the first message.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 from benchmarks.lane_overhead import BODY, CONCURRENCY, Counter, consume
-from benchmarks.report import BenchReport, Beside, Row, median
+from benchmarks.report import BenchReport, BenchRow, Beside, median
 from inturn.client import Connection, connect
 from inturn.model.settings import ConsumerSettings, Flush
 
 COUNT, QUICK_COUNT = 300_000, 10_000
 ROUNDS, QUICK_ROUNDS = 9, 1
-KEYS = 100  # and one per message
+KEYS = 100  # and a value per message
 AIM_SHARE = 0.05
 
 
@@ -29,7 +29,7 @@ def run(quick: bool) -> BenchReport:
     return BenchReport("trace-overhead", worst.figure, worst.unit, worst.beside, worst.ratio, rows)
 
 
-def _measure(count: int, keys: int, rounds: int) -> list[Row]:
+def _measure(count: int, keys: int, rounds: int) -> list[BenchRow]:
     rows = []
     with tempfile.TemporaryDirectory(prefix="inturn-bench-") as folder, connect(Path(folder), flush=Flush.OS) as mq:
         mq.create_subject("bench", partitions=1)
@@ -59,13 +59,13 @@ def _processor_ns(mq: Connection, group: str, count: int, trace: str | None, *, 
     return (time.process_time() - began_s) / count * 1e9
 
 
-def _row(what: str, keys: int, without_ns: list[float], with_ns: list[float]) -> Row:
+def _row(what: str, keys: int, without_ns: list[float], with_ns: list[float]) -> BenchRow:
     shares = [traced / plain - 1 for plain, traced in zip(without_ns, with_ns, strict=True)]
     share, plain = median(shares), median(without_ns)
     figure = plain * (1 + share)
     more = {"keys": keys, "share": share, "share_least": min(shares), "share_most": max(shares)}
     beside = [Beside("the same without a trace", plain)]
     is_met = share < AIM_SHARE
-    return Row(
+    return BenchRow(
         what, figure, "ns of processor time per message", beside, 1 + share, f"< {AIM_SHARE:.0%} more", is_met, more
     )

@@ -1,4 +1,4 @@
-"""How many requests are on their way at once, for all that is measured pipelined."""
+"""The limit of requests on their way at once, for pipelined measurements."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ STALL_S = 60.0
 
 
 class Window:
-    """`take` and `drain` are for the thread that sends, `came_back` for the one that reads."""
+    """The sending thread calls `take` and `drain`, the reading thread calls `came_back`."""
 
     def __init__(self) -> None:
         self._room = threading.Semaphore(BURSTS)
         self._back = 0
 
     def take(self) -> None:
-        """Wait for room for one more burst."""
+        """Wait for room for the next burst."""
         if not self._room.acquire(timeout=STALL_S):
-            raise InturnError(f"no answer for {STALL_S:.0f} s: it stands still")
+            raise InturnError(f"no answer for {STALL_S:.0f} s: no progress")
 
     def drain(self) -> None:
         """Wait until all are answered."""

@@ -1,11 +1,11 @@
-"""wire: round trips of a Ping over TCP on this machine, to a server process; beside each, as many bytes to a bare
-echo server on the same kind of event loop, also a process, from the plainest client of the same shape. In turns.
+"""wire: round trips of a Ping over TCP on this machine, to a server process; beside the figures, as many bytes to a
+bare echo server on the same kind of event loop, also a process, from the plainest client of the same shape. In turns.
 
-One client, p50: on an event loop, beside a bare client on one; blocking (`ask`), beside a blocking socket.
-16 clients, round trips/s: 16 connections and as many tasks of one event loop, beside the same with bare clients;
-blocking, a thread and a connection each, 2 processes × 8, beside as many blocking sockets.
-Pipelined: one connection, up to 8 000 requests on their way, each with a callback, beside a bare client on an event
-loop that does the same: makes, writes and cuts each frame by itself and finds its callback by its number.
+Single client, p50: on an event loop, beside a bare client on an event loop; blocking (`ask`), beside a blocking socket.
+16 clients, round trips/s: 16 connections and as many tasks of an event loop, beside the same with bare clients;
+blocking, with a thread and a connection per client, 2 processes × 8, beside as many blocking sockets.
+Pipelined: a connection, up to 8 000 requests on their way, with a callback per request, beside a bare client on an
+event loop with the same work: encodes, writes and splits frames singly, and finds the callback by the number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 
 from benchmarks.bare_client import FRAME, AsyncClient, PipelinedClient, dial, round_trip
 from benchmarks.child import Child
-from benchmarks.report import BenchReport, Beside, Row, median, percentile
+from benchmarks.report import BenchReport, BenchRow, Beside, median, percentile
 from benchmarks.served_child import served
 from benchmarks.window import BURST, BURSTS, Window
 from inturn.client import connect
@@ -55,7 +55,7 @@ def run(quick: bool) -> BenchReport:
     return BenchReport("wire", worst.figure, worst.unit, worst.beside, worst.ratio, rows)
 
 
-def _one_client(address: str, port: int, rounds: int, count: int) -> list[Row]:
+def _one_client(address: str, port: int, rounds: int, count: int) -> list[BenchRow]:
     blocking_ms: list[float] = []
     bare_ms: list[float] = []
     loop_ms: list[float] = []
@@ -85,11 +85,11 @@ def _one_client(address: str, port: int, rounds: int, count: int) -> list[Row]:
     ]
 
 
-def _p50_row(what: str, ours_ms: list[float], bare_ms: list[float], peer: str) -> Row:
+def _p50_row(what: str, ours_ms: list[float], bare_ms: list[float], peer: str) -> BenchRow:
     figure, bare = percentile(ours_ms, 0.5), percentile(bare_ms, 0.5)
     more = {"p99_ms": percentile(ours_ms, 0.99), "bare_p99_ms": percentile(bare_ms, 0.99)}
     ratio = figure / bare
-    return Row(what, figure, "ms", [Beside(peer, bare)], ratio, f"≤ {AIM:g} ×", ratio <= AIM, more)
+    return BenchRow(what, figure, "ms", [Beside(peer, bare)], ratio, f"≤ {AIM:g} ×", ratio <= AIM, more)
 
 
 async def _reach(address: str) -> AsyncRemoteNode:
@@ -111,7 +111,7 @@ async def _round_trips_ms(node: AsyncRemoteNode, count: int) -> list[float]:
     return times_ms
 
 
-def _many_on_a_loop(address: str, port: int, rounds: int, seconds: float) -> Row:
+def _many_on_a_loop(address: str, port: int, rounds: int, seconds: float) -> BenchRow:
     ours: list[float] = []
     bare: list[float] = []
     count = PROCESSES * CLIENTS_EACH
@@ -140,7 +140,7 @@ def _many_on_a_loop(address: str, port: int, rounds: int, seconds: float) -> Row
     return _rate_row(f"{count} clients on one event loop", ours, bare, "bare echo, as many on one event loop")
 
 
-def _pipelined_on_a_loop(address: str, port: int, rounds: int, count: int) -> Row:
+def _pipelined_on_a_loop(address: str, port: int, rounds: int, count: int) -> BenchRow:
     ours: list[float] = []
     bare: list[float] = []
     with ExitStack() as stack:
@@ -189,7 +189,7 @@ def _async_client(loop: AbstractEventLoop, port: int) -> AsyncClient:
     return client
 
 
-def _many_clients(address: str, port: int, rounds: int, seconds: float) -> Row:
+def _many_clients(address: str, port: int, rounds: int, seconds: float) -> BenchRow:
     ours: list[float] = []
     bare: list[float] = []
     with ExitStack() as stack:
@@ -215,7 +215,7 @@ def _per_s(clients: list[Child], seconds: float) -> float:
     return sum(float(child.hear()) for child in clients)
 
 
-def _pipelined(address: str, port: int, rounds: int, count: int) -> Row:
+def _pipelined(address: str, port: int, rounds: int, count: int) -> BenchRow:
     ours: list[float] = []
     bare: list[float] = []
     with ExitStack() as stack:
@@ -250,8 +250,8 @@ def _submitted_s(node: Node, count: int) -> float:
     return took
 
 
-def _rate_row(what: str, ours: list[float], bare: list[float], peer: str) -> Row:
+def _rate_row(what: str, ours: list[float], bare: list[float], peer: str) -> BenchRow:
     figure, bound = median(ours), median(bare)
     ratio = figure / bound
     aim = f"≥ {1 / AIM:g} ×"
-    return Row(what, figure, "round trips/s", [Beside(peer, bound)], ratio, aim, ratio >= 1 / AIM)
+    return BenchRow(what, figure, "round trips/s", [Beside(peer, bound)], ratio, aim, ratio >= 1 / AIM)

@@ -1,7 +1,8 @@
-"""Blocking clients, a thread and a connection each: `python -m benchmarks.wire_clients_child KIND TARGET COUNT`.
+"""Blocking clients, a thread and a connection per client: `python -m benchmarks.wire_clients_child KIND TARGET
+COUNT`.
 
 KIND `inturn`: TARGET is an address, and a round trip is a Ping through `ask`. KIND `bare`: a port of an echo server,
-and as many bytes. Says "ready"; "SECONDS" is answered with how many round trips there were per second.
+and as many bytes. Prints "ready"; the answer to "SECONDS" is the number of round trips per second.
 """
 
 from __future__ import annotations

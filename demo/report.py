@@ -1,7 +1,7 @@
-"""The page `demo-report.html`: the last act, drawn. One file, nothing from elsewhere: it can be sent to somebody.
+"""The page `demo-report.html` with charts of the last act. One file without links to other files: easy to send.
 
-The text is made here, escaped; the charts are drawn by the script in `report.html` from the data that stands in the
-page as JSON, at the width and in the colours of whoever looks.
+The text is made here, escaped. The script in `report.html` draws the charts from the JSON in the page, at the width
+and in the colours of the browser.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from demo.incident_board import IncidentBoard
-from demo.incident_sale import ONLINE
-from demo.incident_story import IncidentStory
-from demo.incident_trace import Handled, is_task
-from demo.incident_verdict import IncidentActResult
+from demo.incident import IncidentAct, IncidentBoard
+from demo.incident_verdict import Handled, IncidentActResult, is_task
+from demo.orders import ONLINE
 
 REPORT = "demo-report.html"
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -37,12 +35,12 @@ class Mark(msgspec.Struct, frozen=True):
 
 class HotLane(msgspec.Struct, frozen=True):
     key: str
-    runs: list[tuple[int, float, float]]  # who, by its place in `who`; start and end in seconds
+    runs: list[tuple[int, float, float]]  # index in `who`; start and end in seconds
     overlaps: int
 
 
 class ReportData(msgspec.Struct, frozen=True):
-    """What the charts show. Seconds count from the first message of the sale."""
+    """The data of the charts. Seconds count from the first message of the sale."""
 
     ok: bool
     subject: str
@@ -51,18 +49,18 @@ class ReportData(msgspec.Struct, frozen=True):
     until_s: float
     part_s: float
     who: list[str]
-    per_s: list[list[float]]  # for each of `who`, in each part of the time
+    per_s: list[list[float]]  # by index in `who`, then by part of the time
     lag: list[tuple[float, int]]
     marks: list[Mark]
     lanes: list[HotLane]
     result: IncidentActResult
 
 
-def report_data(story: IncidentStory, board: IncidentBoard, result: IncidentActResult) -> ReportData:
-    """Of an act that is complete."""
+def report_data(act: IncidentAct, board: IncidentBoard, result: IncidentActResult) -> ReportData:
+    """The act must be complete."""
     zero_s = min(at_s for at_s, _ in board.sent)
-    until_s = max(one.end_s for one in story.handled) - zero_s
-    who = [*ONLINE, *sorted({one.who for one in story.handled} - set(ONLINE))]
+    until_s = max(one.end_s for one in act.handled) - zero_s
+    who = [*ONLINE, *sorted({one.who for one in act.handled} - set(ONLINE))]
     part_s = max(PART_S_MIN, _rounded_up(until_s / PARTS))
     return ReportData(
         ok=result.ok,
@@ -72,10 +70,10 @@ def report_data(story: IncidentStory, board: IncidentBoard, result: IncidentActR
         until_s=round(until_s, 3),
         part_s=part_s,
         who=who,
-        per_s=_rates(story.handled, who, zero_s, until_s, part_s),
-        lag=_lag(story.handled, [at_s for at_s, _ in board.sent], zero_s, until_s, part_s),
-        marks=_marks(story.handled, story.drain_began_s, zero_s),
-        lanes=_lanes(story, who, zero_s),
+        per_s=_rates(act.handled, who, zero_s, until_s, part_s),
+        lag=_lag(act.handled, [at_s for at_s, _ in board.sent], zero_s, until_s, part_s),
+        marks=_marks(act.handled, act.drain_began_s, zero_s),
+        lanes=_lanes(act, who, zero_s),
         result=result,
     )
 
@@ -104,7 +102,7 @@ def _lag(
 
 
 def _marks(handled: Sequence[Handled], drain_began_s: float, zero_s: float) -> list[Mark]:
-    """The hand-over ends with the first handler in a task, the hand-back with the first online one after the last."""
+    """The hand-over ends with the first handler in a task, the hand-back with the next online handler."""
     tasks = [one for one in handled if is_task(one.who)]
     first_s, last_s = min(one.start_s for one in tasks), max(one.end_s for one in tasks)
     back_s = min(one.start_s for one in handled if not is_task(one.who) and one.start_s > first_s)
@@ -112,10 +110,10 @@ def _marks(handled: Sequence[Handled], drain_began_s: float, zero_s: float) -> l
     return [Mark(name, round(start_s - zero_s, 4), round(end_s - zero_s, 4)) for name, start_s, end_s in named]
 
 
-def _lanes(story: IncidentStory, who: Sequence[str], zero_s: float) -> list[HotLane]:
+def _lanes(act: IncidentAct, who: Sequence[str], zero_s: float) -> list[HotLane]:
     by_key: dict[str, list[Handled]] = defaultdict(list)
-    for one in story.handled:
-        by_key[story.stored[one.partition, one.offset].key_text or ""].append(one)
+    for one in act.handled:
+        by_key[act.stored[one.partition, one.offset].key_text or ""].append(one)
     hottest = sorted(by_key.items(), key=lambda item: (-len(item[1]), item[0]))[:HOT_KEYS]
     return [
         HotLane(
@@ -131,7 +129,7 @@ def _lanes(story: IncidentStory, who: Sequence[str], zero_s: float) -> list[HotL
 
 
 def overlaps(runs: Iterable[Handled]) -> int:
-    """How many of them started before one that had started earlier was over."""
+    """The number of runs that started before an earlier run was over."""
     count, until_s = 0, float("-inf")
     for one in sorted(runs, key=lambda one: (one.start_s, one.end_s)):
         count += one.start_s < until_s
@@ -149,7 +147,7 @@ def write_report(folder: Path, data: ReportData) -> Path:
 
 
 def page(data: ReportData) -> str:
-    # In a script element only "<" can end it, or begin a comment; the JSON is the same with its escape.
+    # Only "<" can end a script element, or begin a comment in it. The escaped JSON has the same value.
     embedded = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     content = {
         "title": _text(f"{data.subject}: the night of the big sale"),
@@ -193,11 +191,11 @@ def _figures(data: ReportData) -> str:
     ]
     if result.drain is not None:
         by_tasks = sum(one.handled for one in result.drain.tasks)
-        pause = f"{result.drain.hand_over_pause_s:.2f} s of it nobody at work"
+        pause = f"{result.drain.hand_over_pause_s:.2f} s without a handler at work"
         shown += [
             ("handled by Spark", f"{by_tasks:,}", f"{result.drain.done_per_s:,.0f} messages/s"),
             ("hand-over", f"{took_s['hand-over']:.2f} s", pause),
-            ("hand-back", f"{took_s['hand-back']:.2f} s", "nobody at work"),
+            ("hand-back", f"{took_s['hand-back']:.2f} s", "no handler at work"),
         ]
     return "".join(
         f'<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd><dd class="unit">{_text(unit)}</dd></div>'

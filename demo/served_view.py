@@ -1,69 +1,54 @@
-"""The pictures of the third act: which process holds which partitions, the kill, and the verdict."""
+"""The pictures of the third act: the partitions of every process, the kill, and the verdict."""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from collections.abc import Sequence
+
+from rich.console import RenderableType
 from rich.text import Text
 
-from demo.orders import STEPS
-from demo.picture import (
+from demo.orders import FIRST_CONSUMERS, STEPS
+from demo.served import ConsumerProcess, ServedActResult, ServedLook, ServedPartition
+from demo.view import (
     BAD,
     BAR_COLUMNS,
+    BUSY,
     COLOURS,
-    EVENT_ROWS,
     FAINT,
-    GOOD,
     QUIET,
-    WIDTH,
+    View,
     bar,
     coloured,
-    event_panel,
     figure,
-    never,
+    handled_by_row,
+    handled_text,
+    holder_text,
+    messages_row,
+    never_row,
+    owned_text,
     panel,
+    share_row,
+    step_text,
     table_of,
-    title_of,
+    verdict_panel,
 )
-from demo.served_board import Process, ServedLook, ServedPartition
-from demo.served_verdict import ServedActResult
-from demo.story import FIRST_CONSUMERS
 
 
-class ServedView:
-    def __init__(self, columns: int = WIDTH) -> None:
-        self._missing = max(0, WIDTH - columns)  # in a narrower terminal bars and events are shorter
-
-    def frame(self, look: ServedLook) -> RenderableType:
-        """Always as many rows, so that nothing jumps."""
-        events = event_panel(look.events, EVENT_ROWS, self._missing)
-        return Group(self._head(look), self._partitions(look), _processes(look), events)
-
-    def last_frame(self, look: ServedLook) -> RenderableType:
-        """Without what the verdict says too: both together fit a small terminal."""
-        return event_panel(look.events, EVENT_ROWS + 1, self._missing)
-
-    def line(self, look: ServedLook) -> str:
-        """For a pipe."""
-        partitions = "  ".join(
-            f"[{index}] {one.owner or '–'} epoch {one.epoch}" for index, one in enumerate(look.partitions)
-        )
-        return f"sent {look.stored:,}  handled {look.done:,}  {partitions}"
-
-    def _head(self, look: ServedLook) -> RenderableType:
+class ServedView(View[ServedLook]):
+    def _figures(self, look: ServedLook) -> Sequence[Text]:
         expected = sum(one.expected for one in look.partitions)
-        head = Table.grid(padding=(0, 1 if self._missing else 3, 0, 0))
-        head.add_row(
-            Text.assemble(("  inturn demo", "bold"), (f"  {look.at_s:4.1f} s", QUIET)),
-            Text("real processes", "bold #61afef"),
+        return (
+            Text("real processes", f"bold {BUSY}"),
             figure("sent", look.stored, "" if self._missing else f"of {expected:,}"),
             figure("handled", look.done, ""),
             figure("lag", look.stored - look.done, ""),
         )
-        return head
+
+    def _panels(self, look: ServedLook) -> Sequence[RenderableType]:
+        return self._partitions(look), _processes(look)
 
     def _partitions(self, look: ServedLook) -> RenderableType:
-        bar_columns = max(6, BAR_COLUMNS - self._missing)
+        bar_columns = self._columns(BAR_COLUMNS)
         table = table_of(
             ("#", 1, "right"),
             ("held by", 26, "left"),
@@ -81,33 +66,24 @@ class ServedView:
                 f"{one.stored - one.done:,}",
                 _last(one),
             )
-        return panel(table, "partitions, as the server tells")
+        return panel(table, "partitions, as the server reports them")
 
 
-def served_verdict_panel(result: ServedActResult) -> RenderableType:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style=QUIET, width=12)
-    table.add_column()
-    repeated = f", {result.duplicates} of them repeated after the kill" if result.duplicates else ""
-    table.add_row("messages", Text(f"{result.messages_sent:,} sent, {result.messages_handled:,} handled{repeated}"))
-    table.add_row("never", never(result))
-    is_good = result.orders_in_order == result.orders
-    table.add_row(
-        "orders",
-        Text.assemble(
-            (f"{result.orders_in_order:,} of {result.orders:,}", GOOD if is_good else BAD),
-            f" saw {' → '.join(STEPS)}",
-        ),
+def served_verdict(result: ServedActResult) -> RenderableType:
+    return verdict_panel(
+        result,
+        "order kept across processes",
+        messages_row(result, " after the kill"),
+        never_row(result),
+        share_row("orders", result.orders_in_order, result.orders, f"saw {' → '.join(STEPS)}"),
+        handled_by_row(result.handled_by),
+        ("the kill", _take_overs(result)),
     )
-    table.add_row("handled by", coloured("   ".join(f"{name} {count:,}" for name, count in result.handled_by.items())))
-    table.add_row("the kill", _take_overs(result))
-    title, colour = title_of(result.ok, "order kept across processes", result.elapsed_s)
-    return panel(table, title, colour)
 
 
 def _take_overs(result: ServedActResult) -> Text:
     if not result.take_overs:
-        return Text("nobody took over", BAD)
+        return Text("no process took over", BAD)
     names = sorted({one.after for one in result.take_overs})
     slowest_s = max(one.took_s for one in result.take_overs)
     what = "the partition" if len(result.take_overs) == 1 else f"{len(result.take_overs)} partitions"
@@ -118,20 +94,17 @@ def _take_overs(result: ServedActResult) -> Text:
 
 
 def _holder(one: ServedPartition, look: ServedLook) -> Text:
-    if one.owner is None:
-        return Text("○ nobody", QUIET)
     is_killed = any(found.name == one.owner and found.killed_at_s is not None for found in look.processes)
     if not is_killed:
-        return Text.assemble(("● ", COLOURS[one.owner]), (one.owner, f"bold {COLOURS[one.owner]}"))
-    left = "" if one.lease_left_s is None else f"  lease ends in {one.lease_left_s:.1f} s"
-    return Text.assemble(("✝ ", BAD), (one.owner, f"strike {BAD}"), (left, QUIET))
+        return holder_text(one.owner)
+    return holder_text(one.owner, "" if one.lease_left_s is None else f"  lease ends in {one.lease_left_s:.1f} s")
 
 
 def _last(one: ServedPartition) -> Text:
     if one.last is None:
         return Text("–", QUIET)
     order, _, step = one.last.partition("/")
-    return Text.assemble((f"order {order:>4} ", ""), (step, QUIET))
+    return step_text(order, step)
 
 
 def _processes(look: ServedLook) -> RenderableType:
@@ -144,16 +117,11 @@ def _processes(look: ServedLook) -> RenderableType:
     return panel(table, "processes")
 
 
-def _process_row(name: str, one: Process | None, look: ServedLook) -> tuple[Text, Text, Text, Text]:
+def _process_row(name: str, one: ConsumerProcess | None, look: ServedLook) -> tuple[Text, Text, Text, Text]:
     if one is None:
         return Text(name, FAINT), Text("not started", FAINT), Text(), Text()
-    owned = [str(index) for index, found in enumerate(look.partitions) if found.owner == name]
-    noun = "partition" if len(owned) == 1 else "partitions"
-    state, colour = (
-        Text(f"{noun} {', '.join(owned)}") if owned else Text("no partition", QUIET),
-        f"bold {COLOURS[name]}",
-    )
+    state = owned_text([index for index, found in enumerate(look.partitions) if found.owner == name])
+    colour = f"bold {COLOURS[name]}"
     if one.killed_at_s is not None:
         state, colour = Text(f"kill -9 at {one.killed_at_s:.1f} s", BAD), f"strike {BAD}"
-    handled = Text.assemble((f"{one.handled:,}", "bold"), (" handled", QUIET))
-    return Text.assemble((name, colour)), Text(f"pid {one.pid}", QUIET), state, handled
+    return Text.assemble((name, colour)), Text(f"pid {one.pid}", QUIET), state, handled_text(one.handled)

@@ -1,182 +1,245 @@
-"""The pictures of the first act: a frame of the live view, and the verdict. 100 × 30 is enough."""
+"""Pictures of the acts: the base class `View`, the parts of its panels, and `watch` to show a running act.
+
+A terminal of 100 × 30 is large enough. A pipe gets the events as lines; with `--json` there is no output before the
+result.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-from rich.console import Group, RenderableType
+from rich.box import ROUNDED
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from demo.board import ConsumerLook, Look, PartitionLook
-from demo.orders import STEPS
-from demo.picture import (
-    BAD,
-    BAR_COLUMNS,
-    COLOURS,
-    EVENT_ROWS,
-    FAINT,
-    GOOD,
-    QUIET,
-    RATE_WINDOW_S,
-    WAITING,
-    WIDTH,
-    bar,
-    coloured,
-    event_panel,
-    figure,
-    never,
-    panel,
-    table_of,
-    title_of,
-)
-from demo.verdict import DemoResult
+from demo.act import Act, ActLook, ActResult, Board, Event
+from demo.orders import FIRST_CONSUMERS, LATE_CONSUMER
+from inturn.cli.screen import Screen
+
+WIDTH = 98
+BAR_COLUMNS = 24
+EVENT_ROWS = 8
+RATE_WINDOW_S = 1.5
+DRAW_S = 0.125
+QUIET, FAINT, BAD, GOOD, WAITING, BUSY = "grey58", "grey30", "#e06c75", "#98c379", "#d19a66", "#61afef"
+COLOURS = dict(zip((*FIRST_CONSUMERS, LATE_CONSUMER), (BUSY, "#c678dd", "#56b6c2", "#e5c07b"), strict=True))
+
+LookT = TypeVar("LookT", bound=ActLook)
 
 
-class View:
-    """Remembers a little of what it has shown: rates come from that."""
+class View(ABC, Generic[LookT]):
+    """The live picture of an act. In a narrower terminal bars and events are shorter."""
+
+    last_event_rows = EVENT_ROWS + 1
 
     def __init__(self, columns: int = WIDTH) -> None:
-        self._missing = max(0, WIDTH - columns)  # in a narrower terminal bars and events are shorter
-        self._samples: deque[Look] = deque()
+        self._missing = max(0, WIDTH - columns)
 
-    def frame(self, look: Look) -> RenderableType:
-        """Always as many rows, so that nothing jumps."""
-        self._sample(look)
-        events = event_panel(look.events, EVENT_ROWS, self._missing)
-        return Group(self._head(look), self._partitions(look), _consumers(look), events)
+    def frame(self, look: LookT) -> RenderableType:
+        """A picture while the act runs. All frames have the same number of rows."""
+        head = Table.grid(padding=(0, 1 if self._missing else 3, 0, 0))
+        title = Text.assemble(("  inturn demo", "bold"), (f"  {look.at_s:4.1f} s", QUIET))
+        head.add_row(title, *self._figures(look))
+        return Group(head, *self._panels(look), event_panel(look.events, EVENT_ROWS, self._missing))
 
-    def last_frame(self, look: Look) -> RenderableType:
-        """Without what the verdict says too: both together fit a small terminal."""
-        self._sample(look)
-        return Group(self._partitions(look), event_panel(look.events, EVENT_ROWS + 1, self._missing))
+    def last_frame(self, look: LookT) -> RenderableType:
+        """The picture that stays on the screen. Leaves out facts of the verdict: both fit a small terminal."""
+        return event_panel(look.events, self.last_event_rows, self._missing)
 
-    def line(self, look: Look) -> str:
-        """For a pipe."""
-        partitions = "  ".join(
-            f"[{index}] {one.owner or '–'} epoch {one.epoch} at {one.done:,}"
-            for index, one in enumerate(look.partitions)
-        )
-        return f"sent {look.stored:,}  handled {look.done:,}  {partitions}"
+    @abstractmethod
+    def _figures(self, look: LookT) -> Sequence[Text]: ...
 
-    def _sample(self, look: Look) -> None:
-        self._samples.append(look)
-        while len(self._samples) > 1 and look.at_s - self._samples[1].at_s > RATE_WINDOW_S:
+    @abstractmethod
+    def _panels(self, look: LookT) -> Sequence[RenderableType]: ...
+
+    def _columns(self, columns: int, least: int = 6) -> int:
+        return max(least, columns - self._missing)
+
+
+class Rates:
+    """Messages per second over the last RATE_WINDOW_S, by partition, from samples of counts."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, tuple[int, ...]]] = deque()
+
+    def sample(self, at_s: float, counts: Sequence[int]) -> None:
+        self._samples.append((at_s, tuple(counts)))
+        while len(self._samples) > 1 and at_s - self._samples[1][0] > RATE_WINDOW_S:
             self._samples.popleft()
 
-    def _rate(self, look: Look, partition: int) -> float:
-        first = self._samples[0]
-        passed_s = look.at_s - first.at_s
-        return (
-            0.0 if passed_s < 0.2 else (look.partitions[partition].done - first.partitions[partition].done) / passed_s
-        )
-
-    def _head(self, look: Look) -> RenderableType:
-        expected = sum(one.expected for one in look.partitions)
-        head = Table.grid(padding=(0, 1 if self._missing else 3, 0, 0))
-        head.add_row(
-            Text.assemble(("  inturn demo", "bold"), (f"  {look.at_s:4.1f} s", QUIET)),
-            figure("sent", look.stored, "" if self._missing else f"of {expected:,}"),
-            figure("handled", look.done, ""),
-            figure("lag", look.stored - look.done, ""),
-            figure("rate", round(sum(self._rate(look, one) for one in range(len(look.partitions)))), "/s"),
-        )
-        return head
-
-    def _partitions(self, look: Look) -> RenderableType:
-        bar_columns = max(6, BAR_COLUMNS - self._missing)
-        table = table_of(
-            ("#", 1, "right"),
-            ("owner", 20, "left"),
-            ("epoch", 5, "right"),
-            ("handled ━  waiting ─", bar_columns, "left"),
-            ("lag", 6, "right"),
-            ("rate", 6, "right"),
-            ("last handled", 20, "left"),
-        )
-        for index, one in enumerate(look.partitions):
-            table.add_row(
-                str(index),
-                _owner(one, look),
-                str(one.epoch),
-                bar(one.done, one.stored, one.expected, bar_columns, COLOURS.get(one.begun_by or "", QUIET)),
-                f"{one.stored - one.done:,}",
-                f"{self._rate(look, index):,.0f}/s",
-                _last(one),
-            )
-        return panel(table, "partitions")
+    def rate(self, partition: int | None = None, begun_at_s: float | None = None) -> float:
+        """The rate of one partition or of all. `begun_at_s`: no message was handled before."""
+        (since_s, first), (at_s, last) = self._samples[0], self._samples[-1]
+        before = sum(first) if partition is None else first[partition]
+        if begun_at_s is not None and (len(self._samples) == 1 or since_s < begun_at_s):
+            since_s, before = begun_at_s, 0
+        count = (sum(last) if partition is None else last[partition]) - before
+        return 0.0 if at_s - since_s < 0.2 else count / (at_s - since_s)
 
 
-def verdict_panel(result: DemoResult) -> RenderableType:
+# While the act runs
+
+
+def watch(screen: Screen, act: Act, board: Board, view: View[LookT]) -> None:
+    """Show the act until the act is over."""
+    if screen.is_json:
+        while not act.is_over:
+            time.sleep(DRAW_S)
+    elif screen.out.is_terminal:
+        _watch_live(screen, act, board, view)
+    else:
+        _watch_lines(act, board)
+
+
+def _watch_live(screen: Screen, act: Act, board: Board, view: View[LookT]) -> None:
+    from rich.live import Live
+
+    def look() -> LookT:
+        return board.look()  # type: ignore[return-value]
+
+    with Live(view.frame(look()), console=screen.out, auto_refresh=False) as live:
+        while not act.is_over:
+            time.sleep(DRAW_S)
+            live.update(view.frame(look()), refresh=True)
+        live.update(view.last_frame(look()), refresh=True)
+
+
+def _watch_lines(act: Act, board: Board) -> None:
+    """For a pipe or a log: a line per event."""
+    printed = 0
+    while True:
+        is_over = act.is_over  # before the events are read: the last events are printed, too
+        events = board.events.so_far()
+        for event in events[printed:]:
+            _line(f"{event.at_s:5.1f} s  {event.text}")
+            for detail in event.details:
+                _line(f"         {detail}")
+        printed = len(events)
+        if is_over:
+            return
+        time.sleep(DRAW_S)
+
+
+def _line(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+# Parts of pictures
+
+
+def coloured(text: str) -> Text:
+    """Names of consumers in their colours, and keys."""
+    shown = Text(text)
+    for name, colour in COLOURS.items():
+        shown.highlight_regex(rf"\b{name}\b", f"bold {colour}")
+    shown.highlight_regex(r"\border-\d+\b", f"bold {WAITING}")
+    return shown
+
+
+def figure(name: str, value: int, unit: str) -> Text:
+    return Text.assemble((f"{name} ", QUIET), (f"{value:>6,}", "bold"), (f" {unit}" if unit else "", QUIET))
+
+
+def table_of(*columns: tuple[str, int, JustifyMethod]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=QUIET)
+    for heading, width, justify in columns:
+        table.add_column(heading, width=width, justify=justify, no_wrap=True)
+    table.show_header = any(heading for heading, _, _ in columns)
+    return table
+
+
+def panel(content: RenderableType, title: str | Text, border: str = FAINT) -> Panel:
+    shown = Text(title, QUIET) if isinstance(title, str) else title
+    return Panel(content, title=shown, title_align="left", box=ROUNDED, border_style=border, width=WIDTH)
+
+
+def bar(done: int, waiting_up_to: int, expected: int, columns: int, colour: str) -> Text:
+    expected = max(expected, 1)
+    done, up_to = (min(columns, round(columns * count / expected)) for count in (done, waiting_up_to))
+    return Text.assemble(("━" * done, colour), ("─" * (up_to - done), "grey62"), ("┈" * (columns - up_to), FAINT))
+
+
+def holder_text(name: str | None, dead: str | None = None) -> Text:
+    """The owner of a partition. `dead`: the owner is dead, with this remark."""
+    if name is None:
+        return Text("○ no owner", QUIET)
+    if dead is not None:
+        return Text.assemble(("✝ ", BAD), (name, f"strike {BAD}"), (dead, QUIET))
+    colour = COLOURS.get(name, QUIET)
+    return Text.assemble(("● ", colour), (name, f"bold {colour}"))
+
+
+def owned_text(partitions: Sequence[int]) -> Text:
+    noun = "partition" if len(partitions) == 1 else "partitions"
+    return Text(f"{noun} {', '.join(map(str, partitions))}") if partitions else Text("no partition", QUIET)
+
+
+def handled_text(count: int) -> Text:
+    return Text.assemble((f"{count:,}", "bold"), (" handled", QUIET))
+
+
+def step_text(order: object, step: str) -> Text:
+    return Text.assemble((f"order {order:>4} ", ""), (step, QUIET))
+
+
+def event_panel(events: Sequence[Event], rows: int, missing: int) -> RenderableType:
+    """The last events. In a terminal that is narrower by `missing` columns the events are cut."""
+    table = table_of(("", 6, "right"), ("", 86 - missing, "left"))
+    shown = events[-rows:]
+    for event in shown:
+        table.add_row(Text(f"{event.at_s:.1f} s", QUIET), coloured(event.text))
+    for _ in range(rows - len(shown)):
+        table.add_row("", "")
+    return panel(table, "what happened")
+
+
+# Verdicts
+
+
+def verdict_panel(result: ActResult, kept: str, *rows: tuple[str, str | Text]) -> RenderableType:
+    """`kept` is the title if the act is good."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style=QUIET, width=12)
     table.add_column()
-    repeated = f", {result.duplicates} of them repeated after the crash" if result.duplicates else ""
-    table.add_row("messages", Text(f"{result.messages_sent:,} sent, {result.messages_handled:,} handled{repeated}"))
-    table.add_row("never", never(result))
-    steps = " → ".join(STEPS)
-    is_good = result.orders_in_order == result.orders
-    table.add_row(
-        "orders",
-        Text.assemble((f"{result.orders_in_order:,} of {result.orders:,}", GOOD if is_good else BAD), f" saw {steps}"),
-    )
-    table.add_row("handled by", coloured("   ".join(f"{name} {count:,}" for name, count in result.handled_by.items())))
-    table.add_row("hand-overs", _hand_overs(result))
-    table.add_row("retries", f"{result.retries} failed attempts, each repeated in place; nothing overtook them")
-    title, colour = title_of(result.ok, "order kept", result.elapsed_s)
-    return panel(table, title, colour)
+    for row in rows:
+        table.add_row(*row)
+    colour = GOOD if result.ok else BAD
+    title = f"✔ {kept}, {result.elapsed_s:.1f} s" if result.ok else "✘ order broken, or not everything done"
+    return panel(table, Text(title, f"bold {colour}"), colour)
 
 
-def _owner(one: PartitionLook, look: Look) -> Text:
-    if one.owner is None:
-        return Text("○ nobody", QUIET)
-    died_at_s = next((found.died_at_s for found in look.consumers if found.name == one.owner), None)
-    if died_at_s is None:
-        return Text.assemble(("● ", COLOURS[one.owner]), (one.owner, f"bold {COLOURS[one.owner]}"))
-    left_s = max(0.0, look.life_s - (look.at_s - died_at_s))
-    return Text.assemble(("✝ ", BAD), (one.owner, f"strike {BAD}"), (f"  ends in {left_s:.1f} s", QUIET))
+def messages_row(result: ActResult, after: str = "") -> tuple[str, Text]:
+    repeated = f", {result.duplicates} of them repeated{after}" if result.duplicates else ""
+    return "messages", Text(f"{result.messages_sent:,} sent, {result.messages_handled:,} handled{repeated}")
 
 
-def _last(one: PartitionLook) -> Text:
-    if one.last is None:
-        return Text("–", QUIET)
-    if one.trouble is not None:
-        return Text(f"order {one.last.order:>4} waits", WAITING)
-    return Text.assemble((f"order {one.last.order:>4} ", ""), (one.last.step, QUIET))
+def never_row(result: ActResult) -> tuple[str, Text]:
+    text = Text()
+    counts = {
+        "out of order": result.out_of_order,
+        "overlapping": result.overlapping,
+        "lost": result.lost,
+        "skipped": result.skipped,
+        "other violations": result.other_violations,
+    }
+    for name, count in counts.items():
+        text.append(f"{name} ", QUIET)
+        text.append(f"{count}   ", f"bold {BAD if count else GOOD}")
+    return "never", text
 
 
-def _consumers(look: Look) -> RenderableType:
-    table = table_of(("", 6, "left"), ("", 22, "left"), ("", 14, "right"), ("", 22, "right"))
-    for name in COLOURS:
-        one = next((found for found in look.consumers if found.name == name), None)
-        table.add_row(*_consumer_row(name, one, look))
-    return panel(table, "consumers")
+def share_row(name: str, good: int, count: int, fact: str) -> tuple[str, Text]:
+    """So many of all: green if all are good."""
+    return name, Text.assemble((f"{good:,} of {count:,}", GOOD if good == count else BAD), f" {fact}")
 
 
-def _consumer_row(name: str, one: ConsumerLook | None, look: Look) -> tuple[Text, Text, Text, Text]:
-    if one is None:
-        return Text(name, FAINT), Text("not there yet", FAINT), Text(), Text()
-    owned = [str(index) for index, found in enumerate(look.partitions) if found.owner == name]
-    noun = "partition" if len(owned) == 1 else "partitions"
-    state = Text(f"{noun} {', '.join(owned)}") if owned else Text("no partition", QUIET)
-    colour = f"bold {COLOURS[name]}"
-    if one.died_at_s is not None:
-        state, colour = Text(f"died at {one.died_at_s:.1f} s", BAD), f"strike {BAD}"
-    retries = Text(f"{one.retries} repeated in place", QUIET) if one.retries else Text()
-    return (
-        Text.assemble((name, colour)),
-        state,
-        Text.assemble((f"{one.handled:,}", "bold"), (" handled", QUIET)),
-        retries,
-    )
-
-
-def _hand_overs(result: DemoResult) -> Text:
-    crash = [one.took_s for one in result.hand_overs if one.is_after_crash]
-    calm = [one.took_s for one in result.hand_overs if not one.is_after_crash]
-    parts = []
-    if crash:
-        parts.append(f"{len(crash)} after {result.died} died (within {max(crash):.1f} s)")
-    if calm:
-        parts.append(f"{len(calm)} when {result.joined} joined (within {max(calm) * 1000:.0f} ms)")
-    return coloured("; ".join(parts) or "none")
+def handled_by_row(handled_by: dict[str, int]) -> tuple[str, Text]:
+    return "handled by", coloured("   ".join(f"{name} {count:,}" for name, count in handled_by.items()))

@@ -1,4 +1,4 @@
-"""What a simulated history leaves behind: it is read from the logs, and judged with all that was recorded."""
+"""The end of a simulated history: read the logs, and judge the logs with all recorded events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Stored: TypeAlias = dict[tuple[int, int], Message]  # by partition and offset
 
 
 class Aftermath:
-    """`problems` is empty if everything held."""
+    """`problems` is empty if the contract held."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -67,7 +67,7 @@ class Aftermath:
         return problems
 
     def _stored(self) -> _Stored:
-        """Everything in the logs, by partition and offset."""
+        """All messages in the logs, by partition and offset."""
         stored = {}
         for index in range(self._sim.subject.partition_count):
             try:
@@ -98,7 +98,7 @@ class Aftermath:
         self._sim.coverage["log.unwanted message"] += sum(map(len, known.values()))
 
     def _judged_history(self, stored: _Stored) -> History:
-        """Where power was lost without a sync, messages may be gone: those are not asked for."""
+        """The history without messages that a power loss may take: messages that were not synced."""
         history = self._sim.recorder.snapshot()
         if self._sim.settings.promises_all:
             return history
@@ -118,7 +118,7 @@ class Aftermath:
         return kept
 
     def _dead_letter_problems(self) -> list[str]:
-        """What was given up must be among the dead letters, unless it was handled after all or given up by somebody."""
+        """A message that was given up must be a dead letter, unless handled later, or skipped by an operator."""
         history = self.history
         ends = [event for event in history if isinstance(event, HandlerEnd)]
         over = {(event.partition, event.offset) for event in ends if event.result == "success"}
@@ -149,7 +149,7 @@ class Aftermath:
 
 
 def _log_problems(stored: _Stored) -> list[str]:
-    """What a producer sent must be in the log once, and in its order per key."""
+    """A message must be in the log once, and the messages of a producer and key in their order."""
     problems = []
     seen: dict[str, tuple[int, int]] = {}
     last: dict[tuple[str, bytes | None], int] = defaultdict(lambda: -1)
@@ -194,7 +194,7 @@ def _release_problems(history: History) -> list[str]:
 
 
 def _gone_problems(history: History) -> list[str]:
-    """Consumers in other processes do not end with the node, so their leases do not either."""
+    """Consumers in other processes survive the node, and so do their leases."""
     return [
         f"counted as gone: {event.owner}, partition {event.partition}, epoch {event.epoch}"
         for event in history

@@ -1,4 +1,4 @@
-"""What the simulation knows of claims, from what the node answers: who has which slots, and whether it may."""
+"""The claims in the answers of the node: the slots of every claimant, and claims that must not be granted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Seen:
 
 
 class ClaimWatch:
-    """Finds those that should not have been granted."""
+    """Finds claims that should not have been granted."""
 
     def __init__(self, world: World, coverage: Counter[str], life_s: float) -> None:
         self._world = world
@@ -38,7 +38,7 @@ class ClaimWatch:
                 seen.is_forgotten = True
 
     def granted(self, command: Claim, answer: Granted, holder: tuple[str, int] | None) -> list[str]:
-        """What is wrong with it. `holder` is the owner of the lease, and its epoch."""
+        """The problems of a grant. `holder` is the owner of the lease, with the epoch."""
         place = command.subject, command.group, command.partition
         seen = self._claims[place].get(command.member)
         if seen is not None and (seen.epoch, seen.ask, seen.is_forgotten) == (answer.epoch, command.ask, False):
@@ -59,7 +59,7 @@ class ClaimWatch:
         return problems
 
     def _take(self, place: _Place, claimant: str, epoch: int, slots: SlotSet, about: str) -> list[str]:
-        """Others lose what they have of these slots."""
+        """Other claimants lose these slots."""
         problems = []
         claims = self._claims[place]
         for other, seen in list(claims.items()):
@@ -74,7 +74,7 @@ class ClaimWatch:
         return problems
 
     def given_back(self, subject: str, group: str, partition: int | None, claimant: str) -> None:
-        """All of them if no partition is named."""
+        """All claims of the claimant if `partition` is None."""
         for place, claims in self._claims.items():
             if place[:2] == (subject, group) and partition in (None, place[2]) and claimant in claims:
                 self._coverage["claim.given back"] += 1
@@ -85,11 +85,11 @@ class ClaimWatch:
         return seen is not None and not seen.is_forgotten and seen.epoch == epoch and ask in (None, seen.ask)
 
     def renewed(self, place: _Place, claimant: str) -> None:
-        """By whoever holds it."""
+        """The holder has renewed the claim."""
         self._claims[place][claimant].renewed_s = self._world.now_s
 
     def committed(self, place: _Place, claimant: str, number: int, *, is_stored: bool) -> list[str]:
-        """What is wrong with it. Late copies are taken, but change nothing."""
+        """The problems of a commit. Late copies are accepted, without an effect."""
         seen = self._claims[place][claimant]
         if number > seen.number:
             self._coverage["claim.progress added"] += 1

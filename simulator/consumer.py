@@ -39,11 +39,10 @@ from inturn.protocol.commands import (
     Pulled,
 )
 from inturn.testing.recorder import Recorder
-from simulator.client import SimClient
 from simulator.network import SimNetwork
-from simulator.world import World
+from simulator.world import SimClient, World
 
-# Several changes of stage may happen within one `poll`: by the first and the last stage, those between.
+# A `poll` may pass several stages: by the first and the last stage, the stages between.
 _BETWEEN: dict[tuple[str, str], tuple[str, ...]] = {
     ("active", "releasing"): ("draining",),
     **{(first, "none"): ("lost",) for first in ("active", "draining", "releasing")},
@@ -56,15 +55,15 @@ _Place: TypeAlias = tuple[int, int, bytes | None]  # partition, epoch, key
 
 
 class SimRecorder(Recorder):
-    """Of what commits claim as finished it keeps what there are messages for.
+    """Keeps of the finished offsets in commits only offsets of messages.
 
-    After a power loss a log goes on a million offsets further. To the product that is one entry; written out one by
-    one, with every commit, it takes longer to judge than all the rest of a history.
+    After a power loss a log continues a million offsets further. The product stores the gap as one entry; the checker
+    would need more time for a million offsets in every commit than for the rest of the history.
     """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._known: dict[int, BitMap64] = defaultdict(BitMap64)  # by partition: acknowledged, or pulled by anybody
+        self._known: dict[int, BitMap64] = defaultdict(BitMap64)  # by partition: acknowledged, or pulled by a consumer
 
     def sent(
         self,
@@ -120,10 +119,10 @@ class SimConsumer(SimClient):
         self.problems: list[str] = []
         self._next_tick_s = float("inf")
         self.slow_next = False  # the next handler outlives a lease
-        self.is_sluggish = False  # handlers take so long that there is always something to do
+        self.is_sluggish = False  # handlers are slow: there is always a backlog
         self.is_calm = False  # handlers succeed from now on
         self.core = ConsumerCore(subject, group, name, order, "first", settings, lease, scope=scope)
-        self.quick: random.Random | None = None  # by what it thinks now and then that its handlers are quick
+        self.quick: random.Random | None = None  # the chance that handlers count as quick
         self._act = self.core.key_requests.act
         self._spread = self.core.dispatcher.spread
         self.core.key_requests.act = self._watch_act  # type: ignore[method-assign]
@@ -140,7 +139,7 @@ class SimConsumer(SimClient):
             self._recorder.crashed(self.name)
 
     def thaw(self) -> None:
-        """Threads go on in any order: often workers do before the one that would notice how much time has passed."""
+        """Threads continue in any order: often workers before the thread that would notice the passed time."""
         if self.world.happens(0.5):
             self._missed.sort(key=lambda action: getattr(action, "func", None) != self._end)
         super().thaw()
@@ -177,14 +176,14 @@ class SimConsumer(SimClient):
         self._network.send(self, command, partial(self._answered, command))
 
     def _work(self) -> None:
-        """Workers take what there is. Like real ones they do so without a poll before: whatever has changed meanwhile
-        is looked at when a handler is to be started."""
+        """Workers take the next messages. Like real workers, without a poll first: the start of a handler checks for
+        changes."""
         while self._running < self.concurrency and (run := self.core.take(self.world.now_s)) is not None:
             self._running += 1
             self._coverage["run.of several lanes"] += len(run.todo) > 1
             self._next(run, run.calls(self.world.monotonic))
             if run not in self.core.scheduler.runs and not run.handled:
-                return  # its lease is over, which the next poll will notice
+                return  # the lease is over; the next poll will notice
 
     def _answered(self, command: Command, answer: Answer | InturnError) -> None:
         if isinstance(answer, Granted):
@@ -213,7 +212,7 @@ class SimConsumer(SimClient):
         raise error
 
     def _begin_anew(self, partition: int) -> None:
-        """A claim may come again with the same epoch; what was rolled back under the former one is over."""
+        """A claim may be granted again with the same epoch; rollbacks under the former claim are over."""
         for places in (self._kept, self._rolled_back):
             for place in [place for place in places if place[0] == partition]:
                 del places[place]
@@ -250,16 +249,16 @@ class SimConsumer(SimClient):
     def _event_of(
         self, context: Context, message: Message
     ) -> tuple[str, str, int, int, bytes | None, str, int, str | None]:
-        """What the recorder wants to know of a call."""
+        """The fields of a call for the recorder."""
         where = context.subject, context.group, message.partition, message.offset, message.key
         return *where, self.name, context.epoch, message.message_id
 
     def _place_of(self, context: Context, message: Message) -> _Place:
-        """What is rolled back together."""
+        """The messages that are rolled back together: of a key, or of a partition."""
         return context.partition, context.epoch, message.key if self._order is Order.KEY else None
 
     def _watch_act(self, state: PartitionState, request: KeyRequest) -> bool:
-        """The checker wants to know when something that was asked for begins to count: before anything runs by it."""
+        """Record the effect of a key request: before a handler runs because of the request."""
         where = self.core.subject, self.core.group, state.index
         lot = state.progress.parking_lots.get(request.key)
         is_resuming = lot is not None and lot.state is LotState.RESUMING
@@ -284,7 +283,7 @@ class SimConsumer(SimClient):
 
     @property
     def waiting_count(self) -> int:
-        """How many messages it has and has not done yet."""
+        """The number of messages that the consumer holds and has not finished."""
         return sum(state.buffer.waiting_count for state in self.core.partitions.values())
 
     def _finish(self, run: Run) -> None:
@@ -304,7 +303,7 @@ class SimConsumer(SimClient):
         return self.world.spread(0.001, 0.3 if self.world.happens(0.02) else self._handler_s_max)
 
     def _handled(self, run: Run, message: Message) -> tuple[Outcome, str]:
-        """What the product makes of the handler's end, and what it was in truth."""
+        """The outcome in the product, and the true result of the handler."""
         settings, chance = self._settings, self.world.rng.random()
         place = self._place_of(run.context, message)
         returned: object
@@ -361,7 +360,7 @@ class SimConsumer(SimClient):
             self._coverage[f"hand-over.{lot.state} key"] += 1
 
     def _note_stages(self, in_poll: bool = False) -> None:
-        """Count how partitions change their stage; the product itself knows nothing of this."""
+        """Count the changes of stage of partitions, from outside of the product."""
         stages = {index: state.lease.stage.value for index, state in self.core.partitions.items()}
         if in_poll:
             self._note_pauses()

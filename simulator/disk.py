@@ -1,8 +1,8 @@
-"""A disk in memory that loses what was not synced, runs full, and fails when told to.
+"""A disk in memory that loses unsynced data at a crash, runs full, and fails on request.
 
-What a crash leaves: of every write that was not synced all, a part, or nothing, in any order; of every truncation
-that was not synced either the old or the new length; of every folder entry that was not synced the old or the new
-state. Stricter than most file systems, so what survives here survives there.
+After a crash, an unsynced write is there in full, in part, or not at all, in any order; an unsynced truncation has the
+old or the new length; an unsynced folder entry has the old or the new state. The disk is stricter than most file
+systems: data that survives here survives there.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _Filter = Callable[[str], bool]
 
 
 class SimCrash(BaseException):
-    """The simulated machine stopped here. Not an Exception: nothing may handle it but the simulation."""
+    """The simulated machine stopped here. Not an Exception: only the simulation may handle SimCrash."""
 
 
 class _Inode:
     __slots__ = ("data", "durable", "pending")
 
     def __init__(self) -> None:
-        self.data = bytearray()  # what a reader sees now
-        self.durable = bytearray()  # what is on the disk for sure
+        self.data = bytearray()  # the content for readers
+        self.durable = bytearray()  # the content that survives a crash
         self.pending: list[tuple[int, bytes | None]] = []  # (position, written) or (length, None) for a truncation
 
     def apply(self, to: bytearray, position: int, written: bytes | memoryview | None) -> None:
@@ -109,9 +109,9 @@ class SimFile:
 
 
 class SimDisk:
-    """See `inturn.log.disk.Disk`. For one thread.
+    """See `inturn.log.disk.Disk`. For a single thread.
 
-    `operations` counts everything that changes the disk or syncs; `sync_count` the syncs of files.
+    `operations` counts changes of the disk and syncs; `sync_count` the syncs of files.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -145,7 +145,7 @@ class SimDisk:
         return path in self._files
 
     def make_folder(self, path: str) -> None:
-        # Durable by contract (see Disk.make_folder), so that there is nothing to lose.
+        # Durable by contract, see Disk.make_folder.
         self._folders.add(path)
 
     def sync_folder(self, path: str) -> None:
@@ -169,12 +169,12 @@ class SimDisk:
     def boot_id(self) -> str:
         return str(self._boots)
 
-    # What can go wrong
+    # Failures
 
     def crash(self) -> None:
-        """The machine stops and starts again: keep what survives, by chance where nothing was promised."""
+        """The machine stops and starts again: keep synced data; chance decides on the rest."""
         rng = self._rng
-        # Four kinds of luck, so that the extremes come often enough.
+        # Four kinds of luck: the extremes come often enough.
         chance = rng.choice((0.0, 1.0, 0.5, rng.random()))
         for _, changes in self._pending_entries:
             if rng.random() < chance:
@@ -187,21 +187,21 @@ class SimDisk:
         self.kill()
 
     def kill(self) -> None:
-        """Only the process dies: all it wrote is there, and what was not synced can still be lost by a crash."""
+        """Only the process dies: all writes are there, and a crash can still take unsynced writes."""
         self.life += 1
         self._dead = False
         self._crash_at = None
         self._failures.clear()
 
     def crash_at(self, operation: int | None) -> None:
-        """Raise SimCrash at this operation (counted by `operations`), before or after it took effect, by chance.
+        """Raise SimCrash at this operation (counted by `operations`), before or after its effect, by chance.
 
-        From then on every operation raises it, until `crash`.
+        All later operations raise SimCrash, until `crash`.
         """
         self._crash_at = operation
 
     def fail_next(self, operation: str, error: OSError, only: _Filter | None = None) -> None:
-        """Fail the next operation of this kind on a path that `only` accepts, once, before it has any effect.
+        """Fail the next operation of this kind on a path that `only` accepts, once, before any effect.
 
         Kinds: write, read, sync, truncate, create, rename, remove, sync_folder.
         """
@@ -221,7 +221,7 @@ class SimDisk:
         return sorted(self._files)
 
     def poke(self, path: str, position: int, data: bytes) -> None:
-        """Change bytes on the disk behind everybody's back, durably; behind the end they make the file longer."""
+        """Change bytes on the disk unnoticed and durably; bytes behind the end make the file longer."""
         inode = self._inode(path)
         inode.sync()
         inode.apply(inode.data, position, data)
@@ -304,7 +304,7 @@ class SimDisk:
             if rng.random() < chance:
                 inode.apply(inode.durable, position, written)
             elif written is not None and rng.random() < chance:
-                # Torn: some stretch of it arrived; what it left out reads as before, or as zeros.
+                # Torn: a part of the write arrived; the rest reads as before, or as zeros.
                 begin = 0 if rng.random() < 0.5 else rng.randrange(len(written))
                 end = rng.randint(begin, len(written))
                 inode.apply(inode.durable, position + begin, memoryview(written)[begin:end])

@@ -1,6 +1,6 @@
-"""Drains under simulation: a keeper that holds leases, and claimants that work on slots of them, round after round.
+"""Drains under simulation: a lease holder, and claimants that work on slots of its leases, round after round.
 
-All that a drain decides comes from its own chance, so that histories without one are what they would be anyway.
+A drain has a separate chance: histories without a drain do not change.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from simulator.simulation import Simulation
 
 SHARE = 0.23  # of all histories have drains
-ROUND_S_MAX = 4.0  # then what is left waits for another round
+ROUND_S_MAX = 4.0  # then the rest waits for the next round
 CLAIMANTS_MAX = 4
 TRIES_MAX = 4
 
 
 class SimKeeper(SimConsumer):
-    """It has no handler."""
+    """The lease holder of a drain: has no handler."""
 
     is_sent_home = False
 
     @property
     def epochs(self) -> dict[int, int]:
-        """Of the leases that it holds, by partition."""
+        """The epochs of the held leases, by partition."""
         if self.is_over:
             return {}
         return {
@@ -60,7 +60,7 @@ class SimKeeper(SimConsumer):
 
 
 class SimClaimant(SimConsumer):
-    """Its commands go through the real ClaimingNode."""
+    """A claimant of a task. Its commands go through the real ClaimingNode."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class SimClaimant(SimConsumer):
         self.is_sent_home = False
 
     def submit(self, command: Command, reply: Reply) -> None:
-        """Where the ClaimingNode passes on what is not its own business."""
+        """The node behind the ClaimingNode."""
         self._network.send(self, command, reply)
 
     def _send(self, command: Command) -> None:
-        # What is answered at once is looked at later, as a real consumer does.
+        # An immediate answer is handled later, as in a real consumer.
         self._node.submit(command, lambda answer: self.later(0.0, partial(self._answered, command, answer)))
 
     def _answered(self, command: Command, answer: Answer | InturnError) -> None:
@@ -104,7 +104,7 @@ class SimClaimant(SimConsumer):
         super()._answered(command, answer)
 
     def _check_bound(self, run: Run, message: Message) -> None:
-        """What is parked may be of any offset."""
+        """Parked messages may have any offset."""
         partition = run.context.partition
         until = self._until[partition]
         if message.offset >= until and (run.lane is None or run.lane.lot is None):
@@ -138,12 +138,12 @@ class _Task:
 @dataclass(slots=True)
 class _Round:
     began_s: float
-    epochs: dict[int, int]  # of the keeper's leases when it was planned
+    epochs: dict[int, int]  # of the lease holder, at the plan of the round
     tasks: list[_Task]
 
 
 class SimDrain:
-    """Drains come and go until the world heals; one at a time, though tasks of the last one may live on."""
+    """Drains come and go until the world heals; never two at a time, but tasks of the last drain may live on."""
 
     def __init__(self, sim: Simulation, rng: random.Random) -> None:
         self._sim = sim
@@ -158,7 +158,7 @@ class SimDrain:
         self._world.after(rng.uniform(0.1, 2.0), self._begin)
 
     def end(self) -> None:
-        """Everybody goes home."""
+        """Stop all drains."""
         self._is_over = True
         self._send_home()
         if self._keeper is not None:
@@ -232,13 +232,13 @@ class SimDrain:
         return end_offset if self._rng.random() < 0.5 else max(0, end_offset - self._rng.randint(0, 25))
 
     def _cut(self, count: int) -> list[SlotSet]:
-        """All slots, in so many sets; some of them may be left out."""
+        """All slots in `count` sets; sets may be left out."""
         if count == 1 or not self._sim.is_ordered_by_key:
             return [ALL_SLOTS]
-        if self._rng.random() < 0.5:  # neighbours
+        if self._rng.random() < 0.5:  # ranges of slots
             cuts = [0, *sorted(self._rng.sample(range(1, SLOT_COUNT), count - 1)), SLOT_COUNT]
             sets = [SlotSet.of(range(cuts[index], cuts[index + 1])) for index in range(count)]
-        else:  # here and there
+        else:  # scattered slots
             of_slot = [self._rng.randrange(count) for _ in range(SLOT_COUNT)]
             sets = [SlotSet.of(slot for slot in range(SLOT_COUNT) if of_slot[slot] == one) for one in range(count)]
         return [one for one in sets if self._rng.random() < 0.9]
@@ -264,17 +264,17 @@ class SimDrain:
             self._coverage["drain.keeper crashed amid a round"] += 1
             keeper.die()
             for claimant in self._claimants:
-                claimant.is_sluggish = True  # it takes longer than the lease would live by itself
+                claimant.is_sluggish = True  # slower than the life of the lease
         elif self._rng.random() < 0.01:
             self._coverage["drain.handed back amid a round"] += 1
             self._rounds_left = 0
-            self._round = None  # its tasks are called back
+            self._round = None  # the tasks are called back
         elif self._rng.random() < 0.02:
             self._coverage["drain.all cut off"] += 1
             self._cut_off(keeper)
 
     def _cut_off(self, keeper: SimKeeper) -> None:
-        """Nothing of anybody's gets through for longer than the lease lives. What streams carry arrives later."""
+        """Cut all parts of the drain off for longer than the life of a lease. Bytes in streams arrive later."""
         clients = [keeper, *(one for one in self._claimants if not one.is_over)]
         for client in clients:
             if client.link is None:
@@ -309,7 +309,7 @@ class SimDrain:
                 last.die()
             elif chance < 0.04:
                 self._coverage["drain.task begun twice"] += 1
-                self._try(task)  # the one before goes on meanwhile
+                self._try(task)  # the earlier claimant goes on meanwhile
             elif chance < 0.08:
                 self._coverage["drain.claimant frozen"] += 1
                 self._freeze(last)
@@ -317,7 +317,7 @@ class SimDrain:
             task.is_done = True
 
     def _freeze(self, claimant: SimClaimant) -> None:
-        """So long that its claim is over; copies of what it had said before come late, when it has claimed again."""
+        """Freeze the claimant until its claim is over. Copies of earlier requests arrive after the next claim."""
         begin_s, for_s = self._rng.uniform(0.3, 0.6), self._rng.uniform(0.9, 1.1) * LEASE_LIFE_S
         claimant.is_sluggish = True
         network = self._sim.network
@@ -327,6 +327,6 @@ class SimDrain:
 
 
 def drain_chance(seed: int) -> random.Random | None:
-    """What a drain of this history decides by; None if it has none."""
+    """The chance of the drains of this history; None without drains."""
     rng = random.Random(f"drain {seed}")
     return rng if rng.random() < SHARE else None

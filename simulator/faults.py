@@ -15,13 +15,13 @@ LEASE_LIFE_S = 2.0
 
 
 def consumer_crash(sim: Simulation) -> None:
-    """A consumer vanishes; some time later another one comes."""
+    """A consumer vanishes; some time later a new consumer starts."""
     sim.pick_consumer().die()
     sim.world.after(sim.world.spread(0.0, 3.0), sim.add_consumer)
 
 
 def consumer_stop(sim: Simulation) -> None:
-    """A consumer goes gracefully; another one comes. Sometimes it cannot give back what it holds before it is lost."""
+    """A consumer stops gracefully; a new consumer starts. Sometimes the leases are lost before the release."""
     consumer = sim.pick_consumer()
     if sim.world.happens(0.5):
         consumer.slow_next = True
@@ -38,10 +38,10 @@ def consumer_join(sim: Simulation) -> None:
 
 
 def consumer_freeze(sim: Simulation) -> None:
-    """A consumer does nothing for longer than its lease, then goes on as if nothing had happened.
+    """A consumer freezes for longer than its lease, then continues.
 
-    Often amid a handler, so that answers which came meanwhile are looked at before the handler's end; as often not, so
-    that the handler's end comes first.
+    Half of the freezes hit a running handler, so that answers are handled before the end of the handler; the other half
+    lets the end of the handler come first.
     """
     consumer = sim.pick_consumer()
     consumer.slow_next = sim.world.happens(0.5)
@@ -67,7 +67,7 @@ def consumer_resize(sim: Simulation) -> None:
 
 
 def slow_handler(sim: Simulation) -> None:
-    """A handler outlives the lease of its consumer, which is cut off meanwhile."""
+    """A handler outlives the lease of its consumer; the consumer is cut off meanwhile."""
     consumer = sim.pick_consumer()
     consumer.slow_next = True
     if sim.world.happens(0.7):
@@ -76,12 +76,12 @@ def slow_handler(sim: Simulation) -> None:
 
 
 def node_power_loss(sim: Simulation) -> None:
-    """The node's machine loses what was not synced. A promise of flush=always only."""
+    """The machine of the node loses unsynced data. Only flush=always promises more."""
     sim.crash_node(power=sim.loses_power)
 
 
 def node_kill(sim: Simulation) -> None:
-    """The process dies; sometimes the power goes too, soon after it is back."""
+    """The process dies; sometimes the power fails soon after the restart."""
     sim.crash_node(power=False)
     if sim.world.happens(0.5):
         sim.world.after(sim.world.spread(0.5, 1.2), lambda: sim.crash_node(power=sim.loses_power))
@@ -96,9 +96,9 @@ def node_crash_while_writing(sim: Simulation) -> None:
 
 
 def node_graceful_restart(sim: Simulation) -> None:
-    """The node takes no new work, waits a while for its consumers to give back what they hold, and is restarted.
+    """The node accepts no new work, waits a while for consumers to release their leases, and restarts.
 
-    Often a handler runs for longer than that.
+    Often a handler runs for longer.
     """
     sim.pick_consumer().slow_next = sim.world.happens(0.5)
     grace_s = sim.world.spread(0.1, 2.0)
@@ -116,7 +116,7 @@ def answers_lost(sim: Simulation) -> None:
 
 
 def answers_late(sim: Simulation) -> None:
-    """All that one consumer hears comes late, leases and renewals among it; then it is cut off."""
+    """All answers to a consumer come late, also grants and renewals; then the consumer is cut off."""
     consumer = max((sim.pick_consumer() for _ in range(4)), key=lambda one: one.waiting_count)
     consumer.answers_late_s = sim.world.spread(0.1, 0.22) * LEASE_LIFE_S
     consumer.is_sluggish = True
@@ -130,22 +130,22 @@ def answers_late(sim: Simulation) -> None:
 
 
 def requests_repeated(sim: Simulation) -> None:
-    """Requests arrive twice, the second time late; often after their sender has given its partitions away."""
+    """Requests arrive twice, the second time late; often after the sender has released its partitions."""
     sim.network.repeat = sim.world.spread(0.4, 0.95)
     sim.world.after(sim.world.spread(3.0, 9.0), lambda: setattr(sim.network, "repeat", 0.0))
-    consumer_crash(sim)  # until its leases are over, others ask for them again and again
+    consumer_crash(sim)  # until its leases are over, other consumers retry to acquire
     for _ in range(3):
         sim.world.after(sim.world.spread(0.0, 3.0), lambda: _come_and_go(sim))
 
 
 def _come_and_go(sim: Simulation) -> None:
-    """A consumer comes for a moment: partitions move to it, and most of them back again."""
+    """A consumer joins for a moment: partitions move to the consumer, and most partitions move back."""
     consumer = sim.add_consumer()
     sim.world.after(sim.world.spread(0.2, 1.0), consumer.stop)
 
 
 def stream_cut(sim: Simulation) -> None:
-    """Streams break, most of them in the middle of a frame; both ends learn of it."""
+    """Streams break, most in the middle of a frame; both ends notice."""
     for client in sim.pick_clients(3):
         link = client.link
         if link is not None and link.stream is not None:
@@ -155,7 +155,7 @@ def stream_cut(sim: Simulation) -> None:
 
 
 def stream_half_open(sim: Simulation) -> None:
-    """Streams break, and one end or none learns of it; the others have nothing but silence to tell."""
+    """Streams break, and at most one end notices; the other end has only the silence."""
     for client in sim.pick_clients(3):
         link = client.link
         if link is not None and link.stream is not None:
@@ -164,7 +164,7 @@ def stream_half_open(sim: Simulation) -> None:
 
 
 def stream_one_way(sim: Simulation) -> None:
-    """For a while nothing gets through from a client to the node, or the other way round. Later it arrives."""
+    """For a while a stream carries no bytes from a client to the node, or back. Later the bytes arrive."""
     for client in sim.pick_clients(2):
         if client.link is not None:
             to_node = sim.world.happens(0.5)
@@ -174,20 +174,20 @@ def stream_one_way(sim: Simulation) -> None:
 
 
 def stream_in_pieces(sim: Simulation) -> None:
-    """Frames arrive in pieces, wherever they are cut."""
+    """Frames arrive in pieces, cut at any byte."""
     sim.network.weather.split = sim.world.spread(0.4, 0.95)
     sim.world.after(sim.world.spread(1.0, 4.0), lambda: setattr(sim.network.weather, "split", 0.02))
 
 
 def frames_twice(sim: Simulation) -> None:
-    """Something on the way sends whole frames again, a little later. Meanwhile members come and go."""
+    """The network repeats whole frames a little later. Meanwhile members come and go."""
     sim.network.weather.duplicate = sim.world.spread(0.3, 0.9)
     sim.world.after(sim.world.spread(1.0, 4.0), lambda: setattr(sim.network.weather, "duplicate", 0.0))
     sim.world.after(sim.world.spread(0.0, 1.0), lambda: _come_and_go(sim))
 
 
 def bytes_flipped(sim: Simulation) -> None:
-    """Something on the way damages what it carries."""
+    """The network damages bytes."""
     for client in sim.pick_clients(3):
         link = client.link
         if link is not None and link.stream is not None:
@@ -213,9 +213,9 @@ def sync_fails(sim: Simulation) -> None:
 
 
 def _forget_dirty(disk: SimDisk, path: str) -> bool:
-    """Like Linux: after a failed sync the pages count as clean, so that later syncs succeed and do nothing.
+    """Like Linux: after a failed sync the pages count as clean, and later syncs succeed without a write.
 
-    What is known about the file itself, its length, is still to be written.
+    The metadata of the file, its length, is still to be written.
     """
     inode = disk._inode(path)
     inode.pending = [(position, written) for position, written in inode.pending if written is None]
@@ -227,12 +227,12 @@ def producer_crash(sim: Simulation) -> None:
 
 
 def producer_fenced(sim: Simulation) -> None:
-    """A second writer of the same name opens while the first one still sends."""
+    """A second producer of the same name opens while the first still sends."""
     sim.add_rival_writer()
 
 
 def wall_clock_jump(sim: Simulation) -> None:
-    """Somebody sets the wall clock forward or back, just when a consumer has vanished and its leases run out."""
+    """The wall clock jumps forward or back, just when a consumer has vanished and its leases run out."""
     consumer_crash(sim)
     jump_ms = sim.world.rng.randint(60_000, 3_600_000) * sim.world.rng.choice((-1, 1))
     sim.world.after(sim.world.spread(0.0, 0.9 * LEASE_LIFE_S), lambda: _set_wall_clock(sim, jump_ms))
@@ -274,7 +274,7 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
         wall_clock_jump,
     )
 }
-# The others happen in every history.
+# The rest happens in every history.
 OF_COMMANDS = frozenset(fault.__name__ for fault in (requests_lost, answers_lost, answers_late, requests_repeated))
 OF_STREAMS = frozenset(
     fault.__name__

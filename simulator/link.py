@@ -37,13 +37,12 @@ from inturn.protocol.commands import (
     Reply,
 )
 from inturn.transport.client_stream import ClientStream, Delivery, StreamSettings
-from simulator.client import SimClient
 from simulator.server import SimServer
 from simulator.stream import SimStream
-from simulator.world import World
+from simulator.world import SimClient, World
 
 _TIMER_S_MIN = 0.02
-ANSWERED_WITHIN_S = 5.0  # whatever happens: a stream that nobody answers on is given up long before
+ANSWERED_WITHIN_S = 5.0  # in any case: a stream without answers is given up long before
 _ANSWERS: dict[type[Command], type] = {
     FindSubject: Subject,
     OpenProducer: ProducerOpened,
@@ -64,7 +63,7 @@ _ANSWERS: dict[type[Command], type] = {
 
 
 class _Asked:
-    """A command that waits for its answer: one, not none, not two."""
+    """A command that waits for exactly one answer."""
 
     __slots__ = ("at_s", "command", "reply")
 
@@ -88,7 +87,7 @@ class SimLink:
         self._coverage = coverage
         self._link = ClientStream("node", "simulated", settings, world.rng, self._send)
         self._stream: SimStream | None = None
-        self._streams: list[SimStream] = []  # older ones may still carry something to the node
+        self._streams: list[SimStream] = []  # older streams may still carry bytes to the node
         self._asked: set[_Asked] = set()
         self._is_closed = False
         self._to_node_blocked = False
@@ -103,7 +102,7 @@ class SimLink:
         asked = _Asked(command, reply, self._world.now_s)
         self._asked.add(asked)
         instead = self._link.submit(command, partial(self._answered, asked))
-        if instead is not None:  # real clients look at their answers later, too
+        if instead is not None:  # real clients handle answers later, too
             self._client.later(0.0, partial(self._deliver, [instead]))
 
     def block(self, *, to_node: bool, to_client: bool) -> None:
@@ -113,14 +112,14 @@ class SimLink:
             stream.to_client.block(to_client)
 
     def close(self) -> None:
-        """The client has nothing to say any more."""
+        """The client closes its stream."""
         self._is_closed = True
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.closed_by_client(resets=False)
 
     def died(self) -> None:
-        """With its process the system closes its sockets; with its machine nobody does."""
+        """The system closes the sockets of a dead process; sockets of a dead machine stay open."""
         self._is_closed = True
         stream, self._stream = self._stream, None
         if stream is None:
@@ -131,7 +130,7 @@ class SimLink:
             stream.closed_by_client(resets=self._world.happens(0.5))
 
     def overdue(self) -> list[str]:
-        """What should have been answered by now, if only with ConnectionLost."""
+        """Commands that should have an answer by now, at least ConnectionLost."""
         if self._is_closed or self._client.is_frozen:
             return []
         return sorted(
@@ -195,7 +194,7 @@ class SimLink:
             self._give_up("ended by the node")
 
     def _give_up(self, why: str) -> None:
-        """Real clients close the socket, and what is still to be sent may or may not arrive."""
+        """Real clients close the socket; unsent bytes may or may not arrive."""
         assert self._stream is not None
         self._stream.closed_by_client(resets=self._world.happens(0.5))
         self._lost(why)

@@ -1,7 +1,7 @@
-"""The network between clients and the node: commands as they are, or the bytes of streams.
+"""The network between clients and the node: single commands, or the bytes of streams.
 
-Without streams, single requests and answers are lost, and a request may arrive again much later than any stream would
-allow. With them, the client's Link and the node's Session are the real ones.
+Without streams, single requests and answers are lost, and a request may arrive again much later than in any stream.
+With streams, the client stream and the server session are the real classes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from functools import partial
 from inturn.model.errors import InturnError
 from inturn.protocol.commands import Answer, Command, Reply
 from inturn.transport.client_stream import StreamSettings
-from simulator.client import SimClient
 from simulator.link import SimLink
 from simulator.node import SimNode
 from simulator.server import SimServer
 from simulator.stream import Weather
-from simulator.world import World
+from simulator.world import SimClient, World
 
 
 class SimNetwork:
@@ -30,7 +29,7 @@ class SimNetwork:
         server: SimServer | None = None,
         link_settings: StreamSettings | None = None,
     ) -> None:
-        """With a server there are streams."""
+        """With a server, commands travel in streams."""
         self._world = world
         self._node = node
         self._coverage = coverage
@@ -68,7 +67,7 @@ class SimNetwork:
         world.after(at_s - world.now_s, deliver)
         if world.happens(self.repeat):
             self._coverage["network.request repeated"] += 1
-            # Late enough to reach another process of the node.
+            # Late enough to reach the next process of the node.
             world.after(at_s - world.now_s + world.spread(0.0, 6.0), deliver)
 
     def _deliver(self, client: SimClient, command: Command, reply: Reply) -> None:

@@ -1,4 +1,4 @@
-"""The real node on a simulated disk, that can lose its process or its power at any moment."""
+"""The real node on a simulated disk; process or power can fail at any moment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from simulator.world import World
 
 
 class SimNode:
-    """What is committed in the database survives everything; of the logs survives what a real disk would keep."""
+    """Commits of the store survive everything; of the logs survives the content that a real disk would keep."""
 
     def __init__(
         self,
@@ -62,20 +62,20 @@ class SimNode:
         self._leases = _LeaseWatch(observer)
         self._claims = ClaimWatch(world, coverage, lease.life_s)
         self._sync_s_max = sync_s_max
-        self._is_remote = is_remote  # its clients outlive it
+        self._is_remote = is_remote  # clients outlive the node
         self._on_crash = on_crash
         self.life = 0
         self.disk = SimDisk(world.rng)
         self.database = Database.open(None)
         self.is_up = False
         self.problems: list[str] = []
-        self.failure: Exception | None = None  # a mistake of ours, while it did what a session asked for
-        self._gone: set[object] = set()  # sessions that were hung up, of this life
-        self._producer_epochs: dict[int, int] = {}  # the newest that was given out
+        self.failure: Exception | None = None  # an internal error while a command of a session ran
+        self._gone: set[object] = set()  # closed sessions of this process
+        self._producer_epochs: dict[int, int] = {}  # the newest granted epoch
         self.start()
 
     def start(self) -> None:
-        """Recover. The power may go again meanwhile, or the disk be full: then it stays down until the next try."""
+        """Recover. If the power fails again or the disk is full, the node stays down until the next try."""
         try:
             self._start()
         except SimCrash:
@@ -104,7 +104,7 @@ class SimNode:
         return ask(self.node, CreateSubject(name, partitions, "slots", "strict", Limits()), Subject)
 
     def crash(self, *, power: bool) -> None:
-        """With `power` everything that was not synced is at risk; without it only the process is gone."""
+        """With `power` all unsynced data is at risk; without `power` only the process is gone."""
         self.life += 1
         self.is_up = False
         self._claims.node_crashed()
@@ -122,7 +122,7 @@ class SimNode:
         self._guard(self.life, self.node.stop_gently)
 
     def close(self) -> None:
-        """End in good order. Whoever is connected hears nothing of it but the end."""
+        """Stop gracefully. Connected clients notice only the end."""
         self.life += 1
         try:
             self.node.close()
@@ -132,7 +132,7 @@ class SimNode:
             self.crash(power=False)
 
     def submit(self, command: Command, reply: Reply) -> None:
-        """Nobody answers while it is down."""
+        """No command is answered while the node is down."""
         if self.is_up:
             submit = self.node.submit_remote if self._is_remote else self.node.submit
             watched = _Watched(self, command, self._newest_epoch(command), reply)
@@ -148,7 +148,7 @@ class SimNode:
             raise
 
     def watch_gone(self, session: object) -> None:
-        """From now on nothing may be granted to this one."""
+        """From now on no lease may be granted to this session."""
         self._gone.add(session)
 
     def hung_up(self, session: object) -> None:
@@ -159,7 +159,7 @@ class SimNode:
         return self._producer_epochs.get(command.batch.producer_id, 0) if isinstance(command, Append) else 0
 
     def watch_answer(self, command: Command, newest: int, session: object, answer: Answer | InturnError) -> None:
-        """What comes with an epoch that is over must be refused, and nothing is granted to nobody."""
+        """Commands with an old epoch must be refused, and no lease may be granted to a closed session."""
         if isinstance(answer, ProducerOpened):
             self._producer_epochs[answer.producer_id] = answer.epoch
         elif isinstance(command, Append) and isinstance(answer, Appended) and command.batch.producer_epoch < newest:
@@ -198,7 +198,7 @@ class SimNode:
             self._coverage["claim.keeps a lease from being released"] += isinstance(answer, LeaseHeld)
 
     def _watch_lease(self, command: Renew | Commit, partition: int, epoch: int, ask: int | None = None) -> bool:
-        """Whether it came from a claimant, not from the owner of the lease."""
+        """Whether the command came from a claimant, not from the owner of the lease."""
         place = command.subject, command.group, partition
         holder = self._leases.holders.get(place)
         if holder is not None and holder[1] == epoch and self._claims.is_held(place, command.member, epoch, ask):
@@ -235,12 +235,12 @@ class SimNode:
 
 
 class _LeaseWatch:
-    """Knows from what the node decides who holds what, and passes it on."""
+    """Tracks the owners of leases from the events of the node, and forwards the events."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.holders: dict[tuple[str, str, int], tuple[str, int]] = {}  # by subject, group and partition: owner, epoch
-        self.stored: set[tuple[str, str, int]] = set()  # where the command that is being answered has stored progress
+        self.stored: set[tuple[str, str, int]] = set()  # places where the current command has stored progress
 
     def lease_granted(self, subject: str, group: str, partition: int, owner: str, epoch: int) -> None:
         self.holders[subject, group, partition] = owner, epoch
@@ -265,7 +265,7 @@ class _LeaseWatch:
 
 
 class _Watched(WrappedReply):
-    """Where an answer of the node goes, unless its process is gone by then."""
+    """The reply for an answer of the node, dropped if the process of the node is gone by then."""
 
     __slots__ = ("_command", "_life", "_newest", "_node")
 

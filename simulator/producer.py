@@ -13,16 +13,15 @@ from inturn.producer.core import ProducerCore, SendAttempt
 from inturn.producer.send_batch import SendBatch
 from inturn.protocol.commands import Answer, FindSubject, OpenProducer, ProducerOpened
 from inturn.testing.recorder import Recorder
-from simulator.client import SimClient
 from simulator.network import SimNetwork
-from simulator.world import World
+from simulator.world import SimClient, World
 
 _OPEN_TIMEOUT_S = 0.5
-_Sent: TypeAlias = tuple[SendBatch, int, bytes, str, tuple[str, ...]]  # its place in the batch; key, message id, tags
+_Sent: TypeAlias = tuple[SendBatch, int, bytes, str, tuple[str, ...]]  # place in the send batch; key, message id, tags
 
 
 class SimProducer(SimClient):
-    """Numbers its messages: the message id is `<name>:<number>`, so that the log tells order and duplicates."""
+    """Numbers its messages: the message id is `<name>:<number>` and shows order and duplicates in the log."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class SimProducer(SimClient):
         return self.is_dead or self.error is not None or (self._core is not None and self._core.is_idle)
 
     def send(self, key: bytes, tags: tuple[str, ...] = ()) -> bool:
-        """False: not now (it is not open yet, or it ended)."""
+        """False if the producer is not open yet, or has ended."""
         if self._core is None or self.error is not None or self.is_dead:
             return False
         message_id = f"{self.name}:{self._number}"
@@ -106,7 +105,7 @@ class SimProducer(SimClient):
             self._tick()
 
     def _end(self, error: InturnError) -> None:
-        """Whoever is told that a message failed closes the producer: it must not go on with other partitions."""
+        """A failed message closes the producer: the producer must not continue with other partitions."""
         self.error = error
         self.is_dead = True
 

@@ -1,4 +1,4 @@
-"""The node's end of streams under simulation: a real ServerSession on each, with virtual time in place of sockets."""
+"""The node's end of streams under simulation: real server sessions, with virtual time in place of sockets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TypeAlias
 
 from inturn.model.settings import LeaseSettings
 from inturn.transport.server_session import ServerSession, ServerSettings
-from simulator.client import SimClient
 from simulator.node import SimNode
 from simulator.stream import SimPipe, SimStream, Weather
-from simulator.world import World
+from simulator.world import SimClient, World
 
 _WATCH_S = 1.0
 
@@ -21,7 +20,7 @@ Ended: TypeAlias = Callable[[SimStream], None]
 
 
 class SimServer:
-    """What `Server` does: takes connections, and hangs up on whoever is silent."""
+    """As `Server`: accepts connections, and closes silent connections."""
 
     def __init__(
         self,
@@ -37,12 +36,12 @@ class SimServer:
         self.settings = settings
         self.world = world
         self.coverage = coverage
-        self.peers: dict[_Peer, None] = {}  # in the order in which they came
+        self.peers: dict[_Peer, None] = {}  # in the order of their connections
         self._weather = weather
         world.after(_WATCH_S, self._watch)
 
     def accept(self, client: SimClient, received: Received, ended: Ended) -> SimStream | None:
-        """A new stream; None if there is nobody to connect to. The functions are called as the client can hear."""
+        """A new stream; None if the node is down. The functions are not called while the client is frozen or dead."""
         if not self.node.is_up:
             return None
         peer = _Peer(self)
@@ -58,7 +57,7 @@ class SimServer:
         return SimPipe(self.world, self._weather, self.coverage, arrived, ended)
 
     def crashed(self) -> None:
-        """The process is gone. Its system says so to the clients, unless it is gone, too."""
+        """The process is gone. The system closes the streams, unless the machine is gone, too."""
         for peer in list(self.peers):
             peer.session.is_closed = True
             if self.world.happens(0.4):
@@ -114,7 +113,7 @@ class _Peer:
             self._server.world.after(0.0, self._go_on)
 
     def _hang_up(self) -> None:
-        """After what was sent."""
+        """Close the stream after the bytes sent so far."""
         if not self.stream.is_damaged:
             self._server.node.problems.append("nonsense in a stream that nobody damaged: the node hung up")
         self._server.coverage["stream.given up by the node, nonsense"] += 1
@@ -132,6 +131,6 @@ class _Peer:
     def _look(self) -> None:
         self._is_full = self.session.is_full
         self._server.coverage["stream.too much unanswered"] += self._is_full
-        # A session answers a mistake of ours with an error; here it is to end the history.
+        # A session answers an internal error with an error; in a simulation the internal error ends the history.
         if self._server.node.failure is not None:
             raise self._server.node.failure

@@ -1,4 +1,4 @@
-"""How a simulated world is made: by chance, once per history."""
+"""The settings of a history, chosen by chance once per history."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from simulator.faults import LEASE_LIFE_S
 SUBJECT = "order.book"
 GROUP = "notify"
 WANTED = "wanted"  # a tag
-TAGS_SHARE = 0.1  # of all histories have a group that leaves out what has not this tag
+TAGS_SHARE = 0.1  # share of histories with a group that filters by this tag
 QUICK_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class SimSettings:
-    is_local: bool  # what lives in the node's process dies with it; remote clients survive it, and their leases do
+    is_local: bool  # local clients die with the node's process; remote clients and their leases survive
     has_streams: bool  # between remote clients and the node
     loses_power: bool
-    promises_all: bool  # that was acknowledged, whatever happens
+    promises_all: bool  # acknowledged messages survive every fault
     log: LogSettings
     lease: LeaseSettings
     producer: ProducerSettings
@@ -61,7 +61,7 @@ def choose_settings(rng: random.Random, *, has_tags: bool) -> SimSettings:
         batch_count=rng.choice((1, 3, 20)), in_flight=rng.choice((1, 2, 5)), answer_timeout_s=0.5, backoff_max_s=0.5
     )
     order = rng.choice((Order.PARTITION, Order.KEY, Order.KEY))
-    # A rollback asked for by a message that is lost later would be left out of what is judged.
+    # A rollback by a message that is lost later would be missing in the judged history.
     ack = rng.choice(("auto", "auto", "manual")) if promises_all else "auto"
     return SimSettings(
         is_local,
@@ -73,7 +73,7 @@ def choose_settings(rng: random.Random, *, has_tags: bool) -> SimSettings:
         producer,
         order,
         _choose_consumer(rng, order, ack, WANTED if has_tags else None),
-        # With slow handlers there is always a backlog, so that whatever happens to a lease happens amid work.
+        # With slow handlers there is always a backlog: leases change amid work.
         handler_s_max=rng.choice((0.0005, 0.01, 0.01, 0.05)),
         # On a slow disk more is written and not yet synced when the power goes.
         sync_s_max=rng.choice((0.008, 0.15)),
@@ -111,7 +111,7 @@ def _choose_consumer(rng: random.Random, order: Order, ack: str, tags: str | Non
 
 
 def _choose_on_exhausted(rng: random.Random, order: Order, ack: str) -> OnExhausted:
-    """Parking repeats what was handled but not committed, which the checker knows of rollbacks only."""
+    """Parking repeats handled but uncommitted messages; the checker allows repeats for rollbacks only."""
     if ack == "manual":
         return OnExhausted.BLOCK
     choices = list(OnExhausted) if order is Order.KEY else [OnExhausted.BLOCK, OnExhausted.DEAD_LETTER]
@@ -119,13 +119,13 @@ def _choose_on_exhausted(rng: random.Random, order: Order, ack: str) -> OnExhaus
 
 
 def quick_chance(seed: int) -> random.Random | None:
-    """By what consumers of this history think that their handlers are quick; None if they never do."""
+    """The chance by which consumers take their handlers for quick; None if never."""
     rng = random.Random(f"quick {seed}")
     return rng if rng.random() < QUICK_SHARE else None
 
 
 def tags_chance(seed: int) -> random.Random | None:
-    """What the tags of this history are decided by; None if its group wants all. A chance of its own, so that other
-    histories are what they would be anyway; the 44 leaves those alone that tests know by their seeds."""
+    """The chance of the tags of this history; None if the group consumes all messages. Histories without tags do
+    not change; the 44 keeps the histories unchanged that tests know by their seeds."""
     rng = random.Random(f"tags 44 {seed}")
     return rng if rng.random() < TAGS_SHARE else None

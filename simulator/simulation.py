@@ -3,9 +3,9 @@
     report = simulate(seed=7)
     assert report.ok, report
 
-The same seed gives the same history. Each has at least 3 consumers, 4 partitions, 500 messages and 5 faults; then
-everything heals, and all that was acknowledged must have been handled, in order. At the very end the power is cut
-once more: what was acknowledged must still be there.
+The same seed gives the same history. A history has at least 3 consumers, 4 partitions, 500 messages and 5 faults; then
+all faults heal, and all acknowledged messages must be handled, in order. At the end the power fails once more:
+acknowledged messages must still be there.
 """
 
 from __future__ import annotations
@@ -27,33 +27,30 @@ from inturn.testing.history import History
 from inturn.transport.client_stream import StreamSettings
 from inturn.transport.server_session import ServerSettings
 from simulator.aftermath import Aftermath
-from simulator.client import SimClient
 from simulator.consumer import SimConsumer, SimRecorder
 from simulator.drain import SimClaimant, SimDrain, SimKeeper, drain_chance
 from simulator.faults import FAULTS, LEASE_LIFE_S, OF_COMMANDS, OF_STREAMS
-from simulator.growth import SimGrowth, growth_chance
 from simulator.network import SimNetwork
 from simulator.node import SimNode
-from simulator.operator import SimOperator
 from simulator.producer import SimProducer
 from simulator.server import SimServer
 from simulator.settings import GROUP, SUBJECT, choose_settings, quick_chance, tags_chance
 from simulator.stream import Weather
-from simulator.traffic import SimTraffic
-from simulator.world import World
+from simulator.workload import SimGrowth, SimOperator, SimTraffic, growth_chance
+from simulator.world import SimClient, World
 
 PARTITIONS = 4
 CONSUMERS = 3
 FAULTS_MIN = 5
 KEYS = 12
 TROUBLE_S = 10.0  # faults happen until then
-PATIENCE_S = 120.0  # after healing everything must be done within this time
+PATIENCE_S = 120.0  # after healing all messages must be finished within this time
 WRITER = "ledger"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one history. `problems` is empty if everything held."""
+    """The result of a history. `problems` is empty if the contract held."""
 
     seed: int
     verdict: Verdict
@@ -120,7 +117,7 @@ class Simulation:
         if not self.has_streams:
             return SimNetwork(self.world, self.node, self.coverage, weather)
         rng = self.world.rng
-        # With few unanswered commands sessions let others wait now and then.
+        # With a low limit of unanswered commands sessions make clients wait now and then.
         settings = ServerSettings(unanswered_count=rng.choice((65_536, 65_536, 6)), silence_s=2 * LEASE_LIFE_S)
         self._server = SimServer(self.world, self.node, self.settings.lease, settings, weather, self.coverage)
         links = StreamSettings(dial_timeout_s=0.5, backoff_max_s=0.5, ping_s=0.3, silence_s=rng.choice((0.8, 2.5)))
@@ -254,7 +251,7 @@ class Simulation:
                 self.add_producer()
 
     def add_rival_writer(self) -> None:
-        """The older one stays, and must notice by itself that it was replaced."""
+        """The older producer stays, and must notice the replacement by itself."""
         self.add_producer(WRITER)
 
     def _name(self, kind: str) -> str:
@@ -271,9 +268,9 @@ class Simulation:
             self._close_node(self.node.life, self.world.now_s + grace_s)
 
     def _close_node(self, life: int, until_s: float) -> None:
-        """When everything is given back, or the time is over."""
+        """Stop the node when all leases are released, or the time is over."""
         if life != self.node.life:
-            return  # it has crashed meanwhile
+            return  # crashed meanwhile
         if self.node.held_count and self.world.now_s < until_s:
             self.world.after(0.05, partial(self._close_node, life, until_s))
             return
@@ -281,7 +278,7 @@ class Simulation:
         self.node.close()
 
     def _node_crashed(self) -> None:
-        """Called by the node itself, whatever ended it."""
+        """The node calls this at every end of its process."""
         self.recorder.restarted()
         self.coverage["node.crashed"] += 1
         if self.has_streams:
@@ -301,7 +298,7 @@ class Simulation:
             for _ in range(CONSUMERS):
                 self.world.after(self.world.spread(0.0, 0.5), self.add_consumer)
 
-    # One history
+    # A history
 
     def run(self) -> Report:
         self.world.run(TROUBLE_S)
@@ -337,7 +334,7 @@ class Simulation:
         if self.node.is_up and any(log == "stopped" for log in self._log_states()):
             self.crash_node(power=self.loses_power)
         if self.settings.consumer.ack == "manual":
-            # What was handled but never committed is left to others.
+            # Handled but uncommitted messages are left to other consumers.
             for consumer in self.consumers:
                 consumer.stop()
         for _ in range(CONSUMERS):
@@ -369,5 +366,5 @@ class Simulation:
 
 
 def simulate(seed: int) -> Report:
-    """Run one history."""
+    """Run the history of a seed."""
     return Simulation(seed).run()

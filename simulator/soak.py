@@ -1,9 +1,9 @@
-"""Many simulated histories, in several processes, and what they covered.
+"""Many simulated histories, in several processes, and their coverage.
 
     python -m simulator.soak --seeds 1000
 
-Fails (exit code 1) if a history breaks the contract, or if a thousand or more of them leave out anything that they are
-there to try (`REQUIRED_COVERAGE`). A history that fails is repeated with `--seed`.
+Fails (exit code 1) if a history breaks the contract, or if a thousand or more histories miss an entry of
+`REQUIRED_COVERAGE`. Replay a history that failed with `--seed`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from simulator.disk import SimCrash
 from simulator.faults import FAULTS
 from simulator.simulation import Report, simulate
 
-# So many histories must have tried everything. The rarest of it comes about ten times in that many.
+# This number of histories must reach all coverage. The rarest entry comes about ten times in as many histories.
 COVERED_COUNT = 1000
 REQUIRED_COVERAGE: tuple[str, ...] = (
     *(f"fault.{name}" for name in FAULTS),
@@ -152,8 +152,8 @@ _LINE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What is left of one history, small enough to come back from another process."""
+class SeedOutcome:
+    """The result of a seed, small enough to return from a worker process."""
 
     seed: int
     problems: list[str]
@@ -170,16 +170,16 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Totals:
+class SoakTotals:
     histories: int = 0
     faults: int = 0
     messages: int = 0
     duplicates: int = 0
     virtual_s: float = 0.0
     coverage: Counter[str] = field(default_factory=Counter)
-    failures: list[Outcome] = field(default_factory=list)
+    failures: list[SeedOutcome] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: SeedOutcome) -> None:
         self.histories += 1
         self.faults += outcome.faults
         self.messages += outcome.messages
@@ -191,7 +191,7 @@ class Totals:
 
     @property
     def missing(self) -> list[str]:
-        """What should have been tried and was not. Fewer histories need not try everything."""
+        """The required coverage that was not reached. Fewer histories need not reach all coverage."""
         if self.histories < COVERED_COUNT:
             return []
         return [name for name in REQUIRED_COVERAGE if not self.coverage[name]]
@@ -204,22 +204,22 @@ class Totals:
 # Running
 
 
-def run_one(seed: int, save: str | None = None) -> Outcome:
-    """One history; if it fails and `save` is a folder, the history is kept there."""
+def run_one(seed: int, save: str | None = None) -> SeedOutcome:
+    """Run a seed. A history that fails is saved in the folder `save`, if given."""
     try:
         report = simulate(seed)
     except (Exception, SimCrash) as error:
-        return Outcome(seed, [f"the simulation itself ended with {type(error).__name__}: {error}"])
+        return SeedOutcome(seed, [f"the simulation itself ended with {type(error).__name__}: {error}"])
     return _outcome(report, save)
 
 
-def _outcome(report: Report, save: str | None) -> Outcome:
+def _outcome(report: Report, save: str | None) -> SeedOutcome:
     saved = None
     if save is not None and not report.ok:
         saved = str(Path(save) / f"history-{report.seed}.jsonl")
         Path(save).mkdir(parents=True, exist_ok=True)
         report.history.save(saved)
-    return Outcome(
+    return SeedOutcome(
         report.seed,
         report.problems[:_SHOWN_PROBLEMS],
         len(report.faults),
@@ -231,8 +231,8 @@ def _outcome(report: Report, save: str | None) -> Outcome:
     )
 
 
-def run_many(seeds: Iterator[int], processes: int, save: str | None, until_s: float | None) -> Iterator[Outcome]:
-    """The outcomes as they come. After `until_s` (monotonic) nothing new is begun."""
+def run_many(seeds: Iterator[int], processes: int, save: str | None, until_s: float | None) -> Iterator[SeedOutcome]:
+    """The outcomes as they come. No seed is started after `until_s` (monotonic)."""
     if processes == 1:
         with _silence():
             for seed in seeds:
@@ -241,7 +241,7 @@ def run_many(seeds: Iterator[int], processes: int, save: str | None, until_s: fl
                 yield run_one(seed, save)
         return
     with ProcessPoolExecutor(processes, initializer=_silence_for_good) as pool:
-        waiting: set[Future[Outcome]] = set()
+        waiting: set[Future[SeedOutcome]] = set()
         try:
             while True:
                 while len(waiting) < 4 * processes and (until_s is None or time.monotonic() < until_s):
@@ -258,7 +258,7 @@ def run_many(seeds: Iterator[int], processes: int, save: str | None, until_s: fl
 
 
 def _silence_for_good() -> None:
-    """Faults make the product log errors, as it should; nobody wants to read thousands of them."""
+    """Silence the errors that the product logs because of faults."""
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
@@ -277,7 +277,7 @@ def _silence() -> Iterator[None]:
 
 
 class _Meter(Protocol):
-    def advance(self, totals: Totals) -> None: ...
+    def advance(self, totals: SoakTotals) -> None: ...
 
 
 class _Bar:
@@ -286,7 +286,7 @@ class _Bar:
         self._task = bar.add_task("histories", total=total, told="")
         self._started_s = time.monotonic()
 
-    def advance(self, totals: Totals) -> None:
+    def advance(self, totals: SoakTotals) -> None:
         rate = totals.histories / max(time.monotonic() - self._started_s, 1e-6)
         failed = f"  {len(totals.failures)} FAILED" if totals.failures else ""
         self._bar.update(self._task, completed=totals.histories, told=f"{rate:.1f}/s{failed}")
@@ -301,7 +301,7 @@ class _Lines:
         self._started_s = time.monotonic()
         self._next_s = self._started_s + _LINE_EVERY_S
 
-    def advance(self, totals: Totals) -> None:
+    def advance(self, totals: SoakTotals) -> None:
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -333,7 +333,7 @@ def _meter(console: Console, total: int | None) -> Iterator[_Meter]:
         yield _Bar(bar, total)
 
 
-def _tell(console: Console, totals: Totals, took_s: float) -> None:
+def _tell(console: Console, totals: SoakTotals, took_s: float) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("covered")
     table.add_column("times", justify="right")
@@ -357,14 +357,14 @@ def _tell(console: Console, totals: Totals, took_s: float) -> None:
     console.print(f"{totals.histories} histories: {_verdict(totals)}", soft_wrap=True)
 
 
-def _verdict(totals: Totals) -> str:
+def _verdict(totals: SoakTotals) -> str:
     if totals.failures:
         seeds = ", ".join(str(failure.seed) for failure in totals.failures[:_SHOWN_FAILURES])
         return f"{len(totals.failures)} FAILED (seeds {seeds}{', …' if len(totals.failures) > _SHOWN_FAILURES else ''})"
     return f"FAILED to cover {len(totals.missing)} things" if totals.missing else "ok"
 
 
-def _as_json(totals: Totals, took_s: float) -> str:
+def _as_json(totals: SoakTotals, took_s: float) -> str:
     return json.dumps(
         {
             "ok": totals.ok,
@@ -392,11 +392,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulator.soak", description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=_at_least_one, help="how many histories (default 1000, or no limit)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--processes", type=_at_least_one, default=os.cpu_count() or 1, help="default: one per core")
-    parser.add_argument("--minutes", type=float, help="begin nothing new after this time")
+    parser.add_argument("--seed", type=int, help="only this seed")
+    parser.add_argument(
+        "--processes", type=_at_least_one, default=os.cpu_count() or 1, help="default: the number of cores"
+    )
+    parser.add_argument("--minutes", type=float, help="start no seed after this time")
     parser.add_argument("--save", metavar="DIR", help="keep the histories that fail in this folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args(argv)
     if arguments.seed is not None:
         arguments.first, arguments.seeds, arguments.processes = arguments.seed, 1, 1
@@ -417,7 +419,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_s = time.monotonic()
     until_s = None if arguments.minutes is None else started_s + 60 * arguments.minutes
     seeds = itertools.islice(itertools.count(arguments.first), arguments.seeds)
-    totals = Totals()
+    totals = SoakTotals()
     try:
         with _meter(Console(stderr=True), arguments.seeds) as meter:
             for outcome in run_many(seeds, arguments.processes, arguments.save, until_s):

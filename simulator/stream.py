@@ -1,7 +1,7 @@
-"""A stream between a client and the node: bytes in their order, late, and in other pieces than they were written in.
+"""A stream between a client and the node: bytes arrive in order, late, and in different pieces than written.
 
-It may be cut at any moment, also in the middle of a frame, and either end may learn of that or not. A network that
-lets nothing through for a while loses nothing: what was written arrives later, even if its writer is gone by then.
+A stream may be cut at any moment, also in the middle of a frame, and an end may notice or not. A blocked network loses
+no bytes: written bytes arrive later, even if the writer is gone by then.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Weather:
 
     delay_s_max: float = 0.003
     split: float = 0.02  # arrive in two pieces
-    duplicate: float = 0.0  # arrive twice, as a proxy may do it that sends again
+    duplicate: float = 0.0  # arrive twice, as from a proxy that sends again
 
     def clear(self) -> None:
         self.delay_s_max, self.split, self.duplicate = 0.003, 0.02, 0.0
 
 
 class SimPipe:
-    """One direction. `arrived` gets the bytes, `ended` is called once if the reader learns that there is no more."""
+    """One direction. `arrived` gets the bytes; `ended` is called once if the reader notices the end."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SimPipe:
         self._coverage = coverage
         self._arrived = arrived
         self._ended = ended
-        self._chunks: deque[tuple[float, bytes | None]] = deque()  # when they arrive; None is the end
+        self._chunks: deque[tuple[float, bytes | None]] = deque()  # with the time of arrival; None is the end
         self._until_s = 0.0
         self._is_scheduled = False
         self._is_blocked = False
@@ -57,24 +57,24 @@ class SimPipe:
             self._world.after(self._world.spread(0.0, 0.5), lambda: self._put(frame))
 
     def close(self) -> None:
-        """The writer is done: after what is on its way the reader learns of the end."""
+        """The writer closes: the reader notices the end after the bytes on their way."""
         if self._is_open:
             self._is_open = False
             self._add(None)
 
     def break_off(self, *, tells: bool) -> None:
-        """What is on its way is lost. With `tells` the reader learns of the end."""
+        """The bytes on their way are lost. With `tells` the reader notices the end."""
         self._is_open = False
         self._chunks.clear()
         if tells:
             self._add(None)
 
     def leave_open(self) -> None:
-        """The writer is gone; what is on its way arrives, and then nothing, without a word."""
+        """The writer is gone; the bytes on their way arrive, but no end."""
         self._is_open = False
 
     def cut_after(self, size_bytes: int, on_cut: Callable[[], None]) -> None:
-        """Carry so many bytes yet, then call `on_cut`, when the last of them has arrived."""
+        """Carry this number of bytes, then call `on_cut` when the last byte has arrived."""
         self._room_bytes, self._on_cut = size_bytes, on_cut
 
     def flip_a_byte(self) -> None:
@@ -82,7 +82,7 @@ class SimPipe:
         self._flips = True
 
     def block(self, is_blocked: bool) -> None:
-        """Let nothing through. What was written meanwhile arrives when it is over."""
+        """Block the pipe. Bytes written meanwhile arrive at the end of the block."""
         self._is_blocked = is_blocked
         self._schedule()
 
@@ -115,7 +115,7 @@ class SimPipe:
             self._world.after(max(0.0, self._chunks[0][0] - self._world.now_s), self._arrive)
 
     def _arrive(self) -> None:
-        """All that is due comes at once."""
+        """Deliver all due bytes at once."""
         self._is_scheduled = False
         if self._is_blocked or not self._chunks:
             return
@@ -149,25 +149,25 @@ class SimPipe:
 
 
 class SimStream:
-    """Two pipes. It matters who is gone, and who is to learn of it."""
+    """Two pipes. An end may be gone, and the other end may notice or not."""
 
     def __init__(self, to_node: SimPipe, to_client: SimPipe) -> None:
         self.to_node = to_node
         self.to_client = to_client
-        self.is_damaged = False  # either end may find nonsense in it
-        self.is_left = False  # by the client, which may be back on another one
+        self.is_damaged = False  # an end may read damaged bytes
+        self.is_left = False  # by the client; the client may be back on a new stream
 
     def damage(self, pipe: SimPipe) -> None:
         self.is_damaged = True
         pipe.flip_a_byte()
 
     def cut(self, *, node_learns: bool, client_learns: bool) -> None:
-        """Something between the ends breaks, and what is on its way with it."""
+        """The network breaks the stream; the bytes on their way are lost."""
         self.to_node.break_off(tells=node_learns)
         self.to_client.break_off(tells=client_learns)
 
     def closed_by_client(self, *, resets: bool) -> None:
-        """The client reads no more. What it wrote arrives, unless it resets the stream."""
+        """The client reads no more. Written bytes arrive, unless the client resets the stream."""
         self.is_left = True
         self.to_client.break_off(tells=False)
         if resets:
@@ -183,7 +183,7 @@ class SimStream:
             self.to_client.close()
 
     def left_by_client(self) -> None:
-        """Its machine is gone, and cannot say so."""
+        """The machine of the writer is gone, without an end of the stream."""
         self.is_left = True
         self.to_client.break_off(tells=False)
         self.to_node.leave_open()

@@ -1,4 +1,4 @@
-"""A world with its own time: events in a heap, one seed for all chance. It is also the clock of everything in it."""
+"""The world of a history: virtual time with a heap of events and a seed for all chance, and the clients."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulator.link import SimLink
 
 _WALL_START_MS = 1_700_000_000_000
 EVENTS_MAX = 300_000  # a usual history has some thousands
 
 
 class TimeStandsStill(Exception):
-    """Far too much happened: most likely something happens again and again at the same moment."""
+    """Too many events: most likely an event repeats without end at the same moment."""
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s
-        super().__init__(f"{EVENTS_MAX} events by {now_s:.3f} s: something goes round in circles")
+        super().__init__(f"{EVENTS_MAX} events by {now_s:.3f} s: an event repeats without end")
 
 
 class World:
+    """The clock and the chance of all parts of a history."""
+
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now_s = 0.0
@@ -38,7 +44,7 @@ class World:
         heapq.heappush(self._events, (self.now_s + delay_s, next(self._count), action))
 
     def run(self, until_s: float) -> None:
-        """Let events happen up to this time. Raises TimeStandsStill."""
+        """Run the events up to this time. Raises TimeStandsStill."""
         events = self._events
         while events and events[0][0] <= until_s:
             at_s, _, action = heapq.heappop(events)
@@ -54,3 +60,63 @@ class World:
 
     def happens(self, chance: float) -> bool:
         return self.rng.random() < chance
+
+
+class SimClient:
+    """A client of the node: can die, freeze, and be cut off from the network."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.link: SimLink | None = None  # where there are streams
+        self.sent_until_s = 0.0
+        self.answered_until_s = 0.0
+        self.answers_late_s = 0.0
+        self._is_dead = False
+        self._is_cut = False
+        self.is_frozen = False
+        self._missed: list[Callable[[], None]] = []
+
+    @property
+    def is_dead(self) -> bool:
+        return self._is_dead
+
+    @is_dead.setter
+    def is_dead(self, is_dead: bool) -> None:
+        if is_dead and not self._is_dead and self.link is not None:
+            self.link.died()
+        self._is_dead = is_dead
+
+    @property
+    def is_cut(self) -> bool:
+        return self._is_cut
+
+    @is_cut.setter
+    def is_cut(self, is_cut: bool) -> None:
+        self._is_cut = is_cut
+        if self.link is not None:
+            self.link.block(to_node=is_cut, to_client=is_cut)
+
+    def hang_up(self) -> None:
+        if self.link is not None:
+            self.link.close()
+
+    def freeze(self, for_s: float) -> None:
+        self.is_frozen = True
+        self.world.after(for_s, self.thaw)
+
+    def thaw(self) -> None:
+        """Run the actions that were due meanwhile, late, in their order."""
+        self.is_frozen = False
+        missed, self._missed = self._missed, []
+        for action in missed:
+            self.do(action)
+
+    def do(self, action: Callable[[], None]) -> None:
+        if self.is_frozen:
+            self._missed.append(action)
+        elif not self._is_dead:
+            action()
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.world.after(delay_s, lambda: self.do(action))

@@ -14,10 +14,10 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# Whichever test of these comes first makes what all of the file look at, which takes long: one process runs them all.
-TOGETHER = {"tests/cli/test_demo.py", "tests/spark/test_cluster.py", "tests/testing/test_simulation.py"}
+# The first test of such a file makes a slow fixture for all tests of the file: one process runs the whole file.
+TOGETHER = {"tests/cli/test_demo.py", "tests/spark/test_cluster.py", "tests/simulator/test_simulation.py"}
 
-# These share a Spark session, whose Java process is slow to start and slow while it is cold: one process has it.
+# Tests that share a Spark session. A Java process starts slowly and is slow while cold: one process has the session.
 WITH_SESSION = {
     f"tests/spark/test_{name}.py"
     for name in (
@@ -46,13 +46,19 @@ QUICK_FOLDERS = {
     "model",
     "node",
     "producer",
-    "state",
-    "wire",
+    "protocol",
+    "store",
+    "transport",
 }
 QUICK_BED = "embedded"
 # Files among these whose tests start programs, servers or clusters.
 NOT_QUICK = {
-    "consumer/test_processes.py",
+    "cluster/test_cluster.py",
+    "cluster/test_growth.py",
+    "cluster/test_routes.py",
+    "cluster/test_secured.py",
+    "cluster/test_states.py",
+    "consumer/test_worker_processes.py",
     "contract/test_served.py",
     "contract/test_served_modes.py",
     "contract/test_shared_folder.py",
@@ -105,7 +111,7 @@ def pytest_configure() -> None:
 
 
 class _Together(LoadScopeScheduling):  # type: ignore[misc]
-    """A test goes to whichever process is free, those of a file above to one, and those with the session to one."""
+    """A test goes to a free process. Tests of a file above go to one process, tests with the session to one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]

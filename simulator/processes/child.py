@@ -1,4 +1,4 @@
-"""What the processes of a fault run have in common: what they are told, their clock, and how they end."""
+"""The common parts of the processes of a fault run: specification, clock, and end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` and `seed` are of this one process: whoever takes its place has others."""
+    """`name` and `seed` belong to a process: the successor has different values."""
 
     events: str
     seed: int
@@ -54,7 +54,7 @@ class ConsumerSpec(ClientSpec, frozen=True, kw_only=True):
     order: str
     failing_share: float = 0.02
     handling_s_max: float = 0.005
-    slow_share: float = 0.02  # of the messages: so that handlers run when their process is hit
+    slow_share: float = 0.02  # of the messages: handlers run when a fault hits their process
     slow_s_max: float = 0.3
 
 
@@ -68,8 +68,8 @@ _Spec = TypeVar("_Spec", bound=msgspec.Struct)
 
 
 class JumpingClock:
-    """The wall clock jumps whenever it is told to; the monotonic one goes on. It knows when each thread last looked,
-    which for a worker that begins a handler is the look at its lease."""
+    """The wall clock jumps on request; the monotonic clock goes on. The clock knows when every thread last read the
+    time: a worker reads the time to check its lease before a handler."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -87,7 +87,7 @@ class JumpingClock:
         self._jump_ms = self._random.randint(-JUMP_MS_MAX, JUMP_MS_MAX)
 
     def looked_at_s(self) -> float:
-        """Of this thread; 0 if it has not looked since `forget_look`."""
+        """The last reading of this thread; 0 if the thread has not read the time since `forget_look`."""
         at_s: float = getattr(self._looks, "at_s", 0.0)
         return at_s
 
@@ -112,7 +112,7 @@ class Stop:
         signal.signal(signal.SIGUSR1, jump)
 
     def wait(self, look: Callable[[], None] = lambda: None) -> None:
-        """Until it is asked for; an orphan ends at once. `look` may raise."""
+        """Run until a request to stop; an orphan ends at once. `look` may raise."""
         while not self.is_asked:
             self.end_if_orphan()
             look()
@@ -139,7 +139,7 @@ def seeded(bugs: str | None) -> Iterator[None]:
     """The product has these bugs, see `seeded_bugs`; several are joined by "+"."""
     with contextlib.ExitStack() as injected:
         if bugs is not None:
-            from simulator.seeded_bugs import BUGS  # it knows the whole product, which takes its time
+            from simulator.seeded_bugs import BUGS  # imports the whole product: slow
 
             for bug in bugs.split("+"):
                 injected.enter_context(BUGS[bug].injected())

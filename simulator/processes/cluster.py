@@ -1,4 +1,4 @@
-"""A server, consumers and producers as real processes, each of which can be killed, frozen and started again."""
+"""A server, consumers and producers as real processes that can be killed, frozen and started again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from simulator.processes.proxy import Proxies, Proxy
 
 Role: TypeAlias = Literal["server", "consumer", "producer"]
 SUBJECT, GROUP = "faults", "workers"
-# Outside of what the system gives to clients: one of them could take the port while the server is down.
+# Outside of the range for clients: a client could take the port while the server is down.
 _PORTS = (20_000, 32_000)
 
 
 @dataclass(slots=True)
 class Place:
-    """Something that is to run: one process after the other does. `proxy` is between it and the server."""
+    """A role that runs in one process after the other. `proxy` is between the process and the server."""
 
     name: str
     role: Role
@@ -43,7 +43,7 @@ class Place:
 
     @property
     def has_begun(self) -> bool:
-        """It runs, and has opened its file, and so listens to signals."""
+        """The process runs, has opened its file and handles signals."""
         return self.process is not None and not self.is_frozen and self.events.exists()
 
     @property
@@ -52,7 +52,7 @@ class Place:
 
 
 class Cluster:
-    """Keeps everything in one folder: the server's own, and per process a file of events and one of what it said."""
+    """Keeps all files in one folder: the server's folder, and per process a file of events and a file of output."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Cluster:
         self.places = [self.server]
         for role in ("consumer", "producer"):
             for number in range(counts[role]):
-                # The first of each kind is connected directly: most of the work gets done whatever the network does.
+                # The first consumer and producer connect directly: most work is done in spite of a bad network.
                 proxy = proxies.add(self.port, self._seeds.getrandbits(32)) if number else None
                 self.places.append(Place(f"{role}-{number}", role, proxy))
 
@@ -98,7 +98,7 @@ class Cluster:
             place.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
 
     def kill(self, place: Place) -> None:
-        """kill -9; returns when it is dead."""
+        """kill -9; returns when the process is dead."""
         process = place.process
         assert process is not None
         process.kill()
@@ -121,7 +121,7 @@ class Cluster:
         place.process.send_signal(signal.SIGUSR1)
 
     def end(self, place: Place, wait_s: float) -> None:
-        """SIGTERM. Whoever does not end in time, or not well, is a problem."""
+        """SIGTERM. A process that does not end in time, or with an error, is a problem."""
         if place.process is None:
             return
         self.thaw(place)
@@ -137,7 +137,7 @@ class Cluster:
             self.problems.append(f"{place.name} ended with code {code}; see {place.events.stem}.log")
 
     def look(self) -> None:
-        """Whoever ended by itself is a problem."""
+        """A process that ended by itself is a problem."""
         for place in self.places:
             if place.process is not None and (code := place.process.poll()) is not None:
                 self.problems.append(f"{place.name} ended by itself, code {code}; see {place.events.stem}.log")
@@ -181,7 +181,7 @@ class Cluster:
                 order=self._order,
             )
         else:
-            # Every other producer has a name, which it takes over from whoever was killed.
+            # Every second producer has a name, and takes the name over from its killed predecessor.
             writer = place.name if place.name.endswith(("1", "3", "5", "7", "9")) else None
             client = ProducerSpec(
                 events=events,
@@ -197,7 +197,7 @@ class Cluster:
 
 
 def free_port(rng: random.Random) -> int:
-    """One that nobody listens on now, and that the system does not give to clients."""
+    """A port without a listener, outside of the range for clients."""
     for _ in itertools.repeat(None, 1000):
         port = rng.randrange(*_PORTS) + os.getpid() % 100
         with contextlib.closing(socket.socket()) as trial, contextlib.suppress(OSError):

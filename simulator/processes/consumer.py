@@ -1,4 +1,4 @@
-"""A consumer as a process of its own, for fault runs: `python -m simulator.processes.consumer SPEC`."""
+"""A consumer process of a fault run: `python -m simulator.processes.consumer SPEC`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FailedOnPurpose(Exception):
 
 
 class RecordedHandler:
-    """Takes a moment, fails now and then, and writes both ends of it down."""
+    """The handler: takes a moment, fails now and then, and records start and end."""
 
     def __init__(self, spec: ConsumerSpec, recorder: FileRecorder, clock: JumpingClock) -> None:
         self._spec = spec

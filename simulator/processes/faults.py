@@ -1,4 +1,4 @@
-"""The faults of a fault run: what is done to which process or stream, for how long, and what mends it."""
+"""The faults of a fault run: the action on a process or stream, its duration, and its repair."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ STREAM_FAULTS = (
 )
 CLOCK_JUMPS = ("clock of consumer jumps", "clock of producer jumps", "clock of server jumps")
 RESTARTS = ("restart server gently",)
-GROWTHS = ("grow subject",)  # no fault, but what must hold through all of them
-DOWN_S_MAX = 1.0  # until something is started again
+GROWTHS = ("grow subject",)  # no fault, but must hold through all faults
+DOWN_S_MAX = 1.0  # until a restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class FaultCounts:
 
 
 def plan(faults: FaultCounts | Sequence[str], rng: random.Random) -> list[str]:
-    """The faults of one run, in their order: those that are named, or so many of each family."""
+    """The faults of a run, in their order: the named faults, or a number of every family."""
     if not isinstance(faults, FaultCounts):
         return list(faults)
     chosen: list[str] = []
@@ -70,14 +70,14 @@ def plan(faults: FaultCounts | Sequence[str], rng: random.Random) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What is to be done after so long: nothing lasts for ever."""
+    """A repair that is due at a time: no fault lasts for ever."""
 
     after_s: float
     act: Callable[[], None]
 
 
 class Injector:
-    """Does one fault after the other to a cluster."""
+    """Injects one fault after the other into a cluster."""
 
     def __init__(self, cluster: Cluster, rng: random.Random, lease_life_s: float, grow: Callable[[], None]) -> None:
         self._grow = grow
@@ -86,10 +86,10 @@ class Injector:
         self._cluster = cluster
         self._random = rng
         self._life_s = lease_life_s
-        self._troubled: set[str] = set()  # places whose streams are being hurt
+        self._troubled: set[str] = set()  # places with a fault on their streams
 
     def inject(self, fault: str) -> Mending | None:
-        """None: there is nothing now that it could be done to; try it again."""
+        """None: no target now; try the fault again later."""
         if fault in STREAM_FAULTS:
             return self._on_stream(fault)
         if fault in GROWTHS:
@@ -127,7 +127,7 @@ class Injector:
         return self._life_s * (0.1 + 0.6 * self._random.random())
 
     def _on_stream(self, fault: str) -> Mending | None:
-        # One thing at a time, so that mending it does not mend another one too early.
+        # One fault at a time: a repair must not end a different fault too early.
         places = [
             place
             for place in self._cluster.places
@@ -147,7 +147,7 @@ class Injector:
                 proxy.half_open(client_stays=fault == "half-open, client stays")
             case _:
                 proxy.set(*self._behaviour(fault))
-        # What was held for longer than a lease lives is out of date when it comes.
+        # Bytes held for longer than the life of a lease are out of date on arrival.
         shortest_s = self._life_s if fault.startswith("hold") else self._life_s / 2
         return Mending(shortest_s * (1.2 + 1.5 * self._random.random()), lambda: self._mend(place, proxy))
 

@@ -1,19 +1,19 @@
-"""Histories of several processes: each writes a file of its own, and they are put together by their stamps.
+"""Histories of several processes: every process writes a file, and the files are merged by their stamps.
 
-An event is one line, written with one call before what it tells can be seen by others: a start before the handler's
-body, an end before the consumer knows of it, a grant before it is answered. So what was written survives kill -9, and
-what was not written did not happen for anybody else. Stamps are of the monotonic clock, which all processes of a
-machine share.
+An event is one line, written with one call before the event has an effect outside of the process: a start before the
+body of the handler, an end before the consumer gets the result, a grant before the answer. Written events survive
+kill -9, and an event that was not written had no effect on other processes. Stamps are of the monotonic clock that all
+processes of a machine share.
 
-Two things cannot be written down by the process itself:
+Two facts cannot be recorded by the process itself:
 
-- A process can stand still (SIGSTOP, no processor) between the last look at its lease and the first line of the
-  handler. Nothing that runs in a process can prevent that; it is the named exception, a handler that was running when
-  the lease was lost. Such a start is stamped with the look that let it go, if it stood still for longer than the
-  margin of the lease, which is there for shorter ones; and it is counted.
-- A server that is killed between making a decision durable and telling it leaves out that one decision. What comes
-  later shows it: a lease that ends though its grant was not told, or one that is granted though the end of the one
-  before was not. Each kill may hide one, and it is put in where the server was seen dead.
+- A process can stand still (SIGSTOP, no processor) between the last check of its lease and the first line of the
+  handler. No code in a process can prevent this case; the guarantee names the exception: a handler that was running
+  when the lease was lost. If the pause was longer than the margin of the lease, the start is stamped with the time of
+  the check, and counted. The margin covers shorter pauses.
+- A server that is killed after a decision is durable and before the decision is recorded leaves the decision out. Later
+  events show the gap: a lease ends without a recorded grant, or a lease is granted without a recorded end of the lease
+  before. A kill may hide one decision; the decision is added at the death of the server.
 """
 
 from __future__ import annotations
@@ -41,46 +41,46 @@ from inturn.testing.recorder import Recorder
 _encoder = msgspec.json.Encoder()
 
 
-class Line(msgspec.Struct, frozen=True):
-    """`let_go_at_s`: when the consumer last looked at its lease before this start; 0 if that is not known."""
+class StampedEvent(msgspec.Struct, frozen=True):
+    """`let_go_at_s`: time of the last check of the lease before this start; 0 if not known."""
 
     event: Event
     let_go_at_s: float = 0.0
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(StampedEvent)
 
 
 class FileRecorder(Recorder):
-    """Writes events to a file, one line and one call each, instead of keeping them."""
+    """Writes events to a file, one line and one call per event, and keeps none in memory."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(SystemClock())
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def let_go(self, event: HandlerStart, let_go_at_s: float) -> None:
-        """A start, and when the consumer looked at its lease before it."""
+        """A start, with the time of the last check of the lease."""
         with self._lock:
             at_s = self._clock.monotonic()
-            self._write(Line(msgspec.structs.replace(event, at_s=at_s), let_go_at_s))
+            self._write(StampedEvent(msgspec.structs.replace(event, at_s=at_s), let_go_at_s))
 
     def _add(self, event: Event) -> None:
-        self._write(Line(event))
+        self._write(StampedEvent(event))
 
-    def _write(self, line: Line) -> None:
+    def _write(self, line: StampedEvent) -> None:
         os.write(self._file, _encoder.encode(line) + b"\n")
 
 
-def read_lines(path: str | Path) -> list[Line]:
-    """All whole lines; the last one may have been cut by a kill. Raises `msgspec.DecodeError` for what is no line."""
+def read_lines(path: str | Path) -> list[StampedEvent]:
+    """All whole lines; a kill may have cut the last line. Raises `msgspec.DecodeError` for a damaged line."""
     whole, _, _ = Path(path).read_bytes().rpartition(b"\n")
     return [_decoder.decode(line) for line in whole.split(b"\n") if line]
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """`late_starts` were stamped with the look that let them go, `hidden` are decisions that a killed server had not
-    told any more."""
+    """`late_starts` were stamped with the last check of their lease; `hidden` are decisions that a killed server had
+    not recorded."""
 
     history: History
     late_starts: int
@@ -98,7 +98,7 @@ class Death:
 def merge(
     clients: Iterable[Path], servers: Iterable[Path], deaths: Iterable[Death] = (), *, margin_s: float = 0.0
 ) -> Merged:
-    """One history of all files. `margin_s` is that of the leases."""
+    """The merged history of all files. `margin_s` is the margin of the leases."""
     died_at_s = {death.path: death.at_s for death in deaths}
     stamped: list[tuple[float, Event]] = []
     late_starts = 0
@@ -123,7 +123,7 @@ def merge(
     return Merged(History(events), late_starts, hidden)
 
 
-def _consumers(lines: Sequence[Line]) -> list[str]:
+def _consumers(lines: Sequence[StampedEvent]) -> list[str]:
     return sorted({line.event.consumer for line in lines if isinstance(line.event, HandlerStart)})
 
 
@@ -131,7 +131,7 @@ _Place: TypeAlias = tuple[str, str, int]
 
 
 def _reveal(stamped: Sequence[tuple[float, Event]], deaths_s: Sequence[float]) -> tuple[list[Event], int]:
-    """Put in the decisions that were durable, but not told."""
+    """Add the decisions that were durable, but not recorded."""
     unused = sorted(deaths_s)
     held: dict[_Place, LeaseGranted] = {}
     told: set[tuple[_Place, int]] = set()
@@ -158,7 +158,7 @@ def _reveal(stamped: Sequence[tuple[float, Event]], deaths_s: Sequence[float]) -
             told.add((place, event.epoch))
         elif before is not None and before.epoch <= event.epoch:
             del held[place]
-    every = sorted([*stamped, *added], key=lambda one: one[0])  # stable: what was added comes after the death
+    every = sorted([*stamped, *added], key=lambda one: one[0])  # stable: added events come after the death
     return [event for _, event in every], len(deaths_s) - len(unused)
 
 

@@ -1,4 +1,4 @@
-"""A producer as a process of its own, for fault runs: `python -m simulator.processes.producer SPEC`."""
+"""A producer process of a fault run: `python -m simulator.processes.producer SPEC`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STOP_S = 20.0
 
 
 class Sender:
-    """Sends until it is stopped, in bursts or one by one, and writes down what was acknowledged.
+    """Sends until a stop, in bursts or single messages, and records acknowledgements.
 
-    A message id is `sender:number`; what one sender sends of a key has rising numbers. Whoever was fenced goes on as
-    another sender.
+    A message id is `sender:number`; messages of a sender and key have rising numbers. A fenced producer continues as a
+    new sender.
     """
 
     def __init__(self, spec: ProducerSpec, recorder: FileRecorder, node: RemoteNode, clock: JumpingClock) -> None:
@@ -44,7 +44,7 @@ class Sender:
             for _ in range(self._random.randint(1, 2 if is_sync else BURST_MAX)):
                 self._send(is_sync)
             self._note()
-        except ProducerError:  # another one of the same name was opened
+        except ProducerError:  # a second producer of the same name was opened
             self._sent.clear()
             self._open()
         time.sleep(self._random.random() * self._spec.pause_s_max)

@@ -1,4 +1,4 @@
-"""A proxy on loopback between clients and a server, which does to their streams what a bad network does.
+"""A proxy on loopback between clients and a server that acts as a bad network on their streams.
 
     with Proxies() as proxies:
         proxy = proxies.add(server_port, seed=7)
@@ -6,8 +6,8 @@
         proxy.set(Behaviour(piece_bytes=3), Behaviour(delay_s=0.05))
         proxy.cut()
 
-A network loses bytes of a stream only together with the stream. So a stream of which something was dropped or changed
-is never whole again: it stays as it is until somebody cuts it.
+A network loses bytes of a stream only together with the stream. A stream with dropped or changed bytes never recovers:
+the stream stays damaged until a cut.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ HOST = "127.0.0.1"
 READ_BYTES = 64 * 1024
 CHUNKS_MAX = 1000  # that wait to be passed on
 _LENGTH = struct.Struct("<I")
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset, and nothing else
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset only
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What is done to one direction of all streams. Nothing, unless something is said."""
+    """The behaviour of one direction of all streams. The default passes bytes on unchanged."""
 
     delay_s: float = 0.0
     piece_bytes: int = 0  # above 0: written in pieces of 1 to so many bytes
     duplicate_share: float = 0.0  # of the frames: sent twice
-    is_held: bool = False  # nothing gets through for now; it is delivered later
-    is_dropped: bool = False  # nothing gets through, and it is lost
-    garble_share: float = 0.0  # of the frames: one bit is wrong
+    is_held: bool = False  # bytes are held, and delivered later
+    is_dropped: bool = False  # bytes are lost
+    garble_share: float = 0.0  # share of the frames with a wrong bit
 
 
 HEALTHY = Behaviour()
 
 
 class FrameCutter:
-    """Cuts a stream of frames at their ends; see `inturn.protocol.frames`."""
+    """Splits a stream into frames; see `inturn.protocol.frames`."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
@@ -64,7 +64,7 @@ class FrameCutter:
 
 
 class Proxies:
-    """Several proxies on one event loop, in a thread of its own."""
+    """Several proxies on an event loop in a thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -79,7 +79,7 @@ class Proxies:
         return proxy
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """In the event loop, which is the only one to touch the streams."""
+        """Run in the event loop: only the event loop touches the streams."""
         done: Future[_T] = Future()
 
         def run() -> None:
@@ -124,15 +124,15 @@ class Proxy:
         self._up = self._down = HEALTHY
         self._healed = asyncio.Event()
         self._streams: set[_Stream] = set()
-        self._left: list[asyncio.StreamWriter] = []  # ends that nobody will ever hear from
+        self._left: list[asyncio.StreamWriter] = []  # ends that stay silent
 
     async def listen(self) -> None:
         self._server = await asyncio.start_server(self._accept, HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def set(self, up: Behaviour = HEALTHY, down: Behaviour = HEALTHY) -> None:
-        """How bytes to the server (`up`) and from it (`down`) are treated from now on. Streams of which something was
-        lost are cut when that is over."""
+        """The behaviour for bytes to the server (`up`) and from the server (`down`) from now on. Streams that lost
+        bytes are cut at the end of the behaviour."""
         self._call(lambda: self._set(up, down))
 
     def cut(self, *, reset: bool = True) -> None:
@@ -140,7 +140,7 @@ class Proxy:
         self._call(lambda: self._cut(reset))
 
     def half_open(self, *, client_stays: bool = True) -> None:
-        """One end of each stream is gone, and the other one hears nothing of it."""
+        """One end of every stream is gone, and the other end does not notice."""
         self._call(lambda: self._half_open(client_stays))
 
     @property
@@ -245,7 +245,7 @@ class Proxy:
             return
         at = 0
         while at < len(frame) and not writer.is_closing():
-            # Large frames are not cut into so many pieces that nothing else gets done.
+            # Large frames are cut into a limited number of pieces.
             size = self._random.randint(1, max(piece_bytes, len(frame) // 500))
             writer.write(frame[at : at + size])
             at += size
@@ -258,7 +258,7 @@ class Proxy:
 
 
 async def _read_all(reader: asyncio.StreamReader, chunks: asyncio.Queue[bytes]) -> None:
-    """Whatever was sent before the end gets through, also if its sender is gone by the time that it is passed on."""
+    """Pass on all bytes before the end, also if the sender is gone by then."""
     with contextlib.suppress(OSError):
         while data := await reader.read(READ_BYTES):
             await chunks.put(data)
@@ -266,13 +266,13 @@ async def _read_all(reader: asyncio.StreamReader, chunks: asyncio.Queue[bytes]) 
 
 
 class _Stream:
-    """A client's connection and the one to the server that belongs to it."""
+    """The connection of a client, and its connection to the server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
         self.server = server
-        self.is_broken = False  # something of it was lost
-        self.is_left = False  # one end is gone, and nothing is passed on
+        self.is_broken = False  # bytes were lost
+        self.is_left = False  # an end is gone, and no bytes are passed on
 
     def cut(self, reset: bool) -> None:
         for writer in (self.client, self.server):

@@ -1,10 +1,10 @@
-"""One history of real processes: run them, hurt them, let them heal, and have the order checker judge what they did.
+"""A history of real processes: run, inject faults, heal, and let the order checker judge the history.
 
     report = run_processes(ProcessSettings(seed=7, order="key"))
     report.raise_if_bad()
 
-The faults and their order come from the seed; when exactly they hit is up to the machine, so a run can be repeated,
-but not replayed. What it wrote can be judged again: the folder is kept when something is wrong.
+The faults and their order come from the seed; the machine decides when exactly a fault hits. A run can be repeated,
+but not replayed. The folder of a failed run is kept, and its files can be judged again.
 """
 
 from __future__ import annotations
@@ -56,32 +56,32 @@ PROBLEMS_NAME = "problems.txt"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """What is run, and what is done to it. `bugs` are seeded ones, by role, to see that they are found."""
+    """The settings of a run, and its faults. `bugs` are seeded bugs by role, to check that the run finds them."""
 
     seed: int = 0
     order: Literal["key", "partition"] = "key"
     faults: FaultCounts | Sequence[str] = field(default_factory=FaultCounts)
-    gap_s: float = 0.25  # from one fault to the next, on average
+    gap_s: float = 0.25  # mean time between two faults
     partitions: int = 4
     keys: int = 24
     consumers: int = 3
     producers: int = 2
     flush: str = "always"
     lease: LeaseSettings = SHORT_LEASE
-    quiet_s: float = 60.0  # in which everything must be done, once nothing hurts any more
+    quiet_s: float = 60.0  # limit for all work after the last fault
     bugs: Mapping[Role, str] = field(default_factory=dict)
     folder: Path | None = None  # where the run's folder is made; None: where temporary files go
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """`problems` are what breaks the contract, and what stands in the way of judging it. `folder` is what was kept."""
+    """`problems` are violations of the contract, and obstacles to a verdict. `folder` is the kept folder."""
 
     seed: int
     order: str
     seconds: float
     faults: Counter[str]
-    starts: int  # of processes, those at the beginning among them
+    starts: int  # of processes, the first starts included
     stored: int
     late_starts: int
     hidden: int
@@ -106,9 +106,9 @@ class ProcessReport:
         return family_count(self.faults, STREAM_FAULTS)
 
     def raise_if_bad(self) -> None:
-        """Raise AssertionError with all that is wrong."""
+        """Raise AssertionError with all problems."""
         if self.problems:
-            kept = f"seed {self.seed}, order {self.order}; everything it wrote is in {self.folder}"
+            kept = f"seed {self.seed}, order {self.order}; all its files are in {self.folder}"
             raise AssertionError("\n".join([kept, *self.problems]))
 
     def as_json(self) -> dict[str, Any]:
@@ -135,7 +135,8 @@ class ProcessReport:
 
 
 def run_processes(settings: ProcessSettings, tell: Callable[[str], None] = lambda _: None) -> ProcessReport:
-    """Run one history. `tell` hears of every fault. The folder stays if something is wrong, else it is removed."""
+    """Run a history. `tell` is called with every fault. The folder of a failed run stays, else the folder is
+    removed."""
     folder = Path(tempfile.mkdtemp(prefix=f"inturn-faults-{settings.seed}-", dir=settings.folder))
     with Proxies() as proxies:
         run = _Run(settings, folder, proxies, tell)
@@ -169,7 +170,7 @@ class _Run:
             settings.bugs,
         )
         self._injector = Injector(self.cluster, self._random, settings.lease.life_s, self._grow)
-        self._partitions = settings.partitions  # that the subject has, or is to have
+        self._partitions = settings.partitions  # present or requested number of partitions
         self._growing: list[threading.Thread] = []
         self._mendings: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -189,7 +190,7 @@ class _Run:
             self._end_all(mq)
 
     def _grow(self) -> None:
-        """Beside everything else: it may take as long as the server is away."""
+        """Grow the subject in a thread: the request may wait as long as the server is away."""
         self._partitions += self._random.randint(1, 3)
         thread = threading.Thread(target=self._grow_to, args=(self._partitions,), daemon=True)
         self._growing.append(thread)
@@ -208,7 +209,7 @@ class _Run:
         self.cluster.problems.append(f"not within {self._settings.quiet_s:g} s: {partitions} partitions")
 
     def _is_at_work(self) -> bool:
-        """Something of each kind has happened: only then is there anything to hurt."""
+        """Wait until every role has done work: only then faults have a target."""
         return all(any(place.has_written for place in self.cluster.of(role)) for role in self.cluster.events)
 
     def _hurt(self) -> None:
@@ -216,7 +217,7 @@ class _Run:
         while waiting:
             fault = waiting.popleft()
             mending = self._injector.inject(fault)
-            if mending is None:  # its turn comes when there is something to do it to
+            if mending is None:  # retried when there is a target
                 waiting.append(fault)
                 self._pass(LOOK_S)
                 continue
@@ -226,7 +227,7 @@ class _Run:
             self._pass(2 * self._settings.gap_s * self._random.random())
 
     def _pass(self, wait_s: float) -> None:
-        """Let time go by; mend what is due."""
+        """Wait, and run due repairs."""
         until_s = time.monotonic() + wait_s
         while True:
             now_s = time.monotonic()
@@ -238,7 +239,7 @@ class _Run:
             time.sleep(min(LOOK_S, until_s - now_s))
 
     def _heal(self) -> None:
-        """Everything runs, and nothing is in its way."""
+        """All processes run, without faults."""
         cluster = self.cluster
         while self._mendings:
             heapq.heappop(self._mendings)[2]()
@@ -311,20 +312,19 @@ class _Run:
 def _is_all_done(mq: Connection) -> bool:
     try:
         return mq.group(SUBJECT, GROUP).describe().lag == 0
-    except InturnError:  # nobody has joined yet, or the server is not back yet
+    except InturnError:  # no member has joined yet, or the server is not back yet
         return False
 
 
 def misplaced(messages: Iterable[Message]) -> list[str]:
-    """What is wrong with the log itself: of one sender and key, messages are stored in the order of their numbers,
-    each once."""
+    """Problems of the log: messages of a sender and key must be stored in the order of their numbers, and once."""
     last: dict[tuple[str, bytes | None, int | None], tuple[int, int]] = {}
     problems = []
     for message in messages:
         if message.message_id is None:
             continue
         sender, _, number = message.message_id.rpartition(":")
-        # Without a key there is no order, but each is there once all the same.
+        # Without a key there is no order, but every message must be stored once.
         lane = (sender, message.key, int(number) if message.key is None else None)
         before = last.get(lane)
         if before is not None and int(number) <= before[0]:
@@ -338,6 +338,6 @@ def misplaced(messages: Iterable[Message]) -> list[str]:
 
 
 def told_faults(faults: Counter[str]) -> Sequence[tuple[str, int]]:
-    """Every kind that there is, in its family, with how often it was injected."""
+    """All kinds of faults by family, with the number of injections."""
     kinds = (*KILLS, *RESTARTS, *FREEZES, *STREAM_FAULTS, *CLOCK_JUMPS, *GROWTHS)
     return [(kind, faults[kind]) for kind in kinds]

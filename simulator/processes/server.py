@@ -1,4 +1,4 @@
-"""A server as a process of its own, for fault runs: `python -m simulator.processes.server SPEC`."""
+"""The server process of a fault run: `python -m simulator.processes.server SPEC`."""
 
 from __future__ import annotations
 

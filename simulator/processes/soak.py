@@ -2,8 +2,8 @@
 
     python -m simulator.processes.soak --minutes 10
 
-Fails (exit code 1) if one of them breaks the contract, loses a message, or does not come to rest. What a run that fails
-has written is kept, and it is said where.
+Fails (exit code 1) if a run breaks the contract, loses a message, or does not come to rest. The files of a failed run
+are kept, and the output names their folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULT_MINUTES = 1.0
 
 
 @dataclass(slots=True)
-class Totals:
+class ProcessTotals:
     runs: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     starts: int = 0
@@ -68,7 +68,7 @@ class Totals:
 
 
 def settings_of(seed: int, folder: Path | None = None) -> ProcessSettings:
-    """What the run with this seed is like."""
+    """The settings of the run with this seed."""
     rng = random.Random(seed)
     faults = FaultCounts(
         kills=rng.randint(5, 30),
@@ -95,18 +95,18 @@ def settings_of(seed: int, folder: Path | None = None) -> ProcessSettings:
 
 
 @contextlib.contextmanager
-def _meter(console: Console, seconds: float) -> Iterator[Callable[[Totals, str], None]]:
+def _meter(console: Console, seconds: float) -> Iterator[Callable[[ProcessTotals, str], None]]:
     """A bar in a terminal; else a line per run."""
     started_s = time.monotonic()
 
-    def told(totals: Totals, now: str) -> str:
+    def told(totals: ProcessTotals, now: str) -> str:
         failed = f", {len(totals.failures)} FAILED" if totals.failures else ""
         return f"{totals.runs} runs, {totals.faults.total()} faults{failed}  {now}"
 
     if not console.is_terminal:
         lines = {0}
 
-        def print_line(totals: Totals, now: str) -> None:
+        def print_line(totals: ProcessTotals, now: str) -> None:
             if totals.runs not in lines:
                 lines.add(totals.runs)
                 console.print(f"{time.monotonic() - started_s:.0f} s: {told(totals, '')}", soft_wrap=True)
@@ -126,7 +126,7 @@ def _meter(console: Console, seconds: float) -> Iterator[Callable[[Totals, str],
         )
 
 
-def _tell(console: Console, totals: Totals, first_seed: int, took_s: float) -> None:
+def _tell(console: Console, totals: ProcessTotals, first_seed: int, took_s: float) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("fault")
     table.add_column("times", justify="right")
@@ -141,13 +141,13 @@ def _tell(console: Console, totals: Totals, first_seed: int, took_s: float) -> N
         soft_wrap=True,
     )
     for report in totals.failures:
-        console.print(f"\nseed {report.seed}: FAILED; everything it wrote is in {report.folder}", soft_wrap=True)
+        console.print(f"\nseed {report.seed}: FAILED; all its files are in {report.folder}", soft_wrap=True)
         for problem in report.problems[:SHOWN_PROBLEMS]:
             console.print(problem, soft_wrap=True, markup=False)
     console.print("ok" if totals.ok else "FAILED")
 
 
-def _as_json(totals: Totals, first_seed: int, took_s: float) -> str:
+def _as_json(totals: ProcessTotals, first_seed: int, took_s: float) -> str:
     return json.dumps(
         {
             "ok": totals.ok,
@@ -173,12 +173,14 @@ def _as_json(totals: Totals, first_seed: int, took_s: float) -> str:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulator.processes.soak", description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, help=f"begin nothing new after this time ({DEFAULT_MINUTES:g})")
+    parser.add_argument("--minutes", type=float, help=f"start no run after this time ({DEFAULT_MINUTES:g})")
     parser.add_argument("--hours", type=float, help="the same in hours")
     parser.add_argument("--runs", type=int, help="how many runs at the most")
-    parser.add_argument("--seed", type=int, default=0, help="of the first run; each one has the next (default 0)")
-    parser.add_argument("--save", metavar="DIR", type=Path, help="where runs keep their files")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the first run; the next run has the next seed (default 0)"
+    )
+    parser.add_argument("--save", metavar="DIR", type=Path, help="folder for the files of runs")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args(argv)
     if arguments.hours is not None:
         arguments.minutes = 60 * arguments.hours + (arguments.minutes or 0.0)
@@ -193,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     started_s = time.monotonic()
     seconds = 60 * arguments.minutes
-    totals = Totals()
+    totals = ProcessTotals()
     try:
         with _meter(Console(stderr=True), seconds) as meter:
             for seed in itertools.islice(itertools.count(arguments.seed), arguments.runs):

@@ -1,10 +1,10 @@
-"""Bugs on purpose, to see that the simulation finds them.
+"""Bugs on purpose: tests check that the simulation finds the bugs.
 
     with BUGS["acknowledges_before_sync"].injected():
         assert not simulate(seed=7).ok
 
-Each is a mistake that somebody could make, put in the place of a small piece of the product while the block runs.
-The product itself has no switches for this. Not for several threads: what is replaced is replaced for all.
+A bug is a likely mistake that replaces a small part of the product while the block runs. The product has no switches
+for bugs. Not thread-safe: a replacement is global.
 """
 
 from __future__ import annotations

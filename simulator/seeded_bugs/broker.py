@@ -25,7 +25,7 @@ _lease_init = LeaseTable.__init__
 
 @_instead_of(LeaseTable, "check")
 def lease_is_not_checked(self: LeaseTable, key: LeaseKey, owner: str, epoch: int) -> Lease:
-    """Pulls, renewals, commits and releases are taken from anybody, whoever holds the lease."""
+    """Pulls, renewals, commits and releases are accepted from any consumer, not only from the holder of the lease."""
     lease = self.get(key)
     if lease is None:
         raise StaleEpoch(key.group.name, str(key.partition), epoch, 0)
@@ -34,13 +34,13 @@ def lease_is_not_checked(self: LeaseTable, key: LeaseKey, owner: str, epoch: int
 
 @_instead_of(Broker, "_holds")
 def commit_is_not_checked_by_the_broker(self: Broker, group: GroupRecord, member: str, progress: Progress) -> bool:
-    """The broker takes commits without a look at the lease, and leaves it to the database to refuse some."""
+    """The broker accepts commits without a check of the lease; only the store refuses some."""
     return True
 
 
 @_instead_of(Lease, "is_live")
 def live_lease_is_granted(self: Lease, now_s: float) -> bool:
-    """A lease is given to whoever asks, even if its holder has just renewed it."""
+    """A lease is granted to any consumer that asks, even if the holder has just renewed the lease."""
     return False
 
 
@@ -54,7 +54,7 @@ def lease_is_over_after_a_restart(self: LeaseTable, groups: dict[int, GroupRecor
 
 @_instead_of(LeaseTable, "acquire")
 def old_ask_is_granted_again(self: LeaseTable, key: LeaseKey, command: Acquire) -> Lease:
-    """A late repetition of an old ask takes the lease away from its holder, who has asked again since."""
+    """A late copy of an old acquire request takes the lease from its holder, though the holder has acquired again."""
     lease = self.get(key)
     if lease is not None and lease.owner == command.member and lease.ask > command.ask:
         lease.ask = 0
@@ -76,7 +76,7 @@ class _WallClock:
 def lease_ends_by_the_wall_clock(
     self: LeaseTable, rows: LeaseRows, clock: Clock, *arguments: Any, **options: Any
 ) -> None:
-    """Leases are timed by the wall clock, which somebody may set."""
+    """Leases are timed by the wall clock; the wall clock may jump."""
     _lease_init(self, rows, _WallClock(clock), *arguments, **options)
 
 

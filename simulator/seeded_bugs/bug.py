@@ -1,7 +1,7 @@
-"""What a bug is, and how it is found.
+"""The class of seeded bugs, and the search for a history that shows a bug.
 
-The bugs of a layer stand on a page of their own, in a `Bugs`: it takes a function in the place of another one, an
-edit of a function's text, or patches as they are.
+A module per layer has the bugs of the layer, in a `Bugs`: a function that replaces a function of the product, an edit
+of a function's text, or plain patches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class SeededBug:
-    """`layer` is the package of the product in which the mistake is made."""
+    """`layer` is the package of the product with the mistake."""
 
     name: str
     layer: str
@@ -41,7 +41,7 @@ class SeededBug:
 
     @contextlib.contextmanager
     def injected(self) -> Iterator[None]:
-        """The product has the bug in this block, and is exactly what it was afterwards."""
+        """The product has the bug in this block, and is restored afterwards."""
         originals = [vars(patch.owner)[patch.attribute] for patch in self.patches]
         for patch in self.patches:
             setattr(patch.owner, patch.attribute, patch.replacement)
@@ -56,22 +56,22 @@ class SeededBug:
 
 
 class BrokenBug(Exception):
-    """The bug does not fit the product any more: what happened says nothing about the simulation."""
+    """The bug no longer fits the product: the result says nothing about the simulation."""
 
     def __init__(self, bug: SeededBug, seed: int, error: BaseException) -> None:
         self.bug = bug
         super().__init__(f"{bug} at seed {seed} ended with {error!r}: its patch does not fit the product")
 
 
-# What Python says of calls and names that do not fit. A bug that leads the product itself to one of these is to be
-# written in another way, so that nobody has to tell the two apart.
+# Errors of Python for calls and names that do not fit. Write a bug so that the product raises none of these errors:
+# a broken bug and a find would look the same.
 _MISFITS = (TypeError, AttributeError, NameError, LookupError, UnboundLocalError, ImportError)
 
 
 def finding(bug: SeededBug, seed: int) -> str | None:
-    """What the simulation says about a history with this bug; None if it did not notice.
+    """The problems of a history with this bug; None if the simulation did not notice.
 
-    That the product ends with an error of its own, or goes round in circles, counts. Raises BrokenBug.
+    An error of the product, or an endless repetition of events, counts as noticed. Raises BrokenBug.
     """
     with bug.injected():
         try:
@@ -84,7 +84,7 @@ def finding(bug: SeededBug, seed: int) -> str | None:
 
 
 def seeds_to_find(bug: SeededBug, seeds_max: int = SEEDS_MAX, first_seed: int = 0) -> int | None:
-    """How many histories it takes until one shows the bug; None if none of them does."""
+    """The number of histories until a history shows the bug; None if no history does."""
     for count in range(1, seeds_max + 1):
         if finding(bug, first_seed + count - 1) is not None:
             return count
@@ -92,7 +92,7 @@ def seeds_to_find(bug: SeededBug, seeds_max: int = SEEDS_MAX, first_seed: int = 
 
 
 def edited(function: Any, old: str, new: str) -> Any:
-    """The function with a piece of its text replaced; for a mistake in the middle of something longer."""
+    """The function with a part of its text replaced; for a mistake in the middle of a long function."""
     source = textwrap.dedent(inspect.getsource(function)).removeprefix("@property\n")
     assert source.count(old) == 1, f"{function.__qualname__} does not say {old!r} any more"
     code = compile(source.replace(old, new), f"<{function.__qualname__}, edited>", "exec", _ANNOTATIONS)
@@ -102,7 +102,7 @@ def edited(function: Any, old: str, new: str) -> Any:
 
 
 class Bugs(list[SeededBug]):
-    """The bugs of one page."""
+    """The bugs of a module."""
 
     def add(self, name: str, layer: str, description: str, *patches: Patch) -> None:
         for patch in patches:
@@ -118,7 +118,7 @@ class Bugs(list[SeededBug]):
         self.add(name, _layer(owner), description, Patch(owner, attribute, replacement))
 
     def instead_of(self, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the function as a bug: its name and its docstring are the bug's."""
+        """Register the function as a bug with the name and the docstring of the function."""
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             assert function.__doc__ is not None

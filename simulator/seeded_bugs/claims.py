@@ -1,4 +1,4 @@
-"""Bugs of claims: several work on one partition under one lease."""
+"""Bugs of claims: several claimants work on a partition under a single lease."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _instead_of, _add, _add_edit = BUGS.instead_of, BUGS.add, BUGS.add_edit
 
 _add_edit(
     "claims_overlap",
-    "Slots are claimed though another has some of them.",
+    "Slots are granted though a different claimant holds some of the slots.",
     ClaimTable,
     "acquire",
     "and other.slots.overlaps(slots):",
@@ -25,7 +25,7 @@ _add_edit(
 )
 _add_edit(
     "claims_are_granted_at_once_after_a_restart",
-    "After a restart the node believes that nobody has claimed anything.",
+    "After a restart the node forgets all claims.",
     ClaimTable,
     "acquire",
     "if now_s < lease.claims_from_s:",
@@ -35,13 +35,13 @@ _add_edit(
 
 @_instead_of(ClaimTable, "renew")
 def claim_is_not_renewed_by_use(self: ClaimTable, key: LeaseKey, claimant: str, epoch: int) -> None:
-    """A claim is over a life after it was granted, whoever uses it, and so is its lease."""
+    """A claim ends one lease life after the grant, though in use, and so does its lease."""
     self.check(key, claimant, epoch)
 
 
 _add_edit(
     "claim_does_not_renew_the_lease",
-    "While the owner of a lease is silent, the lease runs out under those who work under it.",
+    "While the owner of a lease is silent, the lease runs out under its claimants.",
     ClaimTable,
     "_renew",
     "lease.deadline_s = max(lease.deadline_s, claim.deadline_s)",
@@ -49,7 +49,7 @@ _add_edit(
 )
 _add_edit(
     "lost_claim_is_used_on",
-    "Who has lost its claim to another, or given it back, may commit and renew it all the same.",
+    "A claimant that has lost or released its claim may still commit and renew.",
     ClaimTable,
     "check",
     "not claim.is_over and ",
@@ -58,13 +58,13 @@ _add_edit(
 _add(
     "claims_outlive_their_lease",
     "broker",
-    "A claim counts though the lease that it was under is another's by now.",
+    "A claim counts though its lease has a new owner by now.",
     Patch(ClaimTable, "_of", edited(ClaimTable._of, "self._epochs.get(place) != lease.epoch", "False")),
     Patch(ClaimTable, "check", edited(ClaimTable.check, "lease.epoch != epoch or lease.owner is None", "False")),
 )
 _add_edit(
     "lease_is_released_under_claims",
-    "A lease is given back though others work under it.",
+    "A lease is released though claimants work under the lease.",
     Broker,
     "release",
     "if claims:",
@@ -72,7 +72,7 @@ _add_edit(
 )
 _add_edit(
     "release_of_a_kept_lease_goes_back",
-    "What its owner says when it gives back a lease counts, though others have committed under it since.",
+    "The progress in a release counts, though claimants have committed since.",
     PartitionState,
     "granted_progress",
     "low, 0, finished",
@@ -80,7 +80,7 @@ _add_edit(
 )
 _add_edit(
     "claimants_commit_replaces_what_is_finished",
-    "What one claimant has finished is stored in place of what all have.",
+    "The finished set of a claimant replaces the finished set of all claimants.",
     Broker,
     "_merged",
     "with_finished(place, progress.finished)",
@@ -89,7 +89,7 @@ _add_edit(
 _add(
     "claimants_offset_is_believed",
     "broker",
-    "A claimant tells how far it is, as an owner does, and it is believed, though the rest is not its business.",
+    "The offset in a claimant's commit counts like an owner's, though other slots are unfinished.",
     Patch(Broker, "_merged", edited(Broker._merged, "offset=offset", "offset=max(offset, progress.offset)")),
     Patch(ClaimTracker, "snapshot", edited(ClaimTracker.snapshot, "return self._first", "return self.low")),
 )
@@ -103,7 +103,7 @@ _add_edit(
 )
 _add_edit(
     "former_claim_is_taken_for_the_present_one",
-    "What a claimant sent under a claim that it had lost counts under the one that it has now.",
+    "A commit under a lost claim counts under the new claim of the claimant.",
     ClaimTable,
     "check",
     "ask in (None, claim.ask)",
@@ -112,7 +112,7 @@ _add_edit(
 _add(
     "slots_are_not_chosen",
     "broker",
-    "A claimant is given the messages of all slots, and takes them.",
+    "A claimant gets and handles the messages of all slots.",
     Patch(Broker, "_read", edited(Broker._read, "if not slots.is_all:", "if False:")),
     Patch(claiming, "_cut", lambda answer, _: answer),
 )
@@ -126,7 +126,7 @@ _add_edit(
 )
 _add_edit(
     "parked_keys_are_told_to_all_claimants",
-    "Every claimant is told of all keys that are parked, and looks after them.",
+    "Every claimant gets all parked keys, and handles them.",
     Broker,
     "claim",
     "tuple(one for one in stored.lots if slot_of(one.key) in slots)",
@@ -135,7 +135,7 @@ _add_edit(
 _add(
     "others_messages_are_told_as_finished",
     "consumer",
-    "A claimant tells of the messages of others, which it passes over, that they are finished.",
+    "A claimant reports the passed-over messages of other claimants as finished.",
     Patch(
         ClaimTracker,
         "leave_to_others",
@@ -152,7 +152,7 @@ _add_edit(
 )
 _add_edit(
     "batches_behind_the_bound_are_gone_over",
-    "What lies between the bound and the next batch that was pulled counts as a gap in the log.",
+    "Offsets between the bound and the next pulled batch count as a gap in the log.",
     ConsumerCore,
     "_pulled",
     "state.skip_to(buffer.bounded(header.base_offset))",

@@ -1,4 +1,4 @@
-"""Bugs of the consumer: the lease, and what is done."""
+"""Bugs of the consumer: the lease, and finished messages."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _run_settle = Run.settle
 
 @_instead_of(ConsumerCore, "answered")
 def deadline_counts_from_the_answer(self: ConsumerCore, command: Command, answer: object, now_s: float) -> None:
-    """The lease is taken to live from when the answer came, not from before it was asked for, and nobody looks at the
-    authorisation, which would end before."""
+    """The life of the lease counts from the answer, not from before the request, and the authorisation, with its
+    earlier end, is not checked."""
     for pending in (self._pending, *(state.lease.pending for state in self.partitions.values())):
         waited = pending.get(type(command))
         if waited is not None and waited.command is command:
@@ -53,7 +53,7 @@ def deadline_counts_from_the_answer(self: ConsumerCore, command: Command, answer
 
 _add_edit(
     "deadline_is_not_checked_before_a_start",
-    "A worker starts what it has taken, though the lease is over or given up.",
+    "A worker starts a taken message, though the lease is over or given up.",
     Run,
     "calls",
     "now_s >= lease.deadline_s",
@@ -65,7 +65,7 @@ _add_edit(
 def released_while_a_handler_runs(
     self: ConsumerCore, state: PartitionState, commands: list[Command], now_s: float
 ) -> None:
-    """A partition that is taken away is released at once, though its handlers have not ended."""
+    """A revoked partition is released at once, though handlers still run."""
     if state.lease.stage in (Stage.DRAINING, Stage.RELEASING):
         active, state.buffer.lanes_in_runs = state.buffer.lanes_in_runs, 0
         _poll_partition(self, state, commands, now_s)
@@ -106,7 +106,7 @@ def _go_on_where_it_was(
 _add(
     "buffer_survives_the_lease",
     "consumer",
-    "A consumer that gets a lost lease back goes on with what it had pulled before.",
+    "A consumer that gets a lost lease back continues with messages of the earlier lease.",
     Patch(ConsumerCore, "_poll_partition", _forget_but_keep),
     Patch(Dispatcher, "drop", _drop_but_keep),
     Patch(ConsumerCore, "_granted", _go_on_where_it_was),
@@ -115,19 +115,19 @@ _add(
 
 @_instead_of(Dispatcher, "drop")
 def dropped_partition_goes_on(self: Dispatcher, state: PartitionState, stage: Stage) -> None:
-    """Lanes that wait are not taken from the workers when their partition is given up."""
+    """Waiting lanes stay with the workers when their partition is given up."""
     lanes, state.buffer.lanes = state.buffer.lanes, {}
     deadline_s = state.lease.deadline_s
     _drop(self, state, stage)
     state.buffer.lanes, state.lease.deadline_s = lanes, deadline_s
 
 
-# What is done
+# Finished messages
 
 
 @_instead_of(PartitionState, "begin_commit")
 def commits_what_was_pulled(self: PartitionState) -> Progress:
-    """The offset that was pulled is committed instead of the one that was handled."""
+    """The pulled offset is committed instead of the handled offset."""
     tracker = self.progress.tracker
     tracker.skip(tracker.low, self.buffer.pull_offset)
     return _begin_commit(self)
@@ -135,7 +135,7 @@ def commits_what_was_pulled(self: PartitionState) -> Progress:
 
 @_instead_of(PartitionState, "begin_commit")
 def highest_finished_is_committed(self: PartitionState) -> Progress:
-    """All below the highest message that is finished is committed, whatever still runs or waits below it."""
+    """All messages below the highest finished message are committed, though earlier messages run or wait."""
     tracker = self.progress.tracker
     tracker.skip(tracker.low, tracker.last + 1)
     return _begin_commit(self)
@@ -149,7 +149,7 @@ def finished_set_is_not_committed(self: PartitionState) -> Progress:
 
 @_instead_of(PartitionState, "granted")
 def finished_set_is_ignored(self: PartitionState, answer: Granted, deadline_s: float, now_s: float) -> None:
-    """The next holder goes on from the lowest unfinished offset, and repeats what is finished above it."""
+    """The next holder continues at the lowest unfinished offset, and repeats finished messages above."""
     _state_granted(self, msgspec.structs.replace(answer, finished=b""), deadline_s, now_s)
 
 
@@ -162,14 +162,14 @@ def _forget_the_commit(self: PartitionProgress) -> None:
 _add(
     "lost_commit_is_not_told_again",
     "consumer",
-    "What a commit said besides the offset is forgotten if it is not answered.",
+    "The progress in an unanswered commit is forgotten, except the offset.",
     Patch(PartitionProgress, "commit_lost", _forget_the_commit),
 )
 
 
 @_instead_of(Run, "settle")
 def kept_messages_count_as_done(self: Run, outcome: Outcome) -> bool:
-    """With manual acknowledgement, what was handled but not committed is committed all the same."""
+    """With manual acknowledgement, uncommitted messages are committed all the same."""
     lane, given = self.lane, self.given
     if outcome.next is Next.KEEP and lane is not None:
         lane.state.progress.tracker.add([message.offset for message in given])
@@ -192,7 +192,7 @@ def exception_is_a_success(error: BaseException, settings: ConsumerSettings) -> 
 def rollback_forgets_what_was_kept(
     self: Dispatcher, lane: Lane, outcome: Outcome, failed: Sequence[Message], now_s: float
 ) -> None:
-    """A rollback repeats only the message that asked for it."""
+    """A rollback repeats only the message that requested the rollback."""
     if outcome.next is Next.ROLLBACK:
         lane.uncommitted = ()
     _failed_lane(self, lane, outcome, failed, now_s)
@@ -200,13 +200,13 @@ def rollback_forgets_what_was_kept(
 
 @_instead_of(Lane, "put_back")
 def suspended_message_is_overtaken(self: Lane, messages: Sequence[Message]) -> None:
-    """A message that is to be repeated goes behind those of its lane that wait."""
+    """A message to repeat goes behind the waiting messages of its lane."""
     self.forget_handled()
     self.messages += messages
 
 
 @_instead_of(Lane, "put_back")
 def rest_of_a_lane_is_dropped(self: Lane, messages: Sequence[Message]) -> None:
-    """When a message fails, those that wait behind it in its lane are forgotten."""
+    """When a message fails, the waiting messages of its lane are forgotten."""
     self.messages[:] = messages
     self.at = 0

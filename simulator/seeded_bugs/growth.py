@@ -14,7 +14,7 @@ _add_edit = BUGS.add_edit
 
 _add_edit(
     "child_is_opened_early",
-    "A child is open though older messages of its keys are unfinished in a parent.",
+    "A child is open though older messages of the same keys are unfinished in a parent.",
     GrowthGates,
     "_closed_by",
     "found = self._unfinished(subject, group, descent)",
@@ -22,7 +22,7 @@ _add_edit(
 )
 _add_edit(
     "grandparent_is_forgotten",
-    "A child is open as soon as its parent has nothing left, though the parent itself waits for another.",
+    "A child is open as soon as its parent is finished, though the parent waits for a grandparent.",
     GrowthGates,
     "_closed_by",
     "if self.closed(subject, group, descent.parent) is not None:",
@@ -38,7 +38,7 @@ _add_edit(
 )
 _add_edit(
     "gate_looks_at_the_offset_only",
-    "A gate does not look at slots: whatever was not finished out of turn is taken as done.",
+    "A growth gate ignores slots: messages that were not finished out of turn count as finished.",
     GrowthGates,
     "_unfinished",
     "and at not in done:",
@@ -46,7 +46,7 @@ _add_edit(
 )
 _add_edit(
     "lots_come_back_to_the_parent",
-    "What a holder says again of a lot, since an answer was lost, counts after the lot has moved on.",
+    "A repeated report of a parking lot, after a lost answer, counts after the lot has moved.",
     GrowthGates,
     "without_moved",
     "if not subject.route.descents or",
@@ -62,7 +62,7 @@ _add_edit(
 )
 _add_edit(
     "lots_move_while_somebody_works_on_them",
-    "A gate does not wait until a lot that is being resumed comes to rest.",
+    "A growth gate does not wait for a parking lot that is being resumed.",
     GrowthGates,
     "_closed_by",
     "if found is None and self._is_busy(group, descent):",
@@ -70,7 +70,7 @@ _add_edit(
 )
 _add_edit(
     "route_is_checked_before_duplicates",
-    "A batch that is stored already is refused for its old route, and stored in a child, too.",
+    "A stored batch is refused for its old route, and stored in a child, too.",
     PartitionLog,
     "_store",
     "    duplicate = self._producers.duplicate_of(batch, gap)\n",
@@ -88,7 +88,7 @@ _add_edit(
 )
 _add_edit(
     "producer_does_not_wait_for_answers_when_a_subject_grows",
-    "A producer divides what it has sent anew, though it may be stored.",
+    "A producer routes sent messages again, though the messages may be stored.",
     PartitionQueue,
     "is_settled",
     "return first is None or first.is_refused",
@@ -96,7 +96,7 @@ _add_edit(
 )
 _add_edit(
     "new_messages_overtake_what_is_to_be_divided",
-    "New messages follow the new route at once, though older ones of their keys still wait for the old one.",
+    "New messages follow the new route at once, though older messages of their keys wait for the old route.",
     ProducerCore,
     "learn",
     "self._grown[subject.name] = subject",
@@ -104,7 +104,7 @@ _add_edit(
 )
 _add_edit(
     "foreign_offsets_are_taken_for_own",
-    "Attempts of a message that came with a parking lot count for the one with the same offset in the partition.",
+    "Attempts of a message in a moved parking lot count for the message with the same offset in the partition.",
     PartitionState,
     "mark",
     "return mark_of(message.partition, message.offset, self.index)",

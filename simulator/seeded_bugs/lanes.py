@@ -1,4 +1,4 @@
-"""Bugs of the consumer's lanes: whose turn it is, and attempts."""
+"""Bugs of the consumer's lanes: turns and attempts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _take_back = Scheduler.take_back
 
 _add_edit(
     "lane_is_ready_while_it_runs",
-    "A lane to which messages come is given to a worker, though another one is busy with it.",
+    "A lane with new messages is given to a worker, though a different worker runs the lane.",
     Dispatcher,
     "offer",
     "if lane.run is None and not lane.waits:",
@@ -36,7 +36,7 @@ _add_edit(
 )
 _add_edit(
     "suspended_lane_goes_on_with_the_next_pull",
-    "A lane that waits before a repeat is ready at once when messages come to it.",
+    "A lane that waits for a retry is ready at once when new messages come.",
     Dispatcher,
     "offer",
     "if lane.run is None and not lane.waits:",
@@ -46,7 +46,7 @@ _add_edit(
 
 @_instead_of(Scheduler, "take_back")
 def begun_lane_is_taken_back(self: Scheduler, now_s: float) -> list[Lane]:
-    """From a slow run even the lane is taken that it is busy with."""
+    """A slow run even loses the lane that is running."""
     lanes = _take_back(self, now_s)
     for run in self.runs:
         if run.lane is not None and now_s >= run.until_s:
@@ -60,7 +60,7 @@ def begun_lane_is_taken_back(self: Scheduler, now_s: float) -> list[Lane]:
 
 @_instead_of(PartitionState, "granted")
 def attempts_are_not_handed_over(self: PartitionState, answer: Granted, deadline_s: float, now_s: float) -> None:
-    """The next holder knows of a message that it failed, but not how often."""
+    """The next holder knows that a message failed, but not the number of attempts."""
     _granted(self, answer, deadline_s, now_s)
     self.progress.attempts = dict.fromkeys(self.progress.attempts, 1)
 
@@ -76,7 +76,7 @@ def blocked_message_is_tried_by_the_next_holder(
 
 _add_edit(
     "repeat_does_not_wait_for_the_commit",
-    "A message is tried again before it is stored that it failed.",
+    "A message is retried before its failure is stored.",
     Dispatcher,
     "_failed",
     "progress.waits.append(self._wait(lane, now_s + wait_s))",
@@ -93,7 +93,7 @@ def dead_letter_is_not_waited_for(
     repeated: Sequence[Message],
     now_s: float,
 ) -> None:
-    """A message that is given up counts as done before it is stored among the dead letters."""
+    """A message that is given up counts as finished before the dead letter is stored."""
     _exhausted(self, lane, outcome, failed, repeated, now_s)
     if self._settings.on_exhausted is OnExhausted.DEAD_LETTER and lane.lot is None:
         lane.state.progress.tracker.add([message.offset for message in failed])
@@ -101,7 +101,7 @@ def dead_letter_is_not_waited_for(
 
 @_instead_of(ConsumerCore, "answered")
 def failed_move_counts_as_done(self: ConsumerCore, command: Command, answer: object, now_s: float) -> None:
-    """A message that is given up counts as done when it could not be stored among the dead letters."""
+    """A message that is given up counts as finished though the dead letter could not be stored."""
     if isinstance(command, Move) and isinstance(answer, InturnError) and not isinstance(answer, StaleEpoch):
         answer = Done()
     _answered(self, command, answer, now_s)

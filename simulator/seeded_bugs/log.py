@@ -37,7 +37,7 @@ _sync_to = PartitionLog._sync_to
 def acknowledges_before_sync(
     self: PartitionLog, batch: Batch, reply: AppendReply, gap: bool = False, inline: bool = False
 ) -> None:
-    """A batch is acknowledged when it is written, and synced later."""
+    """A batch is acknowledged after the write, and synced later."""
     _append(self, batch, reply, gap, inline)
     with self._lock:
         early = list(self._waiting)
@@ -61,7 +61,7 @@ def _read_unsynced(self: PartitionLog, offset: int, max_bytes: int) -> list[Stor
 _add(
     "readers_see_unsynced",
     "log",
-    "Consumers are given messages that a power loss may still take back.",
+    "Consumers get messages that a power loss may still take back.",
     Patch(PartitionLog, "read", _read_unsynced),
     Patch(PartitionLog, "end_offset", property(lambda log: log._end)),
 )
@@ -69,13 +69,13 @@ _add(
 
 @_instead_of(PartitionLog, "_begin")
 def lost_offsets_are_used_again(self: PartitionLog, floor: int) -> None:
-    """After a power loss the log goes on where it ends, though later offsets had been given out."""
+    """After a power loss the log continues at its end, though later offsets had been delivered."""
     _begin(self, 0)
 
 
 @_instead_of(PartitionLog, "_sync_point")
 def sealed_segment_is_not_synced(self: PartitionLog, with_checkpoint: bool = False) -> Any:
-    """After a roll only the new segment is synced, not the end of the one before."""
+    """After a roll only the new segment is synced, not the end of the old segment."""
     point = _sync_point(self, with_checkpoint)
     point.sealed = []
     return point
@@ -108,7 +108,7 @@ def _take_nothing_back(self: PartitionLog, segment: Segment, position: int, erro
 _add(
     "partial_batch_stays",
     "log",
-    "What was written of a batch when the disk ran full stays, and the next batch comes behind it.",
+    "The written part of a batch stays when the disk is full, and the next batch comes behind.",
     Patch(PartitionLog, "_write_failed", _take_nothing_back),
 )
 
@@ -124,7 +124,7 @@ def duplicates_are_stored(self: ProducerTable, batch: Batch, gap: bool = False) 
 
 @_instead_of(ProducerTable, "restore")
 def producers_are_forgotten_at_a_restart(self: ProducerTable, snapshot: bytes) -> None:
-    """What the checkpoint knows of producers is not read, only what comes after it."""
+    """The producers in the checkpoint are not read, only later batches."""
 
 
 _add(
@@ -139,7 +139,7 @@ _duplicate_of = ProducerTable.duplicate_of
 
 @_instead_of(ProducerTable, "duplicate_of")
 def missing_batch_is_not_noticed(self: ProducerTable, batch: Batch, gap: bool = False) -> int | None:
-    """A batch is stored though one before it has not arrived."""
+    """A batch is stored though an earlier batch has not arrived."""
     return _duplicate_of(self, batch, gap=True)
 
 
@@ -150,7 +150,7 @@ _scan = Segment.scan
 
 @_instead_of(inturn.log.segment, "is_intact")
 def torn_payload_is_kept(batch: StoredBatch) -> bool:
-    """Recovery looks at headers only, so a batch whose end was lost counts as whole."""
+    """Recovery checks headers only: a batch without its end counts as whole."""
     return True
 
 
@@ -166,9 +166,9 @@ def recovery_cuts_a_good_batch(self: Segment, position: int, limit: int) -> Iter
 
 @_instead_of(inturn.log.recovery, "_cut")
 def torn_tail_is_not_cut(disk: Disk, folder: str, scan: Any) -> None:
-    """Recovery leaves a torn tail on the disk, where the next batches are written over it."""
+    """Recovery leaves a torn tail on the disk, and the next batches overwrite the tail."""
 
 
 @_instead_of(inturn.log.recovery, "_make_durable")
 def recovered_tail_is_not_synced(disk: Disk, folder: str, scan: Any) -> None:
-    """After a crash of the process, what it had written is taken as synced."""
+    """After a crash of the process, unsynced writes count as synced."""

@@ -1,4 +1,4 @@
-"""Bugs of meta: who should consume what."""
+"""Bugs of meta: the assignment of partitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _instead_of = BUGS.instead_of
 
 @_instead_of(Membership, "next_deadline_s")
 def silent_member_keeps_its_share(self: Membership) -> float | None:
-    """Nobody watches for members that vanished, and their partitions wait for them."""
+    """Vanished members are not noticed, and their partitions wait."""
     return None
 
 
@@ -24,7 +24,7 @@ def silent_member_keeps_its_share(self: Membership) -> float | None:
 def last_partition_belongs_to_nobody(
     strategy: AssignmentStrategy, members: Any, partition_count: int, previous: dict[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """The assignment leaves one partition out when it cannot be divided evenly."""
+    """An uneven assignment leaves a partition out."""
     names = list(members)
     left_out = bool(names) and partition_count % len(names) != 0
     return assign(strategy, names, partition_count - left_out, previous)

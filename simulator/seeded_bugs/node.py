@@ -16,7 +16,7 @@ _hung_up = ServiceNode.hung_up
 
 _add_edit(
     "remote_lease_counts_as_local",
-    "The leases of consumers in other processes are released when the node is opened again, though they live on.",
+    "A restart of the node releases the leases of consumers in other processes, though the consumers live on.",
     ConsumingCommands,
     "outlive_node",
     "if (command.subject, command.group) in self._catalog.groups:",
@@ -26,7 +26,7 @@ _add_edit(
 
 @_instead_of(ServiceNode, "hung_up")
 def lost_stream_ends_the_leases(self: InProcessNode, session: object) -> None:
-    """When a stream is lost, the leases of its members are released, though they may live on."""
+    """A lost stream releases the leases of its members, though the members may live on."""
     members = [one for one, through in self.members._sessions.items() if through is session]
     _hung_up(self, session)
     for one in members:
@@ -36,7 +36,7 @@ def lost_stream_ends_the_leases(self: InProcessNode, session: object) -> None:
 
 _add_edit(
     "asks_of_a_lost_stream_are_granted",
-    "What is held back for a client whose stream is lost stays so, and a lease is granted to nobody.",
+    "A held-back request of a lost stream stays, and a lease is granted to a lost client.",
     ServiceNode,
     "hung_up",
     "self.held.abandon(lambda reply: session_of(reply) is session)",
@@ -46,7 +46,7 @@ _add_edit(
 
 @_instead_of(ServiceNode, "close")
 def leases_end_with_the_node(self: InProcessNode) -> None:
-    """A node that ends in good order takes all leases back, also those that are still in use."""
+    """A graceful stop of the node ends all leases, also leases in use."""
     for group in self.catalog.groups.values():
         for owner in self.broker.leases.holders(group):
             self.broker.leases.release_all(group, owner)

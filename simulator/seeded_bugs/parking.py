@@ -27,7 +27,7 @@ _begin_again = ParkingLot.begin_again
 
 @_instead_of(PartitionState, "park")
 def parked_messages_are_not_written(self: PartitionState, lot: ParkingLot, messages: list[Message]) -> None:
-    """Messages of a parked key count as passed by, but nobody stores them."""
+    """Messages of a parked key count as parked, but are not stored."""
     self.pass_by(messages)
 
 
@@ -40,7 +40,7 @@ _add(
 _add(
     "newer_messages_do_not_wait_for_a_resumed_key",
     "consumer",
-    "While a key is being resumed, its newer messages go to a lane instead of the tail of its lot.",
+    "While a key is being resumed, newer messages go to a lane instead of the tail of the parking lot.",
     Patch(ParkingLot, "takes_to_tail", property(lambda lot: lot.state is LotState.PARKED)),
 )
 
@@ -54,13 +54,13 @@ def parked_keys_are_not_handed_over(self: PartitionState, answer: Granted, deadl
 _add(
     "key_is_free_before_its_last_message",
     "consumer",
-    "A key counts as free when its lot was read, though what was read has not been handled; the node believes it.",
+    "A key counts as free when its parking lot was read, though the messages are not handled; the node agrees.",
     Patch(Dispatcher, "go_on", edited(Dispatcher.go_on, " and not lane.lot.rows:", ":")),
     Patch(inturn.store.parking_lots, "_free", edited(inturn.store.parking_lots._free, "left is not None", "False")),
 )
 _add_edit(
     "key_is_free_before_its_lot_is_read",
-    "A key counts as free when nothing of its lot is at hand, though more may be in it.",
+    "A key counts as free when no message of its parking lot is loaded, though the lot may have more.",
     Dispatcher,
     "go_on",
     "lane.lot.is_read and not lane.lot.rows:",
@@ -68,7 +68,7 @@ _add_edit(
 )
 _add_edit(
     "rows_are_removed_when_they_are_read",
-    "Messages are taken out of the parking lot when they are read, not when they are over.",
+    "Messages leave the parking lot when read, not when finished.",
     Dispatcher,
     "lot_read",
     "lane = lot.lane\n",
@@ -77,7 +77,7 @@ _add_edit(
 )
 _add_edit(
     "tail_is_forgotten_when_the_end_is_read",
-    "What came to the tail of a lot while its end was being read is not looked for.",
+    "Messages that came to the tail of a parking lot during a read of its end are not read.",
     Dispatcher,
     "lot_read",
     "if content.is_end:",
@@ -85,7 +85,7 @@ _add_edit(
 )
 _add_edit(
     "what_is_over_of_a_lot_is_read_again",
-    "A lot is read from its head again, and with it what is over but not stored as such yet.",
+    "A parking lot is read from its head again, with finished messages whose end is not stored yet.",
     Dispatcher,
     "lot_read",
     "if (one.partition, one.offset) not in lot.not_again]",
@@ -95,7 +95,7 @@ _add_edit(
 
 @_instead_of(ParkingLot, "begin_again")
 def lot_that_is_parked_again_is_read_on(self: ParkingLot) -> None:
-    """A key that is parked while it is resumed goes on later behind what had been read, not from its head."""
+    """A key that is parked while resuming continues behind the read messages, not at its head."""
     after = self.after
     _begin_again(self)
     self.after = after
@@ -103,7 +103,7 @@ def lot_that_is_parked_again_is_read_on(self: ParkingLot) -> None:
 
 @_instead_of(Dispatcher, "park")
 def rows_at_hand_leave_the_lot_when_it_is_parked_again(self: Dispatcher, lane: Lane, reason: str) -> None:
-    """A key that is parked while it is resumed loses the messages of its lot that were at hand."""
+    """A key that is parked while resuming loses the loaded messages of its parking lot."""
     lot, state = lane.lot, lane.state
     if lot is not None:
         state.progress.changes.of_lot(lot.key, LotState.PARKED).removed += list(lot.rows)
@@ -114,7 +114,7 @@ def rows_at_hand_leave_the_lot_when_it_is_parked_again(self: Dispatcher, lane: L
 
 _add_edit(
     "skip_drops_whatever_is_first",
-    "A skip drops the first message of the key, even if it is not the one that somebody looked at.",
+    "A skip drops the first message of the key, even if different from the message of the request.",
     KeyRequests,
     "_act_skip",
     " and (message.partition, message.offset) == (origin, offset):",
@@ -124,7 +124,7 @@ _add_edit(
 
 @_instead_of(KeyRequests, "_drop_head")
 def skipped_message_is_not_over(self: KeyRequests, lane: Lane, message: Message) -> None:
-    """A message that is skipped does not run any more, but nobody notes that it is over."""
+    """A skipped message does not run, but is not recorded as finished."""
     lane.at += 1
     self._dispatcher.scheduler.unready(lane)
     self._dispatcher.go_on(lane)

@@ -19,7 +19,7 @@ _queue_poll = PartitionQueue.poll
 
 @_instead_of(PartitionQueue, "_send")
 def retry_gets_new_numbers(self: PartitionQueue, batch: SendBatch, now_s: float) -> tuple[SendBatch, Append]:
-    """A batch that is sent again is numbered like a new one, so the log cannot recognise it."""
+    """A batch that is sent again gets a new number: the log cannot recognise the batch."""
     if batch.tries:
         self._encode(batch)
         batch.gap = True
@@ -30,7 +30,7 @@ def retry_gets_new_numbers(self: PartitionQueue, batch: SendBatch, now_s: float)
 def failed_batch_goes_to_the_end(
     self: PartitionQueue, batch: SendBatch, tries: int, error: InturnError, now_s: float
 ) -> list[SendBatch]:
-    """A batch that failed is queued again behind the others, which overtake it."""
+    """A failed batch is queued again behind later batches."""
     given_up = _failed(self, batch, tries, error, now_s)
     if self.error is None and batch in self._sent and not batch.done and not batch.is_awaited:
         self._sent.remove(batch)
@@ -44,7 +44,7 @@ def failed_batch_goes_to_the_end(
 def new_batches_overtake_a_failed_one(
     self: PartitionQueue, now_s: float, gathers: bool = False
 ) -> list[tuple[SendBatch, Append]]:
-    """While a failed batch waits to be sent again, new ones are sent, and say that the gap is meant."""
+    """While a failed batch waits for its retry, new batches are sent, with the gap marked as intended."""
     commands = _queue_poll(self, now_s, gathers)
     if self._phase is inturn.producer.partition_queue._Phase.SETTLING and self.error is None and not commands:
         batch = self._next_batch() if len(self._sent) < self._settings.in_flight else None

@@ -1,4 +1,4 @@
-"""Bugs of the state: what must survive, and does not."""
+"""Bugs of the store: data that must survive, and does not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def epoch_is_not_raised(self: LeaseRows, group_id: int, partition: int, owner: s
 
 @_instead_of(LeaseRows, "grant")
 def epoch_lives_in_memory(self: LeaseRows, group_id: int, partition: int, owner: str, *rest: Any) -> int:
-    """Epochs are counted in memory, so they begin again with every start of the node."""
+    """Epochs are counted in memory: a restart of the node resets them."""
     _grant(self, group_id, partition, owner, *rest)
     epochs: dict[tuple[int, int], int] = self.__dict__.setdefault("epochs", {})
     epoch = epochs[group_id, partition] = epochs.get((group_id, partition), 0) + 1
@@ -143,28 +143,28 @@ def _check_the_owner_only(self: LeaseTable, key: LeaseKey, owner: str, epoch: in
 
 _add(
     "commit_goes_back",
-    "state",
+    "store",
     "A commit that arrives late moves the group back.",
     Patch(inturn.store.offsets, "_ADVANCE", _PUT),
 )
 _add(
     "commit_is_not_fenced_anywhere",
-    "state",
-    "A commit is taken whatever its epoch, by the broker and by the database.",
+    "store",
+    "Broker and store accept commits of any epoch.",
     Patch(Broker, "_holds", commit_is_not_checked_by_the_broker),
     Patch(inturn.store.offsets, "_advance", _advance_unfenced),
 )
 _add(
     "epoch_is_not_checked",
     "broker",
-    "Whoever holds the lease may pull and commit with an epoch of its own that is over; the database takes it, too.",
+    "The owner of a lease may pull and commit with an old epoch of its own; the store accepts the commit, too.",
     Patch(LeaseTable, "check", _check_the_owner_only),
     Patch(inturn.store.offsets, "_advance", _advance_unfenced),
 )
 _add(
     "late_copy_of_a_commit_is_stored",
-    "state",
-    "A late copy of a commit is stored over newer ones of its epoch, but for the offset, which never goes back.",
+    "store",
+    "A late copy of a commit replaces newer commits of its epoch, except the offset: the offset never goes back.",
     Patch(inturn.store.offsets, "_ADVANCE", _PUT_FENCED_FORWARD),
 )
 
@@ -173,7 +173,7 @@ _add(
 def attempts_are_stored_once(
     self: Failures, connection: Connection, group_id: int, partition_id: int, failed: Iterable[Failure], now_ms: int
 ) -> None:
-    """That a message failed is stored, but not how often."""
+    """The failure of a message is stored, but not the number of attempts."""
     once = [msgspec.structs.replace(one, attempts=min(one.attempts, 1)) for one in failed]
     _put_failures(self, connection, group_id, partition_id, once, now_ms)
 

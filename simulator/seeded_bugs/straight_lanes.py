@@ -10,7 +10,7 @@ _add_edit = BUGS.add_edit
 
 _add_edit(
     "key_goes_on_beside_its_handler_when_its_lane_is_spread",
-    "A straight lane that is spread while it runs lets the rest of the running key go on at once.",
+    "A straight lane that is spread amid a run lets the rest of the running key start at once.",
     Dispatcher,
     "spread",
     "if lane.run is not None and at:",
@@ -26,7 +26,7 @@ _add_edit(
 )
 _add_edit(
     "failed_message_of_a_straight_lane_is_repeated_at_the_end",
-    "A message that fails in a straight lane is repeated when the rest of its key has been handled.",
+    "A message that fails in a straight lane is repeated after the rest of its key.",
     Dispatcher,
     "_after_straight",
     "self.scheduler.unready(goes_on)\n",

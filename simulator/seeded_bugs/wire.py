@@ -20,8 +20,8 @@ _link_lost = ClientStream.lost
 
 _add(
     "numbers_come_round_too_soon",
-    "wire",
-    "A request gets the number of another one that is not answered yet.",
+    "transport",
+    "A request gets the number of an unanswered request.",
     Patch(inturn.transport.client_stream, "NUMBER_MAX", 15),
 )
 
@@ -35,28 +35,28 @@ def _lost_but_kept(self: ClientStream, why: str, now_s: float) -> list[Delivery]
 
 _add(
     "requests_are_kept_over_a_reconnect",
-    "wire",
-    "What is unanswered when the stream is lost waits on, and the numbers begin again with the next one.",
+    "transport",
+    "Unanswered requests survive a lost stream, and the numbers start again with the next stream.",
     Patch(ClientStream, "lost", _lost_but_kept),
 )
 
 
 @_instead_of(ClientStream, "lost")
 def lost_requests_are_not_answered(self: ClientStream, why: str, now_s: float) -> list[Delivery]:
-    """What is unanswered when the stream is lost is forgotten."""
+    """Unanswered commands are forgotten when the stream is lost."""
     _link_lost(self, why, now_s)
     return []
 
 
 @_instead_of(ClientStream, "is_silent")
 def silence_is_not_noticed(self: ClientStream, now_s: float) -> bool:
-    """A client waits for ever on a stream that is cut without its knowledge."""
+    """A client waits for ever on a stream that was cut unnoticed."""
     return False
 
 
 _add_edit(
     "second_copy_of_an_answer_ends_the_stream",
-    "An answer to something that was answered before is taken for nonsense.",
+    "A second answer to a request counts as a damaged frame.",
     ClientStream,
     "received",
     "elif frame.number == 0 and isinstance(answer, InturnError):",
@@ -76,7 +76,7 @@ _add_edit(
 )
 _add_edit(
     "damaged_frames_are_taken",
-    "Nobody looks at the checksum of a frame.",
+    "The checksum of a frame is not checked.",
     FrameReader,
     "_cut",
     "& 0xFFFFFFFF != checksum:",
@@ -84,8 +84,8 @@ _add_edit(
 )
 _add(
     "damaged_length_is_believed",
-    "wire",
-    "A client waits for the rest of a frame that is not as long as it says, while other answers come.",
+    "protocol",
+    "A client waits for the rest of a frame with a wrong length, while other answers come.",
     Patch(inturn.protocol.frames, "_check_guard", lambda length, guard: None),
 )
 
@@ -108,8 +108,8 @@ def _answer_the_newest(self: ServerSession, number: int, size_bytes: int, answer
 
 _add(
     "session_answers_the_newest_request",
-    "wire",
-    "An answer that was held back gets the number of what was asked last.",
+    "transport",
+    "A delayed answer gets the number of the last request.",
     Patch(ServerSession, "_handle", _handle_and_note),
     Patch(ServerSession, "answer", _answer_the_newest),
 )
@@ -125,6 +125,6 @@ def full_session_drops_what_it_cannot_take(self: ServerSession) -> None:
 
 @_instead_of(ServerSession, "lost")
 def node_does_not_hear_of_a_lost_stream(self: ServerSession) -> None:
-    """A stream is lost, and nobody tells the node."""
+    """A stream is lost, and the node is not notified."""
     self.is_closed = True
     self._inbox.clear()

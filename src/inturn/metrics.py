@@ -4,7 +4,7 @@ from prometheus_client import REGISTRY, start_http_server
 REGISTRY.register(inturn.metrics.ClientCollector(mq))
 start_http_server(8000, "127.0.0.1")
 
-Values are gathered at every scrape; handling and sending cost nothing more. The server itself reports lag and leases:
+Values are gathered at every scrape; handling and sending have no extra cost. The server reports lag and leases:
 `inturn serve --http`.
 """
 

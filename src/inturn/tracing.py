@@ -40,10 +40,10 @@ _NO_CONTEXT = contexts.Context()
 class Tracing(Hook, SendHook):
     """A hook for consumers and for producers.
 
-    The span of a handler is the child of the span that sent the message, so one trace goes from end to end. A handler
-    that takes a batch has a trace of its own, with a link to every message. With `links_only` every handler has a trace
-    of its own: for backlogs so old that the messages do not belong into the trace of the sender. Every attempt has a
-    span of its own. Keys can be personal data: keys are left out unless `with_keys`.
+    The span of a handler is the child of the span that sent the message, so a trace goes from end to end. A handler
+    that takes a batch has a separate trace, with a link to every message. With `links_only` every handler has a
+    separate trace: for backlogs too old for the trace of the sender. Every attempt has a separate span. Keys can be
+    personal data: keys are left out unless `with_keys`.
     """
 
     def __init__(

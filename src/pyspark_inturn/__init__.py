@@ -1,7 +1,7 @@
-"""Where Spark looks: modules called `pyspark_*` offer a data source, as `DefaultSource`, that needs no registration."""
+"""Entry point for Spark: a module called `pyspark_*` offers a data source, as `DefaultSource`, without registration."""
 
 import contextlib
 
-# Spark imports this for whoever uses any Python data source: an extra that is not installed must not fail theirs.
+# Spark imports this module for every query with a Python data source. A missing extra must not break other sources.
 with contextlib.suppress(ImportError):
     from inturn.spark.source.source import InturnDataSource as DefaultSource  # noqa: F401

@@ -103,7 +103,7 @@ def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
             ran = _run(*command, "--server", address)
             assert time.monotonic() - start_s < 20
             assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
-            assert f"no server at {address}: Connection refused; start one with `inturn serve`" in ran.err
+            assert f"no server at {address}: Connection refused; start a server with `inturn serve`" in ran.err
         error = _run("subject", "list", "--server", address, "--json").error
         assert (error["type"], error["address"]) == ("ConnectionLost", address)
 

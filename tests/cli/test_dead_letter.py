@@ -53,8 +53,8 @@ def test_chosen_ones_are_driven_again(dead: Cli) -> None:
     assert (ran.code, ran.json["redriven"]) == (0, 2)
     assert len(listed(dead)) == 1
     again = dead("dead-letter", "redrive", "orders", "0", "1", *GROUP)
-    assert "1 dead letter driven again" in again.out
-    assert "1 of them had been driven before" in again.err
+    assert "1 dead letter redriven" in again.out
+    assert "1 were redriven before" in again.err
     assert dead("dead-letter", "redrive", "orders", "99", *GROUP, "--json").error["type"] == "NotFound"
 
 

@@ -21,22 +21,24 @@ import pytest
 from rich.console import Console
 
 from demo import act as demo_act
+from demo import incident as demo_incident
+from demo.act import Events
 from demo.children import ChildFailed
-from demo.consumer import Record
-from demo.events import Events
-from demo.incident_sale import ONLINE, QUICK_INCIDENT
+from demo.demo import HEADINGS
 from demo.incident_verdict import IncidentActResult
-from demo.incident_view import incident_verdict_panel
-from demo.key_board import KeyBoard
-from demo.key_story import KeyStory
+from demo.incident_view import incident_verdict
+from demo.keys import KeyAct, KeyBoard
 from demo.orders import (
     ATTEMPTS_MAX,
     CONCURRENCY,
+    FIRST_CONSUMERS,
     KEY_GROUP,
     LATER_STEPS,
+    ONLINE,
     OPEN_COUNT,
     PARTITION_COUNT,
     QUICK,
+    QUICK_INCIDENT,
     SERVED_GROUP,
     STEPS,
     SUBJECT,
@@ -44,10 +46,9 @@ from demo.orders import (
     key_of,
     life_cycles,
 )
+from demo.process import HandlerRecord
 from demo.report import REPORT, ReportData, page
-from demo.served_board import ServedBoard
-from demo.served_story import ServedStory
-from demo.story import FIRST_CONSUMERS
+from demo.served import ServedAct, ServedBoard
 from inturn.consumer.parking import ParkingLot
 from inturn.testing.checker import ViolationKind, check
 from inturn.testing.history import HandlerEnd, HandlerStart
@@ -315,14 +316,14 @@ def test_an_incident_that_went_wrong_looks_so(report: str) -> None:
     assert "✘ Order broken" in text
     assert "does not agree" in text
     console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(incident_verdict_panel(result))
+    console.print(incident_verdict(result))
     assert "✘ order broken" in console.export_text()
 
 
 def test_a_terminal_gets_the_drain_and_the_audit(result: dict[str, Any]) -> None:
     incident = msgspec.convert(result["incident"], IncidentActResult)
     console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(incident_verdict_panel(incident))
+    console.print(incident_verdict(incident))
     text = console.export_text()
     assert "✔ order kept through the incident, and proved" in text
     assert f"{incident.audit and incident.audit.started:,} starts" in text
@@ -351,7 +352,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where Spark is not installed."""
     folder = tmp_path_factory.mktemp("without-spark")
     (folder / "pyspark.py").write_text("raise ModuleNotFoundError('no pyspark here', name='pyspark')\n")
-    environment = {**os.environ, "COLUMNS": "120", "PYTHONPATH": str(folder)}
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "COLUMNS": "120", "PYTHONPATH": path}
     ran = subprocess.run(DEMO, capture_output=True, text=True, timeout=200, check=False, env=environment, cwd=folder)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stderr == ""
@@ -363,6 +365,13 @@ def test_a_pipe_gets_lines_and_the_verdict(lines: str) -> None:
     assert " died: no commit, no release" in lines
     assert "✔ order kept" in lines
     assert "inturn --help" in lines
+
+
+def test_a_pipe_gets_a_heading_for_each_act_and_no_line_per_second(lines: str) -> None:
+    assert [line for line in lines.splitlines() if line.startswith("act ")] == list(HEADINGS[:3])
+    timed = [line for line in lines.splitlines() if re.match(r" *\d+\.\d s  ", line)]
+    assert 15 < len(timed) < 60
+    assert not any(re.match(r" *\d+\.\d s  (sent|handled) \d", line) for line in timed)
 
 
 def test_a_pipe_gets_the_list_of_held_back_keys_and_the_verdict_by_key(lines: str) -> None:
@@ -411,6 +420,13 @@ def test_the_ledger_finds_a_step_that_came_too_early() -> None:
     assert ledger.too_early == [(2, "packed")]
 
 
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a demo that does not reach the last act: start no JVM in this process."""
+    monkeypatch.setattr(demo_incident, "missing_for_spark", lambda: "no Spark in this test")
+
+
+@pytest.mark.usefixtures("without_spark")
 def test_a_demo_that_does_not_end_in_time_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_act, "LIMIT_S", 0.5)
     ran = cli("demo", "--quick", "--json")
@@ -423,6 +439,7 @@ def test_a_demo_that_does_not_end_in_time_fails(cli: Cli, monkeypatch: pytest.Mo
     assert ran.json["incident"] is None
 
 
+@pytest.mark.usefixtures("without_spark")
 def test_newer_messages_that_overtake_a_parked_key_make_the_demo_fail(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,13 +455,14 @@ def test_newer_messages_that_overtake_a_parked_key_make_the_demo_fail(
     assert by_key["poisoned"]["is_in_order"] is False
 
 
+@pytest.mark.usefixtures("without_spark")
 def test_a_second_act_that_does_not_end_in_time_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeyBoard, "is_begun", property(lambda board: False))
     begin = demo_act.Act.__init__
 
-    def begin_with_little_time(act: demo_act.Act) -> None:
-        begin(act)
-        if isinstance(act, KeyStory):
+    def begin_with_little_time(act: demo_act.Act, folder: Path) -> None:
+        begin(act, folder)
+        if isinstance(act, KeyAct):
             act._until_s = time.monotonic() + 0.5
 
     monkeypatch.setattr(demo_act.Act, "__init__", begin_with_little_time)
@@ -455,6 +473,7 @@ def test_a_second_act_that_does_not_end_in_time_fails(cli: Cli, monkeypatch: pyt
     assert "inturn --help" not in ran.out
 
 
+@pytest.mark.usefixtures("without_spark")
 def test_a_consumer_that_stops_by_itself_ends_the_demo_at_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def committed(board: KeyBoard, *_: object) -> None:
         raise RuntimeError("broken on purpose")
@@ -471,21 +490,20 @@ THIRD_ACT = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from demo.events import Events
+from demo.act import Events
 from demo.orders import QUICK
-from demo.served_board import ServedBoard
-from demo.served_story import ServedStory
+from demo.served import ServedAct, ServedBoard
 scale = replace(QUICK.served, sending_s=600.0)
-board = ServedBoard(scale, Events(time.monotonic()))
-story = ServedStory(scale, Path(sys.argv[1]), board)
-story.start()
+board = ServedBoard(scale, Events(time.monotonic()), Path(sys.argv[1]))
+act = ServedAct(scale, Path(sys.argv[1]), board)
+act.start()
 try:
     while board.look().done == 0:
         time.sleep(0.05)
     print(board.server_pid, *(one.pid for one in board.processes.values()), flush=True)
     time.sleep(60)
 finally:
-    story.stop()
+    act.stop()
 """
 
 
@@ -504,29 +522,29 @@ def test_whatever_ends_the_demo_ends_its_processes(number: signal.Signals, tmp_p
 
 
 def test_a_process_that_dies_by_itself_ends_the_act_and_the_others(tmp_path: Path) -> None:
-    board = ServedBoard(QUICK.served, Events(time.monotonic()))
-    story = ServedStory(QUICK.served, tmp_path, board)
-    story.start()
+    board = ServedBoard(QUICK.served, Events(time.monotonic()), tmp_path)
+    act = ServedAct(QUICK.served, tmp_path, board)
+    act.start()
     eventually(lambda: len(board.processes) == len(FIRST_CONSUMERS), "they are there", 60.0)
     os.kill(board.processes["ben"].pid, signal.SIGKILL)
-    eventually(lambda: story.is_over, "it is over", 60.0)
+    eventually(lambda: act.is_over, "it is over", 60.0)
     with pytest.raises(ChildFailed, match="process ben of the demo ended with code -9"):
-        story.stop()
+        act.stop()
     assert not any(_is_alive(one.pid) for one in board.processes.values())
 
 
 def test_handlers_that_overlap_in_two_processes_are_found(tmp_path: Path) -> None:
-    board = ServedBoard(QUICK.served, Events(time.monotonic()))
+    board = ServedBoard(QUICK.served, Events(time.monotonic()), tmp_path)
     where = (SUBJECT, SERVED_GROUP, 0)
 
     def write(name: str, offset: int, started_ns: int, ended_ns: int) -> None:
         start = HandlerStart(*where, offset, b"order-1", f"{name}-1", 1, None)
         end = HandlerEnd(*where, offset, b"order-1", f"{name}-1", 1, None, "success")
-        with (tmp_path / name).open("ab") as file:
-            for record in (Record(started_ns, start), Record(ended_ns, end)):
+        with board.records(name).open("ab") as file:
+            for record in (HandlerRecord(started_ns, start), HandlerRecord(ended_ns, end)):
                 file.write(msgspec.json.encode(record) + b"\n")
             file.write(b'{"at_ns": 9')  # what it was writing when it was killed
-        board.joined(name, 1, tmp_path / name)
+        board.joined(name, 1)
 
     write("ada", 0, 100, 300)
     write("ben", 1, 200, 400)

@@ -12,19 +12,17 @@ from typing import Any
 
 import pytest
 
-from demo.events import Events
-from demo.incident_board import IncidentBoard
-from demo.incident_sale import INCIDENT_GROUP, INCIDENT_SUBJECT, QUICK_INCIDENT, Inbox, notification_id, notifications
-from demo.incident_story import IncidentStory
-from demo.incident_trace import Handled, HandledCounts, history_of, read_handled, who_of
-from demo.incident_verdict import judge_incident
+from demo.act import Events
+from demo.incident import IncidentAct, IncidentBoard, SparkStart
+from demo.incident_verdict import Handled, HandledCounts, history_of, judge_incident, read_handled, who_of
+from demo.orders import INCIDENT_GROUP, INCIDENT_SUBJECT, QUICK_INCIDENT, Inbox, notification_id, notifications
 from demo.report import overlaps
 from inturn import ConsumerSettings, Context, Message, connect
 from inturn.model.message import Origin
 from inturn.model.violation import ViolationKind
 from inturn.producer.send_batch import Stored
 from inturn.spark.audit.verdict import AuditVerdict, GroupAudit
-from inturn.spark.ordered.drain import DrainReport
+from inturn.spark.ordered.drain_report import DrainReport
 from inturn.testing.checker import check
 
 ADA, TASK = "ada-1f", "drain-order.book-2e-r1-t0-3d"
@@ -124,13 +122,13 @@ def _audit(broken: dict[ViolationKind, int], unseen_epochs: int = 0) -> AuditVer
 def _played(tmp_path: Path, handled: Sequence[Handled], audit: AuditVerdict | None) -> bool:
     """Whether an act that went so is taken as good."""
     board = IncidentBoard(QUICK_INCIDENT, Events(time.monotonic()), tmp_path)
-    story = IncidentStory(QUICK_INCIDENT, tmp_path, board)
-    story.stored, story.handled, story.audit = _messages(4), list(handled), audit
+    act = IncidentAct(QUICK_INCIDENT, tmp_path, board, SparkStart())
+    act.stored, act.handled, act.audit = _messages(4), list(handled), audit
     for offset in range(4):
         board.acknowledged(Stored(INCIDENT_SUBJECT, 0, offset), "customer-1", notification_id("customer-1", offset + 1))
     names = (INCIDENT_SUBJECT, INCIDENT_GROUP, "key", "end")
-    story.drain = DrainReport(*names, 2, 1, 0, 0, 0, 0.1, 0.2, 0.1)
-    return judge_incident(story, board, 1.0).ok
+    act.drain = DrainReport(*names, 2, 1, 0, 0, 0, 0.1, 0.2, 0.1)
+    return judge_incident(act, board, 1.0).ok
 
 
 @pytest.mark.parametrize(

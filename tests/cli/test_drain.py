@@ -22,7 +22,7 @@ from inturn.cli.drain_estimate import Backlog, LongLane
 from inturn.cli.drain_view import DrainView, frame, report_fields, report_lines, task_name, time_text
 from inturn.cli.screen import Screen
 from inturn.protocol.commands import ClaimDescription, KeyDescription
-from inturn.spark.ordered.drain import DrainProgress, DrainReport
+from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
 from inturn.spark.ordered.plan import HotKey
 from inturn.spark.ordered.task import LimitReached, TaskOutcome
 from tests.cli.conftest import Cli
@@ -175,9 +175,9 @@ def test_a_dry_run_says_that_it_is_an_estimate_and_what_bounds_it(billing: Cli) 
     ran = billing(*_drain(billing, "--dry-run", "--handler-ms", "100", "--tasks", "2"))
     assert ran.code == 0
     assert "30 messages of orders for group billing to do" in ran.out
-    assert "now: 0 members, and nothing gets done" in ran.out
+    assert "now: 0 members, no progress" in ran.out
     assert "an estimate from 30 sampled messages" in ran.out
-    assert "c0, whose messages run one after the other" in ran.out
+    assert "c0: messages of a lane run in sequence" in ran.out
     assert "0.6 s" in ran.out
 
 
@@ -288,7 +288,7 @@ def test_the_end_says_what_was_done_and_how_fast() -> None:
     assert _drawn("\n".join(report_lines(_report()))).splitlines() == [
         "drained 100 messages of orders for group billing in 10 s: 10/s by 2 tasks",
         "hand-over 0.4 s, 1 round, hand-back 0.2 s, order by key",
-        "nothing is left",
+        "no message is left",
     ]
 
 
@@ -302,8 +302,8 @@ def test_the_end_says_what_is_left_and_what_to_do() -> None:
         "hand-over 0.4 s, 1 round, hand-back 0.2 s, order by key",
         "8 handler calls failed",
         "1 round failed and had to be repeated",
-        "4 messages were gone from the log before they could be handled: retention removed them",
-        "2 messages failed and wait for their retry in the group's consumers",
+        "4 messages were deleted by retention before a handler ran",
+        "2 messages failed and wait for a retry in the consumers of the group",
         "17 messages left: behind keys that fail or are blocked",
         "  c-7 failing, 3 attempts, 12 waiting: inturn key show orders c-7 --group billing",
         "  a b blocked, 5 attempts, 3 waiting: inturn key resume orders 'a b' --group billing, or skip",
@@ -319,7 +319,7 @@ def test_the_end_names_a_limit_with_its_key_and_the_next_step() -> None:
     lines = _drawn("\n".join(report_lines(report)), 200).splitlines()
     assert lines[0].startswith("drained up to a limit: 100 messages of orders for group billing in 10 s")
     assert lines[2:] == [
-        "17 messages left: behind keys that fail or are blocked, or too far beyond them",
+        "17 messages left: behind keys that fail or are blocked, or too far beyond such keys",
         "  partition 0 was read up to 4,000,000 offsets beyond key a b at offset 12, and no further: "
         "inturn key park orders 'a b' --group billing, then drain again",
         "  partition 1 was read until 67.1 MB wait behind a message without a key at offset 5, and no further",
@@ -335,7 +335,9 @@ def test_the_end_names_damage_and_a_group_that_was_not_handed_back() -> None:
     assert lines[-1] == "  orders/0: damaged at offset 3; run `inturn doctor`"
     assert report_fields(report)["damage"] == ["orders/0: damaged at offset 3; run `inturn doctor`"]
     left = _report(ended="interrupted", lag=17, is_handed_back=False)
-    assert "not handed back: the group's consumers go on when the leases have ended" in "\n".join(report_lines(left))
+    assert "not handed back: the consumers of the group continue when the leases have ended" in "\n".join(
+        report_lines(left)
+    )
     assert report_fields(left)["is_handed_back"] is False
 
 

@@ -4,11 +4,13 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import inturn
 from inturn.cli import logs
+from inturn.cli.checkout import from_checkout
 from inturn.cli.screen import printable
 from inturn.model.logs import get_logger
 from tests.cli.conftest import Cli
@@ -55,6 +57,31 @@ def test_completion_can_be_installed(cli: Cli) -> None:
 
 def test_an_unknown_command_is_wrong_usage(cli: Cli) -> None:
     assert cli("nosuch").code == 2
+
+
+@pytest.mark.parametrize(("command", "package"), [("demo", "demo"), ("bench", "benchmarks")])
+def test_an_installed_wheel_says_in_one_line_how_to_get_the_demo_and_the_benchmarks(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str, package: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)  # as in an environment that has the wheel only
+    arguments = [command, *(["all"] if command == "bench" else [])]
+    ran = cli(*arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.count("\n") == 1
+    assert f"'{package}' is part of the repository" in ran.err
+    assert f"run `make {command}` there" in ran.err
+    assert cli(*arguments, "--json").error["type"] == "InvalidInput"
+
+
+def test_a_checkout_that_misses_a_module_is_not_taken_for_a_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken_checkout.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        from_checkout("broken_checkout", "make demo")
 
 
 def test_help_is_quick() -> None:

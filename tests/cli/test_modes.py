@@ -35,7 +35,7 @@ def test_a_broadcast_group_prints_everything_to_each_name(orders: Cli, tmp_path:
     ]  # fmt: skip
     described = orders("group", "describe", "caches", "--json").json["subjects"][0]
     assert (described["mode"], described["partitions"]) == ("broadcast", [])
-    assert "alone knows how far it is" in orders("group", "describe", "caches").out
+    assert "only the member knows its progress" in orders("group", "describe", "caches").out
     assert "–" in orders("group", "list").out
 
 

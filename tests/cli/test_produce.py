@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inturn.cli.lines import Keying, read_lines
+from inturn.cli.produce import Keying, read_lines
 from tests.cli.conftest import Cli
 from tests.contract.bed import eventually
 
@@ -150,7 +150,7 @@ def test_ctrl_c_tells_how_many_were_stored(one: Cli) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b"")
-    assert b"stored, and they stay" in err
+    assert b"stored and stay" in err
 
 
 def test_lines_are_read_with_bounded_memory() -> None:

@@ -221,7 +221,7 @@ def test_an_address_that_others_reach_needs_authentication_or_a_word(cli: Cli) -
     with cli.serve("--host", "0.0.0.0", "--insecure") as served:
         ended = served.end()
     assert ended.code == 0
-    assert "nobody is asked who they are (--insecure)" in json.loads(ended.err)["warning"]
+    assert "without authentication (--insecure)" in json.loads(ended.err)["warning"]
 
 
 def test_settings_that_cannot_be_are_refused(cli: Cli) -> None:

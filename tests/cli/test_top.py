@@ -18,8 +18,7 @@ import pytest
 from rich.console import Console
 
 import inturn
-from inturn.cli.top_board import Board, GroupRow, sparkline
-from inturn.cli.top_view import frame
+from inturn.cli.top_view import GroupRow, TopBoard, frame, sparkline
 from inturn.protocol.commands import GroupDescription, GroupPartition, KeyDescription
 from inturn.server.folder import socket_path
 from tests.cli import troubled
@@ -53,13 +52,13 @@ def text_of(rows: list[GroupRow], columns: int, lines: int | None = None) -> lis
 
 
 def test_the_largest_lag_comes_first() -> None:
-    rows = Board().rows([(described("a", 5), 1.0), (described("b", 70), 1.0), (described("c", 5), 1.0)], 0.0)
+    rows = TopBoard().rows([(described("a", 5), 1.0), (described("b", 70), 1.0), (described("c", 5), 1.0)], 0.0)
     assert [(one.group, one.lag) for one in rows] == [("b", 70), ("a", 5), ("c", 5)]
 
 
 def test_a_group_is_the_sum_of_its_partitions() -> None:
     small = KeyDescription(b"small", 1, "blocked", 1, 1, "", 0, 2)
-    (one,) = Board().rows([(described("a", 5, (None, small, KEY)), 4.0)], 0.0)
+    (one,) = TopBoard().rows([(described("a", 5, (None, small, KEY)), 4.0)], 0.0)
     assert (one.members, one.partitions, one.appended_per_s, one.done_per_s) == (2, 3, 4.0, 7.5)
     assert one.blocking is KEY
 
@@ -82,7 +81,7 @@ def test_when_the_lag_is_gone_is_told_only_if_it_shrinks(
 
 
 def test_only_the_last_minute_is_remembered_and_only_of_groups_that_are_there() -> None:
-    board = Board()
+    board = TopBoard()
     for second in range(200):
         rows = board.rows([(described("a", second), 0.0), (described("b", 1), 0.0)], float(second))
     assert len(rows[0].lags) == 60

@@ -13,8 +13,8 @@ from inturn.model.errors import InvalidInput
 from inturn.model.settings import FlowControl, KeyAction, OnExhausted, Order, Strategy
 from inturn.protocol.commands import Move
 from tests.consumer.fake_node import Bench, failing
+from tests.consumer.test_dispatcher import MOVED, RAISED, SUSPENDED, keyed
 from tests.consumer.test_forgetting import end_runs, partitions_in_memory
-from tests.consumer.test_handling import MOVED, RAISED, SUSPENDED, keyed
 from tests.consumer.test_parking import ask, lot, parked
 
 

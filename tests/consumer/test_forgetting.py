@@ -11,7 +11,7 @@ from inturn.consumer.partition_state import PartitionState
 from inturn.model.settings import KeyAction
 from inturn.protocol.commands import Commit
 from tests.consumer.fake_node import Bench, failing
-from tests.consumer.test_handling import SUSPENDED, keyed
+from tests.consumer.test_dispatcher import SUSPENDED, keyed
 
 TIMES = 10
 

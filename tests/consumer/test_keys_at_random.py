@@ -22,7 +22,7 @@ from inturn.model.result import ResultKind
 from inturn.model.settings import KeyAction, LotState, Order
 from inturn.protocol.commands import Command, Commit, Move, Pull, ReadLot, Renew
 from tests.consumer.fake_node import Bench, Job
-from tests.consumer.test_handling import moved_offsets
+from tests.consumer.test_dispatcher import moved_offsets
 
 KEYS = "abc-"
 RAISED = Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, ValueError("no"))

@@ -15,7 +15,7 @@ from inturn.model.result import ResultKind
 from inturn.model.settings import KeyAction, LotState, Order, Strategy
 from inturn.protocol.commands import Assignment, Commit, Heartbeat, KeyRequest, Move, ReadLot
 from tests.consumer.fake_node import LEASE, SUBJECT, Bench, StoredLot, failing
-from tests.consumer.test_handling import MOVED, RAISED, SUSPENDED, keyed, last_progress, more, used_up, work_out
+from tests.consumer.test_dispatcher import MOVED, RAISED, SUSPENDED, keyed, last_progress, more, used_up, work_out
 
 LONG = Outcome(Next.REPEAT, ResultKind.FAILED, 30.0)
 

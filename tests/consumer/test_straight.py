@@ -11,7 +11,7 @@ from inturn.consumer.scheduler import CHUNK_S, OVERDUE_S
 from inturn.model.result import ResultKind
 from inturn.model.settings import KeyAction, Order
 from tests.consumer.fake_node import Bench, failing
-from tests.consumer.test_handling import more
+from tests.consumer.test_dispatcher import more
 
 RAISED = Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, ValueError("no"))
 

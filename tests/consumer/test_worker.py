@@ -12,7 +12,7 @@ from inturn.consumer.worker import Worker
 from inturn.model.message import Message
 from inturn.model.result import ResultKind
 from tests.consumer.fake_node import Bench, failing
-from tests.consumer.test_handling import keyed
+from tests.consumer.test_dispatcher import keyed
 
 
 class FakeClock:

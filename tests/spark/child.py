@@ -1,4 +1,4 @@
-"""A Python of its own, for what a process can do or be only once."""
+"""Run code in a new Python process, for tests of things that a process can do only once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEFT_OUT = ("JAVA_HOME", "PYSPARK_PYTHON")
 
 
 def run(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """With no Java and no Python chosen for Spark, unless `variables` of the environment say so."""
+    """Run without JAVA_HOME and PYSPARK_PYTHON, unless `variables` set environment variables."""
     environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -26,6 +26,6 @@ def run(code: str, *arguments: str, **variables: str) -> subprocess.CompletedPro
 
 
 def found_by(ended: subprocess.CompletedProcess[str]) -> Any:
-    """What it printed, as JSON."""
+    """The output of the child, parsed as JSON."""
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)

@@ -1,7 +1,7 @@
-"""A Spark cluster on loopback: a master and two workers in processes of their own, and Pythons for its executors.
+"""A Spark cluster on loopback: a master and two workers in separate processes, and Pythons for the executors.
 
-`python -m tests.spark.cluster FOLDER` starts one, tells in a line of JSON where it is, and stops it when its input is
-over; so it ends with whoever has started it, however that ends.
+`python -m tests.spark.cluster FOLDER` starts a cluster, prints the address in a line of JSON, and stops the cluster at
+the end of stdin. So the cluster ends with its parent process, also after a crash of the parent.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ WORKERS, WORKER_CORES, WORKER_MEMORY = 2, 1, "1g"
 START_S = 60.0
 STOP_S = 10.0
 _ROOT = Path(__file__).parents[2]
-QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # for what lives a minute
-# What is for the tests' own Python, or would choose another Spark.
+QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}  # for a JVM with a life of one minute
+# Variables that belong to the tests' Python, or would select a different Spark.
 _LEFT_OUT = re.compile("PYTHON.*|PYSPARK.*|SPARK.*|VIRTUAL_ENV")
 _PR_SET_PDEATHSIG = 1
 
@@ -47,7 +47,7 @@ class Executor:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`master` is what a session takes; `workers` are process ids. Executors work in folders below `folder`."""
+    """`master` is the master URL for a session; `workers` are process ids. Executors work in folders below `folder`."""
 
     master: str
     workers: tuple[int, ...]
@@ -63,11 +63,11 @@ class Cluster:
         return sorted(found, key=lambda one: int(one.id))
 
     def pythons(self, executor: Executor) -> dict[int, str]:
-        """Its Python processes that start others, with their program."""
+        """The Python daemon processes of the executor, with their program."""
         return {pid: words[0] for pid in _children(executor.pid) if "pyspark.daemon" in (words := _words(pid))}
 
     def tasks(self, executor: Executor) -> set[int]:
-        """Its Python processes that tasks run in."""
+        """The Python processes of the executor that run tasks."""
         return {task for pid in self.pythons(executor) for task in _children(pid)}
 
 
@@ -81,7 +81,7 @@ def running(folder: Path) -> Iterator[Cluster]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C is for the tests, which then end it
+        start_new_session=True,  # Ctrl-C goes to the tests only; the tests end the cluster
     ) as supervisor:
         assert supervisor.stdin is not None
         assert supervisor.stdout is not None
@@ -95,7 +95,7 @@ def running(folder: Path) -> Iterator[Cluster]:
 
 
 def python_without_inturn(folder: Path, modules: Iterable[str]) -> Path:
-    """A Python that has what is installed here of these modules, with what they require, and nothing else."""
+    """A Python with these modules and their requirements, copied from this Python, and no other modules."""
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     for distribution in _required(modules):
@@ -116,7 +116,7 @@ def _required(names: Iterable[str]) -> list[importlib.metadata.Distribution]:
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            continue  # for other machines than this one
+            continue  # a requirement of other platforms
         required = [one for one in found[name].requires or () if "extra ==" not in one]
         left += [re.split(r"[^\w.-]", one)[0] for one in required]
     return list(found.values())
@@ -154,7 +154,7 @@ def _supervise(folder: Path) -> None:
     except TimeoutError as error:
         print(json.dumps({"error": str(error)}), flush=True)
     finally:
-        _stop(reversed(started))  # a worker takes its executors with it
+        _stop(reversed(started))  # a worker ends its executors
 
 
 def _start_worker(
@@ -171,7 +171,7 @@ def _start(
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if not _LEFT_OUT.fullmatch(name)}
     environment |= {
-        **QUICK_JAVA,  # the executors have it from their worker
+        **QUICK_JAVA,  # executors inherit the option from their worker
         "JAVA_HOME": str(java_home()),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": HOST,
@@ -188,7 +188,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            preexec_fn=_end_with_parent,  # for kill -9; the script becomes Java, which keeps it
+            preexec_fn=_end_with_parent,  # covers kill -9; the setting survives the exec of Java
         )
     started.append(process)
     return process
@@ -210,7 +210,7 @@ def _said(folder: Path, name: str, process: subprocess.Popen[bytes], what: str) 
 
 
 def _stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """By their ids; those that do not listen are killed."""
+    """Terminate processes by id; kill processes that do not end in time."""
     left = list(processes)
     _each(left, subprocess.Popen.terminate)
     until_s = time.monotonic() + STOP_S

@@ -1,7 +1,7 @@
-"""A driver on a cluster, as a process of its own: `python -m tests.spark.cluster_driver MASTER`.
+"""A driver on a cluster, as a separate process: `python -m tests.spark.cluster_driver MASTER`.
 
-It is told what to do in lines of JSON, a function below and its arguments, and answers each with a line. Its own Python
-has everything; that of its executors is the one that PYSPARK_PYTHON names.
+The driver reads commands as lines of JSON (a function of this module and arguments) and answers with one line per
+command. The driver's Python has all modules; the executors run the Python of PYSPARK_PYTHON.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ CONFIG = {
     "spark.ui.enabled": False,
     "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": 2,
-    "spark.executor.extraJavaOptions": "-Dinturn.test=true",  # before which Spark puts its own
+    "spark.executor.extraJavaOptions": "-Dinturn.test=true",  # Spark prepends its own options
 }
 CONSUMER = ConsumerSettings(concurrency=8, commit_interval_s=0.05, heartbeat_s=0.5)
 
 
 class Driver:
-    """The test's end of it."""
+    """The test's side of the driver process."""
 
     def __init__(self, master: str, python: Path, modules: Path) -> None:
-        """`modules` is a folder that only the driver imports from; so does it from the archive `packed.zip` there."""
+        """`modules` is a folder on the driver's import path only, as is the archive `packed.zip` in the folder."""
         path = os.pathsep.join([str(_ROOT), str(modules), str(modules / "packed.zip")])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.cluster_driver", master],
@@ -57,14 +57,14 @@ class Driver:
         return self.answer()
 
     def refused(self, function: str, **arguments: object) -> tuple[str, str]:
-        """The same, which has to fail: the class of the error, and its text."""
+        """Run a command that has to fail. Returns class and text of the error."""
         self.begin(function, **arguments)
         answer = self._line()
         assert "error" in answer, answer
         return answer["error"], answer["text"]
 
     def begin(self, function: str, **arguments: object) -> None:
-        """Let it do something meanwhile, whose answer is asked for later."""
+        """Start a command; a later call reads the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"function": function, **arguments}) + "\n")
         self._process.stdin.flush()
@@ -92,14 +92,14 @@ class Driver:
 
 
 def where(spark: SparkSession, modules: list[str]) -> list[dict[str, str]]:
-    """Where each executor imports these modules from, after they were sent."""
+    """The files from which every executor imports these modules, after shipping."""
     ship(spark, modules)
 
     def look(_: Iterable[int]) -> Iterator[dict[str, str]]:
         import importlib
         import time
 
-        time.sleep(0.5)  # so that no executor does the task of another, too
+        time.sleep(0.5)  # so that every executor runs one task
         files = {module: importlib.import_module(module).__file__ or "" for module in ("inturn", *modules)}
         yield {"executor": os.getcwd(), "python": sys.executable, **files}
 
@@ -116,7 +116,7 @@ def read(spark: SparkSession, address: str, subject: str) -> dict[str, Any]:
 def drain(
     spark: SparkSession, address: str, handler: str | dict[str, Any], round_s: float = 30.0, take_over_s: float = 60.0
 ) -> dict[str, Any]:
-    """Of `orders` for `billing`. The handler is a name, or the arguments of `Noting`."""
+    """Drain `orders` for `billing`. The handler is a name, or the arguments of `Noting`."""
     chosen = handler if isinstance(handler, str) else Noting(Path(handler.pop("folder")), **handler)
     settings = DrainSettings(round_s=round_s, take_over_s=take_over_s)
     job = Drain(spark, address, "orders", "billing", chosen, consumer=CONSUMER, settings=settings)
@@ -135,7 +135,7 @@ def drain(
 
 
 def check(spark: SparkSession, modules: list[str], python: str | None = None) -> None:
-    """With another Python on the executors than PYSPARK_PYTHON said."""
+    """Check executors with a Python other than PYSPARK_PYTHON."""
     context = spark.sparkContext
     former = context.pythonExec
     context.pythonExec = former if python is None else python
@@ -146,7 +146,7 @@ def check(spark: SparkSession, modules: list[str], python: str | None = None) ->
 
 
 def check_room(spark: SparkSession, memory: str, wait_s: float) -> None:
-    """In a session whose executors take so much memory."""
+    """Check executors in a session with this executor memory."""
     spark.stop()
     too_big = session("inturn-cluster", sys.argv[1], config={**CONFIG, "spark.executor.memory": memory})
     try:
@@ -156,7 +156,7 @@ def check_room(spark: SparkSession, memory: str, wait_s: float) -> None:
 
 
 def stop() -> None:
-    """Leave the cluster to others, until something is to be done again."""
+    """Free the cluster for other drivers, until the next command."""
     spark = SparkSession.getActiveSession()
     if spark is not None:
         spark.stop()
@@ -172,7 +172,7 @@ def do(function: str, **arguments: Any) -> Any:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what others print is not an answer
+    os.dup2(2, 1)  # output of other code is not an answer
     for line in sys.stdin:
         try:
             answer = {"answer": do(**json.loads(line))}

@@ -17,9 +17,9 @@ JVM_END_S = 30.0
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The session that all tests share; it knows the data source. Do not stop it."""
+    """The session that all tests share, with the data source registered. Do not stop the session."""
     with warnings.catch_warnings():
-        # of 3.12 and newer, about how pyspark starts its JVM beside threads of ours
+        # Python 3.12 and newer warn because pyspark forks a JVM while this process has threads
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         shared = session("inturn-tests", "local[2]", config=QUICK)
     yield shared
@@ -28,7 +28,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def end_jvm() -> None:
-    """A session that is stopped leaves its JVM to the next one; after the last it is to go."""
+    """A stopped session leaves its JVM to the next session. End the JVM after the last session."""
     gateway = SparkContext._gateway
     assert gateway is not None
     gateway.shutdown()
@@ -40,6 +40,6 @@ def end_jvm() -> None:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """A temporary folder, served on loopback: its address and a connection."""
+    """A temporary folder, served on loopback, with a connection."""
     with serving(tmp_path / "served") as opened:
         yield opened

@@ -1,6 +1,7 @@
-"""A driver as a process of its own, to be hurt: `python -m tests.spark.drain_driver SPEC`.
+"""A drain driver as a separate process, for fault tests: `python -m tests.spark.drain_driver SPEC`.
 
-It starts Spark, tells that it is ready and which process Java is, waits for the word, drains, and tells how it ended.
+The driver starts Spark, reports readiness and the process id of Java, waits for the start file, drains, and reports the
+result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 
 
 class DriverSpec(msgspec.Struct, frozen=True):
-    """`folder` is where the handlers note, `place` where driver and test tell each other."""
+    """Handlers write notes to `folder`; driver and test exchange files in `place`."""
 
     address: str
     subject: str
@@ -38,7 +39,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """`error` is the class and the text of what ended it, if something did."""
+    """`error` is the class and the text of the error that ended the drain, or empty."""
 
     ended: str = ""
     error: str = ""
@@ -49,7 +50,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def tell(path: Path, what: msgspec.Struct) -> None:
-    """All of it at once, or not yet."""
+    """Write the file atomically."""
     written = path.with_suffix(".writing")
     written.write_bytes(msgspec.json.encode(what))
     written.rename(path)
@@ -59,7 +60,7 @@ def main() -> None:
     spec = msgspec.json.decode(sys.argv[1].encode(), type=DriverSpec)
     place = Path(spec.place)
     spark = session("inturn-drain-faults", "local[2]", config=QUICK)
-    spark.range(2).count()  # all that is slow the first time
+    spark.range(2).count()  # the first job is slow
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     tell(place / "ready", Ready(gateway.proc.pid))

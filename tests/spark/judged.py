@@ -1,4 +1,4 @@
-"""A served folder whose decisions are written down, for the order checker to judge what consumers and tasks did."""
+"""A served folder with recorded broker decisions, so that the order checker can judge consumers and tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG = LogSettings(flush=Flush.OS)
 
 @dataclass
 class Judged:
-    """`folder` is where handlers note what they do; `mq` a connection to the server."""
+    """Handlers write notes to `folder`; `mq` is a connection to the server."""
 
     path: Path
     folder: Path
@@ -47,7 +47,7 @@ class Judged:
         return self.mq.group(SUBJECT, GROUP).describe().lag
 
     def make_group(self, order: str = "key", **options: Any) -> None:
-        """It is there, and stands at the first message."""
+        """Create the group at the first message."""
         settings = ConsumerSettings(**options)
         with self.mq.consumer(SUBJECT, GROUP, Noting(self.folder), order=order, settings=settings):
             wait_until(self.has_group, "the group is there")
@@ -62,7 +62,7 @@ class Judged:
     def send(
         self, count: int, keys: int = 10, *, first: int = 0, key: str | None = None, keyless: bool = False
     ) -> None:
-        """Bodies are numbers; a message's id is its number, too."""
+        """Send messages; the body and the message id are the same number."""
         with self.mq.producer() as producer:
             for number in range(first, first + count):
                 name = None if keyless else (key or f"k{number % keys}")
@@ -74,7 +74,7 @@ class Judged:
         return self.mq.consumer(SUBJECT, GROUP, handler, order=order, settings=settings, name="online")
 
     def damage(self, partition: int = 0) -> None:
-        """A bit flips about in the middle of what is stored of a partition."""
+        """Flip a bit near the middle of the stored data of a partition."""
         (path,) = (self.path / "log" / f"p{partition + 1}").glob("*.log")
         content = path.read_bytes()
         at = content.index(b"k", len(content) // 2)
@@ -86,11 +86,11 @@ class Judged:
         self.service.close(grace_s=0.0)
 
     def start_server(self) -> None:
-        """Again, at the same address."""
+        """Start the server again at the same address."""
         self.service = _service(self.path, self.folder, self.lease, self.log, self.service.address.port)
 
     def judge(self, order: Any = "key", deaths: Iterable[Death] = (), *, complete: bool = True) -> Verdict:
-        """Of all that was noted; raises what is wrong with it."""
+        """Judge all notes; raise on a violation."""
         merged = merge(self.noted.files(), [_server_events(self.folder)], deaths, margin_s=self.lease.margin_s)
         stored = {(one.subject, one.partition, one.offset): one.message_id for one in self.mq.reader(SUBJECT)}
         verdict = check(merged.history, subject=SUBJECT, group=GROUP, order=order, complete=complete, stored=stored)
@@ -102,7 +102,7 @@ class Judged:
 def judging(
     path: Path, partitions: int = 2, *, lease: LeaseSettings | None = None, log: LogSettings = LOG, **subject: Any
 ) -> Iterator[Judged]:
-    """The folder's server, a connection, and a subject."""
+    """Serve a folder, with a connection and a subject."""
     folder = path / "noted"
     folder.mkdir()
     lease = lease if lease is not None else LeaseSettings()

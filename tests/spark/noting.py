@@ -1,4 +1,4 @@
-"""Handlers for drains: they write down both ends of every call, each process in a file of its own."""
+"""Handlers for drains that record start and end of every call, with one file per process."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class FailedOnPurpose(Exception):
 
 @dataclass(frozen=True)
 class Noting:
-    """Travels to tasks as it is. `failures`: how often a key's messages fail, each; -1: always. `handling_s` is how
-    long a call takes. If it `waits`, calls wait until `open` was called."""
+    """A handler that is pickled to the tasks. `failures`: key → number of failures of every message (-1: always).
+    `handling_s`: duration of a call. With `waits`, calls block until `open` is called."""
 
     folder: Path
     handling_s: float = 0.0
@@ -71,7 +71,7 @@ class AsyncNoting(Noting):
 
 
 class BatchNoting(Noting):
-    """Gets lists. They are not noted one after the other, as the order checker would have them: only for counting."""
+    """A batch handler. Notes of a batch have no order that the order checker accepts: use them for counting only."""
 
     def __call__(self, messages: list[Message], context: Context) -> None:  # type: ignore[override]
         with self._noted(messages, context):
@@ -83,7 +83,7 @@ def ignore(message: Message, context: Context) -> None:
 
 
 def note(message: Message, context: Context) -> None:
-    """A handler that is found by its name, for the command line: the folder is in the environment."""
+    """A handler for the command line, found by name; an environment variable names the folder."""
     Noting(Path(os.environ["NOTED"]), float(os.environ.get("NOTED_S", "0")))(message, context)
 
 
@@ -93,7 +93,7 @@ def _what(message: Message, context: Context) -> tuple[str, str, int, int, bytes
 
 
 def _recorder(folder: Path) -> FileRecorder:
-    """One per process: what is forked has none of its own yet."""
+    """The recorder of this process; a forked child creates a new recorder."""
     known = _recorders.get((str(folder), os.getpid()))
     if known is None:
         known = FileRecorder(folder / f"{os.getpid()}{EVENTS}")
@@ -103,7 +103,7 @@ def _recorder(folder: Path) -> FileRecorder:
 
 @dataclass(frozen=True)
 class Noted:
-    """What the handlers of a folder have noted so far."""
+    """The notes of all handlers of a folder so far."""
 
     folder: Path
 
@@ -122,7 +122,7 @@ class Noted:
         return [one for one in self.history() if isinstance(one, HandlerEnd)]
 
     def handled(self) -> Counter[tuple[int, int]]:
-        """How often each message was handled to a good end, by partition and offset."""
+        """The number of successful calls, by partition and offset."""
         return Counter((one.partition, one.offset) for one in self.ends if one.result == "success")
 
     def tasks_by_key(self) -> dict[bytes | None, set[str]]:
@@ -133,7 +133,7 @@ class Noted:
 
 
 def is_alive(pid: int) -> bool:
-    """A process that only waits for its parent to take notice is not."""
+    """Whether the process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A handler for tasks in other processes: it notes its calls in files of the folder that the message names."""
+"""A handler for tasks in other processes that records calls in files; the message names the folder."""
 
 from __future__ import annotations
 

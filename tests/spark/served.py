@@ -1,4 +1,4 @@
-"""A folder that is served on loopback, for tests whose readers are other processes: Spark's workers."""
+"""A folder served on loopback, for tests with readers in other processes (Spark's workers)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Served(NamedTuple):
 
 @contextlib.contextmanager
 def serving(path: Path, lease: LeaseSettings | None = None) -> Iterator[Served]:
-    """The folder's server and a connection to it; both are closed at the end."""
+    """Serve the folder and connect; server and connection are closed at the end."""
     service = Server(path, log=LogSettings(flush=Flush.OS), lease=lease, address=Address("127.0.0.1"))
     try:
         with inturn.connect(str(service.address)) as connection:

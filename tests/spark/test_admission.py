@@ -1,4 +1,4 @@
-"""What is looked at before a group is taken over; without Spark."""
+"""Checks before a group is taken over; without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.contract.bed import eventually
 
 
 def wait_until_done(consumer: inturn.Consumer) -> None:
-    """One message was handled."""
+    """Wait until one message was handled."""
     eventually(lambda: consumer.statistics().ok_count, "something was handled")
 
 

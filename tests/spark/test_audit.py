@@ -33,7 +33,7 @@ from inturn.testing.verdict import Verdict, ViolationKind
 from simulator import aftermath as sim_aftermath
 from simulator import simulation
 from simulator.seeded_bugs import BUGS
-from simulator.trace_of import TraceRows, trace_of, unwanted_of
+from simulator.traces import TraceRows, trace_rows, unwanted_of
 from tests.spark.waiting import wait_until
 
 CONDEMNED_MIN = 47  # of 49 that the checker condemned when they were chosen
@@ -139,7 +139,7 @@ def _case(name: str, history: History, verdict: Verdict, order: str, stored: Map
     unwanted = unwanted_of(history)
     wanted = ((place[1:], message_id) for place, message_id in (stored or {}).items() if place[1:] not in unwanted)
     log = [(name, *place, keys.get(place), message_id) for place, message_id in wanted]
-    return Case(verdict, trace_of(history, order=order, subject=name), log)
+    return Case(verdict, trace_rows(history, order=order, subject=name), log)
 
 
 def _audited(spark: SparkSession, cases: Mapping[str, Case], **options: Any) -> AuditVerdict:
@@ -505,7 +505,7 @@ def test_a_history_becomes_rows_by_the_place_of_its_events() -> None:
         SendAcknowledged("orders", 0, 5, b"k", "m"),
         HandlerStart("orders", "billing", 0, 5, b"k", "me", 1),
     ]
-    rows = trace_of(History(events), order="key")
+    rows = trace_rows(History(events), order="key")
     assert rows.sent == [("orders", 0, 5, b"k", "m")]
     (run,) = rows.runs
     assert (run[3], run[9], run[10], run[11]) == (5, None, 1000, None)

@@ -1,4 +1,4 @@
-"""`inturn bench spark-read`, `spark-drain` and `spark-skew`: the shape of what they say; all in one session."""
+"""The output format of `inturn bench spark-read`, `spark-drain` and `spark-skew`, in one session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_spark_drain_with_slow_handlers_is_measured_beside_its_bound() -> None:
     report = checked(spark_drain.run_slow(True))
     (bound,) = report.beside
     assert bound.what == "the bound: 2 × 64 handlers at once"
-    # 128 handlers of 5 ms at once, unless one key's messages take longer one after the other
+    # Bound: 128 concurrent handlers of 5 ms, or the sequential time of the hottest key.
     assert bound.figure <= 128 / 0.005
     assert report.figure <= bound.figure
 

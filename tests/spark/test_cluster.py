@@ -1,4 +1,4 @@
-"""S7: the same jobs on a cluster. Executors that have no inturn of their own, and that come and go."""
+"""S7: jobs on a cluster. The executors have no installed inturn, and executors join and leave."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.spark.noting import EVENTS, Noting, is_alive
 from tests.spark.served import Served
 from tests.spark.waiting import wait_until
 
-# These run beside the tests that share a session.
+# A separate group: these tests run in parallel with the tests of the shared session.
 pytestmark = pytest.mark.timeout(240)
 
 LEASE = LeaseSettings(life_s=4.0, renew_s=0.5, margin_s=0.3)
@@ -65,13 +65,13 @@ def cluster(place: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def python(place: Path) -> Path:
-    """What is said to be enough for executors, and no more."""
+    """A Python with exactly the modules that executors need."""
     return python_without_inturn(place / "python", INSTALLED)
 
 
 @pytest.fixture(scope="module")
 def modules(place: Path) -> Path:
-    """A folder that only drivers import from; and an archive in it."""
+    """A folder with an archive, on the import path of drivers only."""
     folder = place / "modules"
     folder.mkdir()
     with zipfile.ZipFile(folder / "packed.zip", "w") as archive:
@@ -99,7 +99,7 @@ def _handler(modules: Path, name: str, folder: Path) -> str:
 
 
 def _calls(folder: Path) -> dict[int, list[tuple[str, int, int, int]]]:
-    """Key, partition, offset and time of what each process has handled."""
+    """Key, partition, offset and time of all calls, by process."""
     found = {}
     for path in folder.glob("*.calls"):
         lines = [line.split() for line in path.read_text().splitlines()]
@@ -108,7 +108,7 @@ def _calls(folder: Path) -> dict[int, list[tuple[str, int, int, int]]]:
 
 
 def _check_calls(calls: dict[int, list[tuple[str, int, int, int]]], count: int) -> None:
-    """So many messages, each once, those of a key in their order."""
+    """Check: `count` messages, handled once, with every key in order."""
     every = sorted((one for some in calls.values() for one in some), key=lambda one: one[3])
     assert len(every) == len({one[1:3] for one in every}) == count
     by_key: dict[str, list[tuple[int, int]]] = {}
@@ -196,8 +196,8 @@ def test_a_drain_runs_on_all_executors_in_order_and_hands_back(
         wait_until(lambda: len(judged.noted.handled()) == 20, "a consumer goes on with the group")
 
 
-class Door:
-    """Another address of a server, which one client gets through and all others find shut: a firewall."""
+class Firewall:
+    """A firewall: a second address of a server that accepts one client and refuses all other clients."""
 
     def __init__(self, address: str) -> None:
         server = parse_address(address)
@@ -233,16 +233,16 @@ def test_executors_that_cannot_reach_the_server_are_named_and_nothing_is_lost(
     judged.send(600, KEYS)
     handler = _handler(modules, "unreached", judged.folder)
     driver.ask("where", modules=["unreached"])  # Spark has started
-    door = Door(judged.address)
+    firewall = Firewall(judged.address)
     began_s = time.monotonic()
-    error, text = driver.refused("drain", address=door.address, handler=handler)
+    error, text = driver.refused("drain", address=firewall.address, handler=handler)
     took_s = time.monotonic() - began_s
-    door.close()
+    firewall.close()
     assert error == "DrainFailed"
     for part in (
-        door.address,
+        firewall.address,
         f"a task on host {socket.gethostname()!r} tried. Check that this host resolves and reaches the address",
-        "what was committed is kept",
+        "committed messages stay finished",
     ):
         assert part in text
     assert took_s < 30
@@ -287,7 +287,7 @@ def _pid(path: Path) -> int:
 
 
 def _noted(cluster: Cluster, judged: Judged, executor: Executor) -> list[Path]:
-    """Where the tasks of this executor have noted something."""
+    """The files in which the tasks of this executor have recorded calls."""
     tasks = cluster.tasks(executor)
     return [path for path in judged.noted.files() if _pid(path) in tasks]
 
@@ -336,7 +336,7 @@ def test_a_cluster_that_gives_no_executor_is_not_waited_for(cluster: Cluster, dr
 def test_the_command_drains_on_a_cluster(
     cluster: Cluster, driver: Driver, python: Path, judged: Judged, modules: Path
 ) -> None:
-    driver.ask("stop")  # it has all cores
+    driver.ask("stop")  # the driver has all cores
     judged.send(600, KEYS)
     handler = _handler(modules, "commanded", judged.folder)
     command = ["drain", SUBJECT, "--group", GROUP, "--handler", handler, "--server", judged.address, "--json"]

@@ -1,4 +1,4 @@
-"""S3: drains on a Spark session, beside real consumers: what is taken over, worked off and handed back, in order."""
+"""S3: drains on a Spark session with real consumers: take-over, rounds and hand-back keep the order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from inturn.model.routing import ALL_SLOTS, slot_of
 from inturn.protocol.commands import Claim, Granted
 from inturn.protocol.request import ask
 from inturn.spark.ordered.admission import check_master
-from inturn.spark.ordered.drain import Drain, DrainFailed, DrainProgress, DrainReport, DrainSettings
+from inturn.spark.ordered.drain import Drain, DrainFailed, DrainSettings
+from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
 from inturn.spark.ordered.task import TaskOutcome, TaskPlan, disconnect
 from simulator.processes.history import Death
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
@@ -40,7 +41,7 @@ def judged(tmp_path: Path) -> Iterator[Judged]:
 
 @dataclass
 class Running:
-    """A drain in a thread; `over` waits for its end and raises what it raised."""
+    """A drain in a thread; `over` waits for the end and raises the drain's error."""
 
     drain: Drain
     looks: list[DrainProgress] = field(default_factory=list)
@@ -71,7 +72,7 @@ def drained(spark: SparkSession, judged: Judged, handler: Any, **options: Any) -
 
 
 def make(spark: SparkSession, judged: Judged, handler: Any, *, order: str | None = None, **options: Any) -> Drain:
-    """Of the options, those that are of a drain go there, the others to the consumers in its tasks."""
+    """Create a drain. Options of `DrainSettings` go to the drain, other options to the consumers in the tasks."""
     own = [one.name for one in fields(DrainSettings) if one.name in options]
     chosen = {"patience_s": 1.0, **{name: options.pop(name) for name in own}}
     consumer = ConsumerSettings(**{"concurrency": 8, **QUICK, **options})
@@ -111,7 +112,7 @@ def test_a_backlog_is_taken_over_from_online_consumers_and_the_group_handed_back
 def test_a_subject_that_grows_before_and_while_it_is_drained_is_drained_in_order(
     spark: SparkSession, judged: Judged
 ) -> None:
-    """M5, S3: what is older of a key is in another partition, and a new one opens when that is over."""
+    """M5, S3: older messages of a key are in the parent partition; the child opens when the parent is finished."""
     judged.make_group()
     judged.send(200, keys=40)
     judged.mq.grow_subject(SUBJECT, 4)
@@ -192,7 +193,7 @@ def test_messages_without_a_key_are_all_handled(spark: SparkSession, tmp_path: P
         judged.judge()
 
 
-# Keys that do not go on
+# Keys without progress
 
 
 def test_a_failing_key_is_held_and_the_rest_goes_on(spark: SparkSession, judged: Judged) -> None:
@@ -326,9 +327,8 @@ def test_a_limit_ends_a_drain_and_is_named_with_its_key(spark: SparkSession, jud
 def test_a_key_that_keeps_a_round_from_beginning_later_is_a_limit(
     spark: SparkSession, judged: Judged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So much of a partition is in a round at most, counted from the first message that is not done."""
-    for module in ("rounds", "drain"):
-        monkeypatch.setattr(sys.modules[f"inturn.spark.{module}"], "SPAN_MAX", 60)
+    """A round takes at most SPAN_MAX offsets of a partition, from the first unfinished message."""
+    monkeypatch.setattr(sys.modules["inturn.spark.ordered.rounds"], "SPAN_MAX", 60)
     judged.make_group()
     judged.send(400)
     report = drained(spark, judged, Noting(judged.folder, failures={b"k3": -1}))
@@ -465,7 +465,7 @@ def test_a_second_interruption_kills_the_tasks(spark: SparkSession, tmp_path: Pa
 def test_handing_back_is_not_waited_for_when_it_is_interrupted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody has a claim and is silent: a task of a machine that is gone."""
+    """A silent claimant, as a task on a dead machine, still has a claim."""
     with judging(tmp_path, 1, lease=LeaseSettings(life_s=60.0, renew_s=1.0, margin_s=0.5)) as judged:
         judged.make_group()
         judged.send(20)
@@ -478,7 +478,7 @@ def test_handing_back_is_not_waited_for_when_it_is_interrupted_again(
             drain.interrupt()
             return []
 
-        monkeypatch.setattr(sys.modules["inturn.spark.ordered.drain"], "run_job", claim_and_go)
+        monkeypatch.setattr(sys.modules["inturn.spark.ordered.job"], "run_job", claim_and_go)
         running = Running(drain)
         wait_until(
             lambda: [look.phase for look in running.looks[-3:]] == ["handing back"] * 3, "it waits for the claim"
@@ -518,7 +518,7 @@ def test_consumers_that_do_not_hand_over_in_time_are_named(spark: SparkSession, 
     judged.judge()
 
 
-# What is refused
+# Refused input
 
 
 def test_a_group_has_one_drain_at_a_time(spark: SparkSession, judged: Judged) -> None:
@@ -537,7 +537,7 @@ def test_a_group_has_one_drain_at_a_time(spark: SparkSession, judged: Judged) ->
 
 
 def test_an_unknown_group_is_told_with_those_that_there_are(spark: SparkSession, judged: Judged) -> None:
-    with pytest.raises(NotFound, match="it has none: nobody has consumed it yet"):
+    with pytest.raises(NotFound, match="it has no group: no consumer has joined yet"):
         drained(spark, judged, Noting(judged.folder))
     judged.make_group()
     drain = Drain(spark, judged.address, SUBJECT, "biling", Noting(judged.folder))
@@ -598,7 +598,7 @@ def test_a_drain_without_its_server_fails_and_loses_nothing(spark: SparkSession,
         running = Running(make(spark, judged, Noting(judged.folder, handling_s=0.03)))
         wait_until(lambda: by_hand(judged) > 40, "it is at work")
         judged.stop_server()
-        with pytest.raises(DrainFailed, match="what was committed is kept, and the rest is still there"):
+        with pytest.raises(DrainFailed, match="committed messages stay finished, all others are still stored"):
             running.over()
         disconnect(judged.address)
         judged.start_server()
@@ -627,12 +627,12 @@ def test_offsets_that_are_gone_by_retention_are_counted_and_told(spark: SparkSes
         handled = {offset for _, offset in judged.noted.handled()}
         assert (report.ended, report.lag) == ("end", 0)
         assert set(range(start, 2000)) <= handled
-        # Of what one task finds gone, another may have been given some before.
+        # A task may have handled a message before a different task finds it missing.
         assert report.missing >= 2000 - len(handled) > 0
 
 
 def test_tasks_and_consumers_are_counted_alike(spark: SparkSession, judged: Judged) -> None:
-    """What the report says is what handlers have seen."""
+    """The counts of the report equal the recorded handler calls."""
     judged.make_group()
     judged.send(80)
     report = drained(spark, judged, Noting(judged.folder, failures={b"k2": 2}), round_s=20.0)

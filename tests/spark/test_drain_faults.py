@@ -1,5 +1,5 @@
-"""S3: drains whose processes are killed, with online consumers in other processes beside them: what all of them did is
-put together and judged by the order checker."""
+"""S3: drains with killed processes, and online consumers in other processes. The order checker judges the calls of all
+processes together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import EVENTS, is_alive
 from tests.spark.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)  # each has a Spark of its own
+pytestmark = pytest.mark.timeout(240)  # every test starts a Spark
 
 LEASE = LeaseSettings(life_s=2.5, renew_s=0.4, margin_s=0.2)
 MESSAGES, KEYS, PARTITIONS = 3000, 60, 3
@@ -34,7 +34,7 @@ WAIT_S = 100.0
 
 
 class Fault:
-    """A drain at work in processes of its own, beside two online consumers in theirs."""
+    """A running drain in separate processes, with two online consumers in separate processes."""
 
     def __init__(self, judged: Judged, place: Path) -> None:
         self.judged = judged
@@ -47,7 +47,7 @@ class Fault:
         self.driver = self._start_driver()
 
     def begin(self) -> None:
-        """Everything runs; then the backlog comes, and the drain is let go. Returns when tasks are at work."""
+        """Start all processes, send the backlog, start the drain, and wait until tasks handle messages."""
         self._watch.start()
         wait_until(lambda: (self.place / "ready").exists(), "Spark has started", WAIT_S)
         wait_until(lambda: self.judged.has_group() and self._members() == 2, "both online consumers are members")
@@ -70,14 +70,14 @@ class Fault:
         return msgspec.json.decode((self.place / "ended").read_bytes(), type=Ended)
 
     def tasks(self) -> list[int]:
-        """The processes that tasks run in, as far as they have handled something."""
+        """The processes of tasks that have handled a message."""
         return [int(path.name.removesuffix(EVENTS)) for path in self._task_files()]
 
     def done_by_tasks(self) -> int:
         return sum(path.read_bytes().count(b'"HandlerEnd"') for path in self._task_files())
 
     def finish(self) -> None:
-        """Wait until the online consumers have done the rest; then all end."""
+        """Wait until the online consumers have finished the remaining messages; then end all processes."""
         wait_until(lambda: self.judged.lag == 0, "the online consumers do the rest", WAIT_S)
         wait_until(lambda: self._members() == 2, "the group is theirs again")
         for process in self._online:
@@ -87,7 +87,8 @@ class Fault:
         wait_until(lambda: len(self._deaths) == len(self._task_files()), "no task lives on", WAIT_S)
 
     def judge(self) -> int:
-        """Everything was handled, in order; only what a process that died had done is repeated. How much that is."""
+        """Check that all messages were handled in order. Returns the number of repeated calls: only uncommitted
+        messages of a dead process repeat."""
         deaths = [Death(path, at_s) for path, at_s in self._deaths.items()]
         verdict = self.judged.judge("key", deaths)
         assert len(self.judged.noted.handled()) == self._sent
@@ -182,7 +183,7 @@ def test_a_worker_that_is_killed_costs_a_round_and_the_drain_goes_on(fault: Faul
     ended = fault.ended()
     assert (ended.error, ended.ended, ended.lag) == ("", "end", 0)
     assert ended.failed_rounds >= 1
-    fault.send(100)  # for the online consumers, which have the group again
+    fault.send(100)  # for the online consumers: the group is handed back
     fault.finish()
     fault.judge()
 
@@ -190,7 +191,7 @@ def test_a_worker_that_is_killed_costs_a_round_and_the_drain_goes_on(fault: Faul
 def test_a_java_process_that_is_killed_ends_the_drain_and_hands_back(fault: Fault) -> None:
     os.kill(fault.java, signal.SIGKILL)
     ended = fault.ended()
-    assert ended.error.startswith("DrainFailed: drain of 'orders' for group 'billing': Spark is gone: its Java process")
+    assert ended.error.startswith("DrainFailed: drain of 'orders' for group 'billing': Spark has ended: its Java")
     assert "run it again, or let the consumers go on" in ended.error
     fault.finish()
     assert fault.judge() < 200

@@ -24,9 +24,9 @@ from inturn import slot_of
 from inturn.model.routing import Partition, Route, SlotSet, even_ranges
 from inturn.model.settings import Routing, Strategy
 from inturn.model.subject import Subject
-from inturn.spark.source.filters import OFFSET_END, Wanted, pushed
+from inturn.spark.source.filters import OFFSET_END, RowFilter, push_down
 
-ALL = Wanted()
+ALL = RowFilter()
 
 
 def subject_with(count: int = 4, version: int = 1, **settings: object) -> Subject:
@@ -34,8 +34,8 @@ def subject_with(count: int = 4, version: int = 1, **settings: object) -> Subjec
     return Subject("s", route, **settings)  # type: ignore[arg-type]
 
 
-def wanted_by(*filters: Filter) -> Wanted:
-    wanted, rest = pushed(ALL, filters, "s")
+def wanted_by(*filters: Filter) -> RowFilter:
+    wanted, rest = push_down(ALL, filters, "s")
     assert rest == []
     return wanted
 
@@ -90,10 +90,10 @@ def test_the_subject_is_known() -> None:
     ],
 )
 def test_what_cannot_be_done_completely_stays_sparks_work(one: Filter) -> None:
-    wanted, rest = pushed(ALL, [one, EqualTo(("partition",), 1)], "s")
+    wanted, rest = push_down(ALL, [one, EqualTo(("partition",), 1)], "s")
     assert len(rest) == 1
     assert rest[0] is one
-    assert wanted == Wanted(partitions=frozenset({1}))
+    assert wanted == RowFilter(partitions=frozenset({1}))
 
 
 def test_a_key_is_looked_for_in_its_partition_alone() -> None:
@@ -120,10 +120,10 @@ def test_nothing_is_nowhere() -> None:
 
 
 def test_a_key_is_where_it_was_and_where_it_is() -> None:
-    """After growth its older messages stay in the partition that had its slot then."""
+    """After growth, older messages of a key stay in the partition that had the key's slot at that time."""
     before = subject_with(2)
     after = replace(before, route=before.route.grown(4, {0: 10, 1: 10}))
     moved = next(key for key in (b"%d" % number for number in range(1000)) if after.route.by_slot[slot_of(key)] == 3)
-    wanted, _ = pushed(Wanted(), [EqualTo(("key",), moved)], "s")
+    wanted, _ = push_down(RowFilter(), [EqualTo(("key",), moved)], "s")
     assert wanted.partitions_of(before) == [1]
     assert wanted.partitions_of(after) == [1, 3]

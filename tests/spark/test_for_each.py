@@ -1,4 +1,4 @@
-"""S2: a handler for each message of a group. What it is given, up to where, and what is refused."""
+"""S2: `for_each`: the handled messages, the end offsets, and refused input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from inturn import ConsumerSettings
 from inturn.model.errors import InvalidInput
 from inturn.spark import for_each
-from inturn.spark.ordered.drain import DrainProgress, DrainReport, DrainSettings
+from inturn.spark.ordered.drain import DrainSettings
+from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
 from inturn.spark.ordered.task import disconnect
 from tests.spark.judged import GROUP, SUBJECT, Judged, judging
 from tests.spark.noting import Noting
@@ -41,7 +42,7 @@ def test_every_message_of_a_new_group_is_handled_in_order(spark: SparkSession, j
     assert (report.ended, report.done, report.lag, report.order) == ("end", 200, 0, "key")
     assert judged.judge().duplicates == 0
     judged.send(20, first=200)
-    assert handled(spark, judged).done == 20  # it goes on where it stood
+    assert handled(spark, judged).done == 20  # continues at the committed offsets
     assert set(judged.noted.handled().values()) == {1}
 
 
@@ -49,7 +50,7 @@ def test_a_new_group_may_begin_at_what_comes_next(spark: SparkSession, judged: J
     judged.send(50)
     assert handled(spark, judged, start="last").done == 0
     judged.send(10, first=50)
-    assert handled(spark, judged, start="first").done == 10  # the group is not new any more
+    assert handled(spark, judged, start="first").done == 10  # the group exists already
 
 
 def test_nothing_at_or_above_until_is_handled(spark: SparkSession, judged: Judged) -> None:

@@ -1,4 +1,4 @@
-"""Handlers by name: what is found, and what is said when it is not."""
+"""Handlers by name: lookup and error texts."""
 
 from __future__ import annotations
 

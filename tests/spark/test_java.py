@@ -1,4 +1,4 @@
-"""Which Java Spark is run on."""
+"""The choice of the Java for Spark."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ echo "    java.specification.version = {version}" >&2
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No Java but that of PyPI, and a cache of our own."""
+    """Only the Java of PyPI, and a separate cache."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def _java(home: Path, release: str | None = None, script: str = "#!/bin/sh\nexit 1\n") -> Path:
-    """A Java to look at: one that is only looked at need not run."""
+    """A Java folder, optionally with a `release` file. By default the `java` in the folder fails."""
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text(script)
     (home / "bin" / "java").chmod(0o755)

@@ -17,14 +17,14 @@ from inturn.errors import InvalidInput, NotFound
 from inturn.spark.source.offsets import (
     Bound,
     Extent,
-    admitted,
+    batch_end,
     extents_of,
-    kept_within,
     offsets_json,
     parse_bound,
     parse_offsets,
     parse_time,
     resolve,
+    within_extents,
 )
 
 EXTENTS = {0: Extent(3, 10), 1: Extent(0, 5)}
@@ -90,26 +90,26 @@ def test_a_group_of_no_subject_is_not_found(mq: Connection) -> None:
 
 
 def test_what_is_inside_stays() -> None:
-    assert kept_within("s", EXTENTS, {0: 3, 1: 5}, True) == {0: 3, 1: 5}
+    assert within_extents("s", EXTENTS, {0: 3, 1: 5}, True) == {0: 3, 1: 5}
 
 
 def test_what_retention_has_removed_is_told_with_the_first_that_is_there() -> None:
-    with pytest.raises(NotFound, match=r"'s/0@2'; the first that is there is 3, .*failOnDataLoss"):
-        kept_within("s", EXTENTS, {0: 2, 1: 0}, True)
+    with pytest.raises(NotFound, match=r"'s/0@2'; the first stored offset is 3, .*failOnDataLoss"):
+        within_extents("s", EXTENTS, {0: 2, 1: 0}, True)
 
 
 def test_what_is_behind_the_end_is_told_with_the_end() -> None:
     with pytest.raises(NotFound, match=r"'s/1@6'; the partition ends at 5.*failOnDataLoss"):
-        kept_within("s", EXTENTS, {0: 3, 1: 6}, True)
+        within_extents("s", EXTENTS, {0: 3, 1: 6}, True)
 
 
 def test_a_partition_that_is_gone_is_told_even_if_data_may_be_lost() -> None:
     with pytest.raises(NotFound, match="s/7"):
-        kept_within("s", EXTENTS, {7: 0}, False)
+        within_extents("s", EXTENTS, {7: 0}, False)
 
 
 def test_losses_that_are_allowed_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    assert kept_within("s", EXTENTS, {0: 2, 1: 6}, False) == {0: 3, 1: 5}
+    assert within_extents("s", EXTENTS, {0: 2, 1: 6}, False) == {0: 3, 1: 5}
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert "spark.data_lost" in caplog.text
     assert "start_offset" in caplog.text
@@ -127,15 +127,15 @@ def test_a_checkpoint_of_another_subject_is_refused() -> None:
 
 
 def test_a_micro_batch_takes_of_each_partition_its_share() -> None:
-    assert admitted({0: 0, 1: 10}, {0: 30, 1: 70}, 9) == {0: 3, 1: 16}
-    assert admitted({0: 0}, {0: 5, 1: 5}, 100) == {0: 5, 1: 5}
-    assert admitted({}, {0: 5, 1: 5}, 1) == {0: 1, 1: 0}
+    assert batch_end({0: 0, 1: 10}, {0: 30, 1: 70}, 9) == {0: 3, 1: 16}
+    assert batch_end({0: 0}, {0: 5, 1: 5}, 100) == {0: 5, 1: 5}
+    assert batch_end({}, {0: 5, 1: 5}, 1) == {0: 1, 1: 0}
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(1, 3000))
 def test_a_micro_batch_is_as_large_as_it_may_be(waiting: list[int], limit: int) -> None:
     start = {partition: 7 * partition for partition in range(len(waiting))}
     end = {partition: start[partition] + count for partition, count in enumerate(waiting)}
-    taken = admitted(start, end, limit)
+    taken = batch_end(start, end, limit)
     assert all(start[partition] <= taken[partition] <= end[partition] for partition in end)
     assert sum(taken[partition] - start[partition] for partition in end) == min(limit, sum(waiting))

@@ -104,7 +104,7 @@ def test_a_stream_of_rows_with_a_group_may_say_its_order() -> None:
     given = {**HERE, "group": "etl"}
     assert parse_options(given, is_streaming=True).order is None
     assert parse_options({**given, "order": "partition"}, is_streaming=True).order is Order.PARTITION
-    assert parse_options({**given, "order": "key"}).order is Order.KEY, "as long as nobody knows whether it is a stream"
+    assert parse_options({**given, "order": "key"}).order is Order.KEY, "before Spark has asked for a batch or a stream"
     for wrong in ({"order": "key"}, {"group": "etl", "order": "key"}):
         with pytest.raises(InvalidInput, match="order is for"):
             parse_options({**HERE, **wrong}, is_streaming=False)
@@ -138,7 +138,7 @@ def test_credentials_are_not_shown() -> None:
 
 
 def test_a_token_for_a_folder_is_a_mistake() -> None:
-    with pytest.raises(InvalidInput, match="a folder asks for none"):
+    with pytest.raises(InvalidInput, match="a folder needs neither"):
         parse_options({"path": "./data", "subject": "order.book", "token": "tok-secret"})
 
 

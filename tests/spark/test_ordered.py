@@ -1,4 +1,4 @@
-"""S1, S2: the source with a handler, and with a group. Streams that are members, batches under leases."""
+"""S1, S2: the source with a handler and a group: streams as members, batches under leases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = 20
 
 @pytest.fixture(autouse=True)
 def disconnected() -> Iterator[None]:
-    """Connections that a test made in this process are not left to the next."""
+    """Close the connections of this process after every test."""
     yield
     for target in list(connections._connections):
         connections.disconnect(target)
@@ -36,8 +36,8 @@ def disconnected() -> Iterator[None]:
 
 @pytest.fixture
 def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[str, int, str]]]:
-    """What the handler in `tests.spark.noting_handler` was called with: key, offset, where."""
-    # Tasks run in other processes, which have the environment of the session's start: the place goes by the properties.
+    """The calls of the handler in `tests.spark.noting_handler`: key, offset, time."""
+    # Tasks run in processes with the environment of the session's start, so message properties name the folder.
 
     def read() -> list[tuple[str, int, str]]:
         found = []
@@ -99,7 +99,7 @@ def test_a_batch_with_a_handler_does_the_work_of_its_group(
 def test_a_stream_with_a_handler_is_a_member_of_its_group(
     spark: SparkSession, served: Served, tmp_path: Path, noted: Callable[[], list[tuple[str, int, str]]]
 ) -> None:
-    """It shares the partitions with an online consumer, and hands over when it stops."""
+    """The stream shares the partitions with an online consumer, and hands over at its stop."""
     served.connection.create_subject("orders", 2)
     online_calls: list[tuple[str, int]] = []
     online = served.connection.consumer(
@@ -202,7 +202,7 @@ LEASE = LeaseSettings(life_s=2.0, renew_s=0.4, margin_s=0.2)
 
 @pytest.fixture
 def brief(tmp_path: Path) -> Iterator[Served]:
-    """Served with leases that are soon over."""
+    """A served folder with short leases."""
     with serving(tmp_path / "brief", lease=LEASE) as opened:
         yield opened
 
@@ -210,7 +210,7 @@ def brief(tmp_path: Path) -> Iterator[Served]:
 def test_one_batch_query_comes_after_the_other(
     spark: SparkSession, brief: Served, tmp_path: Path, noted: Callable[[], list[tuple[str, int, str]]]
 ) -> None:
-    """The first has left nobody who has taken the group over; its leases end with their life."""
+    """The first query does not keep the group taken over; the leases of the first query expire."""
     brief.connection.create_subject("orders", 2)
     for number in range(2):
         send(brief, "orders", 100, tmp_path, first=100 * number)
@@ -242,7 +242,7 @@ def test_a_batch_is_not_over_before_its_work_is(brief: Served, tmp_path: Path) -
 def test_tasks_of_a_batch_that_come_too_late_fail(
     brief: Served, tmp_path: Path, noted: Callable[[], list[tuple[str, int, str]]]
 ) -> None:
-    """Spark had no room for them, and the leases went to somebody else."""
+    """Spark had no free cores for the tasks, and a different member got the leases."""
     brief.connection.create_subject("orders", 1)
     send(brief, "orders", 10, tmp_path)
     reader = batch_reader(brief)
@@ -279,7 +279,7 @@ def test_available_now_names_what_it_leaves_to_others(brief: Served, tmp_path: P
 def test_a_stream_with_a_handler_goes_on_from_its_checkpoint(
     spark: SparkSession, brief: Served, tmp_path: Path, noted: Callable[[], list[tuple[str, int, str]]]
 ) -> None:
-    """It is stopped in the middle of its work: what was not committed comes again, everything else once, in order."""
+    """The stream is stopped during a round: uncommitted messages are handled again, all others once, in order."""
     brief.connection.create_subject("orders", 2)
     send(brief, "orders", 400, tmp_path)
 

@@ -24,14 +24,14 @@ from inturn.protocol.commands import Answer, Append, Appended, Command, Node, Pu
 from inturn.protocol.request import ask
 from inturn.spark.ordered import task as connections
 from inturn.spark.source import rows
-from inturn.spark.source.filters import Wanted
+from inturn.spark.source.filters import RowFilter
 from inturn.spark.source.rows import COLUMNS, OffsetRange, arrow_schema, cut, read_rows
 
-ALL = Wanted()
+ALL = RowFilter()
 
 
 class Noting:
-    """A node that notes what it is asked, and may have its answers changed."""
+    """A node that records commands, with replaceable answers."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -76,14 +76,14 @@ def append(mq: Connection, messages: Sequence[Outgoing], partition: int = 0, com
 
 
 def fill(mq: Connection, count: int, size: int = 10) -> None:
-    """In stored batches of this size, 7 keys."""
+    """Send messages of 7 keys in stored batches of this size."""
     for first in range(0, count, size):
         numbers = range(first, min(first + size, count))
         append(mq, [Outgoing(b"body-%d" % number, b"k%d" % (number % 7), number) for number in numbers])
 
 
 def read(
-    node: Node, start: int, until: int, wanted: Wanted = ALL, columns: StructType = COLUMNS, fail: bool = True
+    node: Node, start: int, until: int, wanted: RowFilter = ALL, columns: StructType = COLUMNS, fail: bool = True
 ) -> list[dict[str, object]]:
     batches = list(read_rows(node, "s", OffsetRange(0, start, until), wanted, columns, fail))
     assert all(batch.schema.equals(arrow_schema(columns)) for batch in batches)
@@ -154,7 +154,7 @@ def test_large_stored_batches_become_several_arrow_batches(mq: Connection, monke
 def test_compressed_batches_are_read(mq: Connection) -> None:
     append(mq, [Outgoing(b"x" * 1000, b"k%d" % (number % 2)) for number in range(10)], compression="zstd")
     assert offsets(read(mq.node, 2, 10)) == list(range(2, 10))
-    assert offsets(read(mq.node, 2, 10, Wanted(slots=SlotSet.of([slot_of(b"k1")])))) == [3, 5, 7, 9]
+    assert offsets(read(mq.node, 2, 10, RowFilter(slots=SlotSet.of([slot_of(b"k1")])))) == [3, 5, 7, 9]
 
 
 def test_columns_that_are_not_asked_for_are_not_made(mq: Connection) -> None:
@@ -166,7 +166,7 @@ def test_columns_that_are_not_asked_for_are_not_made(mq: Connection) -> None:
 def test_of_other_slots_nothing_is_sent(mq: Connection) -> None:
     fill(mq, 700, size=100)
     node = Noting(mq.node)
-    wanted = Wanted(slots=SlotSet.of([slot_of(b"k3")]))
+    wanted = RowFilter(slots=SlotSet.of([slot_of(b"k3")]))
     assert offsets(read(node, 5, 690, wanted)) == list(range(10, 690, 7))
     some = sum(len(batch.payload) for pulled in node.pulled for batch in pulled.batches)
     node.pulled.clear()
@@ -177,7 +177,7 @@ def test_of_other_slots_nothing_is_sent(mq: Connection) -> None:
 def test_keys_are_exact_within_their_slot(mq: Connection) -> None:
     twin = next(b"t%d" % number for number in range(100_000) if slot_of(b"t%d" % number) == slot_of(b"k"))
     append(mq, [Outgoing(b"1", b"k"), Outgoing(b"2", twin), Outgoing(b"3", b"k")])
-    wanted = Wanted(slots=SlotSet.of([slot_of(b"k")]), keys=frozenset({b"k"}))
+    wanted = RowFilter(slots=SlotSet.of([slot_of(b"k")]), keys=frozenset({b"k"}))
     assert [row["body"] for row in read(mq.node, 0, 3, wanted)] == [b"1", b"3"]
 
 
@@ -210,7 +210,7 @@ def test_what_retention_removes_before_it_is_read_is_told(tmp_path: Path, caplog
     with inturn.connect(tmp_path / "data", log=kept) as mq:
         first = mq.describe_subject("s").partitions[0].start_offset
         assert 0 < first < 500
-        with pytest.raises(NotFound, match=rf"s/0@3'; the first that is there is {first}"):
+        with pytest.raises(NotFound, match=rf"s/0@3'; the first stored offset is {first}"):
             read(mq.node, 3, 500)
         assert "spark.data_lost" not in caplog.text
         assert offsets(read(mq.node, 3, 500, fail=False)) == list(range(first, 500))

@@ -1,4 +1,4 @@
-"""Spark against a server that asks who it is: the token goes with the options to the tasks, and is shown nowhere."""
+"""Spark with a server that authenticates clients: the token reaches the tasks, and no output shows the token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEASE = LeaseSettings(life_s=3.0, renew_s=0.5, margin_s=0.2)
 
 
 class Secured:
-    """A server with TLS, and two principals: one that stores, and one for Spark."""
+    """A server with TLS, and two principals: a producer and Spark."""
 
     def __init__(self, folder: Path) -> None:
         certificates = Certificates(folder / "certificates")
@@ -79,7 +79,7 @@ def test_rows_are_read_with_a_token_that_no_plan_and_no_error_shows(spark: Spark
 
 
 def test_a_drain_takes_its_token_to_the_tasks(spark: SparkSession, secured: Secured, tmp_path: Path) -> None:
-    """Driver and tasks are one principal: its tasks may claim under its lease. Nobody else's token would do."""
+    """Driver and tasks are the same principal, so the tasks may claim under the driver's lease. No other token may."""
     with pytest.raises(AuthenticationFailed):
         Drain(spark, secured.address, "orders", "billing", Noting(tmp_path), start="first", tls=secured.tls).run()
     notes = tmp_path / "notes"

@@ -1,4 +1,4 @@
-"""S7: Spark sessions. Where they run, what they know, and what they leave alone."""
+"""S7: Spark sessions: Java and Python, registration, and settings that stay unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.spark.child import found_by, run
 from tests.spark.conftest import QUICK
 from tests.spark.served import Served
 
-TOOLS = ("bash", "dirname", "env", "ps")  # that Spark's own scripts call
+TOOLS = ("bash", "dirname", "env", "ps")  # called by Spark's scripts
 
 
 def _send(served: Served, *bodies: bytes) -> None:
@@ -98,7 +98,7 @@ print(json.dumps({
 
 
 def test_without_a_java_on_the_machine_a_query_runs_on_the_one_from_pypi(tmp_path: Path) -> None:
-    """Nothing but the query is heard of it, workers run on this Python and import what this process can."""
+    """Spark prints no noise; workers run this Python with the import path of this process."""
     (tmp_path / "beside").mkdir()
     (tmp_path / "beside" / "beside.py").write_text("import sys\n\n\ndef where(_):\n    return sys.executable\n")
     (tmp_path / "bin").mkdir()
@@ -172,13 +172,13 @@ def test_a_session_on_a_cluster_keeps_what_the_cluster_has() -> None:
 
 
 def test_a_master_that_spark_does_not_know_is_named() -> None:
-    with pytest.raises(InvalidInput, match=r"Spark master 'local\[many\]' is none that Spark knows"):
+    with pytest.raises(InvalidInput, match=r"Spark does not know a master 'local\[many\]'"):
         settings("local[many]")
 
 
 def test_a_session_knows_the_data_source(spark: SparkSession, served: Served) -> None:
     _send(served, b"one", b"two")
-    session()  # again does no harm
+    session()  # a second call does no harm
     rows = spark.read.format("inturn").option("server", served.address).option("subject", "orders").load()
     assert sorted(bytes(row.body) for row in rows.select("body").collect()) == [b"one", b"two"]
 

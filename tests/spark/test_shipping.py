@@ -1,4 +1,4 @@
-"""S7: what is sent to executors that are on other machines, and what has to be there."""
+"""S7: modules that are sent to executors, and modules that have to be installed there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_nothing_is_sent_where_the_tasks_run_on_this_machine(spark: SparkSession
 
 def test_the_package_goes_without_tests_and_compiled_files() -> None:
     names = _names("inturn")
-    assert {"inturn/__init__.py", "inturn/spark/source.py", "inturn/consumer/consumer.py"} <= set(names)
+    assert {"inturn/__init__.py", "inturn/spark/source/source.py", "inturn/consumer/consumer.py"} <= set(names)
     assert [name for name in names if not name.startswith("inturn/") or "__pycache__" in name] == []
 
 
@@ -55,7 +55,7 @@ def test_a_module_brings_the_package_that_it_is_in(modules: Path) -> None:
     for name in ("__init__.py", "handlers.py", "helper.py"):
         (modules / "whole" / name).touch()
     (modules / "single.py").touch()
-    (modules / "loose").mkdir()  # without __init__: others may have a part of it, too
+    (modules / "loose").mkdir()  # without __init__: a namespace package, possibly in several folders
     for name in ("handlers.py", "other.py"):
         (modules / "loose" / name).touch()
     assert _names("whole.handlers") == ["whole/__init__.py", "whole/handlers.py", "whole/helper.py"]
@@ -76,7 +76,7 @@ def test_what_was_sent_can_be_imported_from_the_archive(modules: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        ("__main__", "what is in __main__ cannot be sent to executors; put it in a file"),
+        ("__main__", "code in __main__ cannot be sent to executors; move the code"),
         ("no_such_module", "no module 'no_such_module' can be imported here"),
         ("no_such.module", "no module 'no_such.module' can be imported here"),
         ("sys", "module 'sys' has no file that could be sent to executors"),
@@ -97,7 +97,7 @@ def test_a_compiled_module_is_not_sent(modules: Path) -> None:
 
 
 def test_what_has_to_be_installed_is_what_inturn_depends_on() -> None:
-    """All of it but what only the command line and metrics need; and Arrow and numpy, which come with the extra."""
+    """All dependencies, except those of the command line and metrics; plus Arrow and numpy from the extra."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {re.split(r"[^\w-]", one)[0] for one in project["dependencies"]}
     assert set(INSTALLED) == needed - {"rich", "typer", "prometheus-client"} | {"numpy", "pyarrow"}

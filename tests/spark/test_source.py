@@ -32,7 +32,7 @@ KEYS = 10
 
 @pytest.fixture(autouse=True)
 def disconnected() -> Iterator[None]:
-    """Connections that a test made in this process are not left to the next."""
+    """Close the connections of this process after every test."""
     yield
     for target in list(connections._connections):
         connections.disconnect(target)
@@ -60,7 +60,7 @@ def pushing(spark: SparkSession, is_on: bool) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One that tests only read."""
+    """A filled subject for tests that only read."""
     with serving(tmp_path_factory.mktemp("filled")) as served:
         send(served.connection)
         yield served
@@ -80,7 +80,7 @@ def load(spark: SparkSession, target: str, **options: object) -> DataFrame:
 
 
 def reader_of(target: str, **options: str) -> BatchReader:
-    """As Spark makes one in the process that plans."""
+    """A reader, created as Spark does in the planning process."""
     made = InturnDataSource({"server": target, "subject": "order.book", **options})
     reader = made.reader(made.schema())
     assert isinstance(reader, BatchReader)
@@ -252,7 +252,7 @@ def test_slots_choose_rows(spark: SparkSession, served: Served) -> None:
     assert frame.rdd.getNumPartitions() == len({partition_of("k3"), partition_of("k4")})
 
 
-# What readers are
+# Readers
 
 
 def test_a_reader_is_pickled_without_its_connection(served: Served) -> None:
@@ -268,7 +268,7 @@ def test_an_empty_plan_has_no_rows(served: Served) -> None:
     served.connection.create_subject("order.book", 4)
     reader = reader_of(served.address)
     assert list(reader.partitions()) == []
-    assert list(reader.read(InputPartition(None))) == []  # what Spark puts in its place
+    assert list(reader.read(InputPartition(None))) == []  # Spark's substitute for an empty plan
 
 
 def test_a_server_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ ALL = ReadAllAvailable()
 
 @pytest.fixture(autouse=True)
 def disconnected() -> Iterator[None]:
-    """Connections that a test made in this process are not left to the next."""
+    """Close the connections of this process after every test."""
     yield
     for target in list(connections._connections):
         connections.disconnect(target)
@@ -55,7 +55,7 @@ def reader_of(target: str, **options: str) -> StreamReader:
 
 
 def run_now(spark: SparkSession, target: str, folder: Path, **options: object) -> StreamingQuery:
-    """A stream to Parquet, of all that is there now."""
+    """Run an AvailableNow stream to Parquet."""
     options = {"server": target, "subject": "order.book", "startingOffsets": "earliest", **options}
     stream = spark.readStream.format("inturn").options(**options).load()  # type: ignore[arg-type]
     query = (
@@ -104,7 +104,7 @@ def test_a_stream_follows_what_comes(spark: SparkSession, served: Served, tmp_pa
     try:
         until_s = time.monotonic() + END_S
         while not query.recentProgress and time.monotonic() < until_s:
-            time.sleep(0.05)  # it begins at the latest: what was there before is not its business
+            time.sleep(0.05)  # the stream starts at the latest offsets and ignores earlier messages
         send(served.connection, 5, 20)
         while spark.table("followed").count() < 18 and time.monotonic() < until_s:
             time.sleep(0.05)
@@ -142,7 +142,7 @@ def test_what_comes_ends_the_wait(served: Served, monkeypatch: pytest.MonkeyPatc
     send(served.connection, 0, 10)
     reader = reader_of(served.address)
     end = reader.latestOffset(reader.initialOffset(), ALL)
-    for first in (10, 20):  # the second finds a long poll that is still held
+    for first in (10, 20):  # at the second send a long poll is still open
         threading.Timer(0.2, send, (served.connection, first, 1)).start()
         began_s = time.monotonic()
         later = reader.latestOffset(end, ALL)
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_retention_overtook_is_told(tmp_path: Path) -> None:
         assert first > 0
         target = str(tmp_path / "data")
         start, end = {"order.book": {"0": 2}}, {"order.book": {"0": 500}}
-        with pytest.raises(NotFound, match=rf"order.book/0@2'; the first that is there is {first}"):
+        with pytest.raises(NotFound, match=rf"order.book/0@2'; the first stored offset is {first}"):
             reader_of(target).partitions(start, end)
         (work,) = reader_of(target, failondataloss="false").partitions(start, end)
         assert (work.start, work.until) == (first, 500)
@@ -283,14 +283,14 @@ Offsets = dict[str, dict[str, int]]
 
 @pytest.fixture
 def brief(tmp_path: Path) -> Iterator[Served]:
-    """Served with leases that are soon over."""
+    """A served folder with short leases."""
     with serving(tmp_path / "brief", lease=LEASE) as opened:
         yield opened
 
 
 @pytest.fixture
 def etl(brief: Served) -> Iterator[StreamReader]:
-    """A member of group etl; ten messages are in one partition."""
+    """A stream reader in group etl; one partition has ten messages."""
     send(brief.connection, 0, 10, partitions=1)
     reader = reader_of(brief.address, group="etl")
     yield reader
@@ -303,7 +303,7 @@ def rows(reader: StreamReader, start: Offsets, end: Offsets) -> list[int]:
 
 
 def committed(served: Served, group: str = "etl") -> list[tuple[int, int]]:
-    """And how many are finished above, by partition."""
+    """Committed offset and number of finished messages above the offset, by partition."""
     if GroupName("order.book", group) not in served.connection.groups():
         return []
     described = served.connection.group("order.book", group).describe()
@@ -311,10 +311,10 @@ def committed(served: Served, group: str = "etl") -> list[tuple[int, int]]:
 
 
 def vanish(reader: StreamReader) -> None:
-    """As a query that is killed."""
-    assert reader._holding is not None
-    reader._holding.abandon()
-    reader._holding = None
+    """End the reader as a killed query does."""
+    assert reader._holder is not None
+    reader._holder.abandon()
+    reader._holder = None
 
 
 def fails(_: Message, __: Context) -> None:
@@ -378,9 +378,9 @@ def test_what_was_set_back_does_not_wait_until_nothing_is_new_elsewhere(brief: S
     send(brief.connection, 0, 40)
     reader = reader_of(brief.address, group="etl")
     reader.initialOffset()
-    wait_until(lambda: len(reader._held_places()) == 2, "it holds both")
+    wait_until(lambda: len(reader._held_positions()) == 2, "it holds both")
     ends = {str(one.index): one.end_offset for one in brief.connection.describe_subject("order.book").partitions}
-    begin = {"order.book": {"0": ends["0"], "1": 0}}  # of a checkpoint that is ahead of the group in one of them
+    begin = {"order.book": {"0": ends["0"], "1": 0}}  # the checkpoint is ahead of the group in one partition
     end = reader.latestOffset(begin, ALL)
     assert end["order.book"] == ends
     assert len(rows(reader, begin, end)) == 40
@@ -398,9 +398,9 @@ def test_available_now_ends_where_others_have_done_the_work(brief: Served, etl: 
     end = etl.latestOffset(start, ALL)
     assert rows(etl, start, end) == []
     assert etl.latestOffset(end, ALL) == end
-    assert etl._holding is None, "handed back"
+    assert etl._holder is None, "handed back"
     etl.commit(end)
-    assert etl._holding is None
+    assert etl._holder is None
 
 
 def test_what_others_have_finished_is_left_out_and_stays_finished(brief: Served) -> None:
@@ -432,7 +432,7 @@ def test_rows_that_are_with_spark_are_not_given_to_a_new_member_at_once(brief: S
     send(brief.connection, 0, 40)
     reader = reader_of(brief.address, group="etl")
     start = reader.initialOffset()
-    wait_until(lambda: len(reader._held_places()) == 2, "it holds both")
+    wait_until(lambda: len(reader._held_positions()) == 2, "it holds both")
     end = reader.latestOffset(start, ALL)
     assert len(rows(reader, start, end)) == 40
     handled: list[int] = []
@@ -440,7 +440,7 @@ def test_rows_that_are_with_spark_are_not_given_to_a_new_member_at_once(brief: S
         "order.book", "etl", lambda message, _: handled.append(message.offset), order="key", settings=QUICK
     )
     with online:
-        wait_until(lambda: len(reader._held_places()) == 1, "one is for the other")
+        wait_until(lambda: len(reader._held_positions()) == 1, "one is for the other")
         reader.commit(end)
         wait_until(lambda: len(online.leases()) == 1, "now it has it")
     assert handled == []
@@ -501,7 +501,7 @@ def test_available_now_names_what_it_leaves_to_others(brief: Served) -> None:
     wait_until(lambda: len(online.leases()) == 2, "it holds both")
     reader = reader_of(brief.address, group="etl")
     reader.prepareForTriggerAvailableNow()
-    start = reader.initialOffset()  # waits for its share, which is in work
+    start = reader.initialOffset()  # waits for its share; the online handlers still run
     with capture_logs() as logs:
         assert reader.latestOffset(start, ALL) == start
     (left,) = [one for one in logs if one["event"] == "spark.left_to_others"]
@@ -513,7 +513,7 @@ def test_available_now_names_what_it_leaves_to_others(brief: Served) -> None:
 def test_a_stream_of_a_group_goes_on_from_its_checkpoint_after_its_sink_failed(
     spark: SparkSession, brief: Served, tmp_path: Path
 ) -> None:
-    """The sink fails after it has written, so that micro-batch comes again; nothing is left out."""
+    """The sink fails after its write, so the micro-batch is repeated; no message is lost."""
     send(brief.connection, 0, 60)
     batches: list[tuple[int, list[int]]] = []
 

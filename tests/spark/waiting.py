@@ -1,4 +1,5 @@
-"""Waiting for what Spark does. Not beside the handlers: those are sent to executors, without the rest of the tests."""
+"""`wait_until` for Spark tests. A separate module, because the modules of handlers are sent to executors without the
+other test modules."""
 
 from __future__ import annotations
 
@@ -8,5 +9,5 @@ from tests.contract.bed import eventually
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    """As `eventually` of the contract suite; Spark is slower, and to look costs more."""
+    """As `eventually` of the contract suite, with a longer timeout and interval, because Spark is slower."""
     eventually(condition, what, timeout_s, 0.05)

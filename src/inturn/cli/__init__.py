@@ -1,0 +1,1 @@
+"""The command line `inturn`: one file per command; `main.py` joins the commands."""

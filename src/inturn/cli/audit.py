@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.complete import complete_group, complete_subject
-from inturn.cli.options import Json, examples
+from inturn.cli.options import Json, complete_group, complete_subject, examples
 from inturn.cli.screen import plain
 from inturn.cli.session import command, credentials_for
 
@@ -25,9 +24,7 @@ EXAMPLES = examples(
 def audit(
     traces: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TRACES...", help="Folders that consumers recorded to, or files in them.", show_default=False
-        ),
+        typer.Argument(metavar="TRACES...", help="Folders of traces, or files in such folders.", show_default=False),
     ],
     subject: Annotated[
         str | None,
@@ -49,30 +46,37 @@ def audit(
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option("--server", metavar="ADDRESS", help="The same of a server; needs --subject.", show_default=False),
+        typer.Option(
+            "--server",
+            metavar="ADDRESS",
+            help="Compare with the log of this server; needs --subject.",
+            show_default=False,
+        ),
     ] = None,
     tags: Annotated[
         str | None,
         typer.Option(
             metavar="EXPRESSION",
-            help="With --data or --server: the group wants only messages with one of these tags: 'paid || shipped'.",
+            help="With --data or --server: the tags that the group consumes, such as 'paid || shipped'.",
             show_default=False,
         ),
     ] = None,
     complete: Annotated[
-        bool, typer.Option("--complete", help="All work was done: whatever is stored has to be finished.")
+        bool, typer.Option("--complete", help="All work is done: every stored message must be finished.")
     ] = False,
     clock_skew: Annotated[
         float | None,
-        typer.Option(help="How many seconds the clocks of two machines may be apart.", min=0.0, show_default=False),
+        typer.Option(
+            help="Largest difference in seconds between the clocks of two machines.", min=0.0, show_default=False
+        ),
     ] = None,
-    master: Annotated[str, typer.Option(help="The Spark to run on.")] = "local[*]",
+    master: Annotated[str, typer.Option(help="The Spark master.")] = "local[*]",
     json_output: Json = False,
 ) -> None:
-    """Prove from what consumers recorded that the order was kept, on Spark. Exit code 0: kept, 1: broken.
+    """Prove from the traces of consumers that the order was kept, on Spark. Exit code 0: kept, 1: broken.
 
-    Consumers record with ConsumerSettings(trace=FOLDER); all members of the group have to.
-    With --data or --server every message of the log is looked for in the traces.
+    Consumers record a trace with ConsumerSettings(trace=FOLDER). All members of the group must record.
+    With --data or --server every message of the log must be in the traces.
     """
     if data is not None and server is not None:
         raise typer.BadParameter("give --data or --server, not both")

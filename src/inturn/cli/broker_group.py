@@ -1,4 +1,4 @@
-"""`inturn broker-group`: where a cluster keeps its partitions, and what each place may do."""
+"""`inturn broker-group`: the broker groups of a cluster, and their states."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from inturn.protocol.commands import BrokerGroupDescription
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Look at broker groups, and take them out of work and back."
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="List broker groups, and take a broker group out of work or back.",
 )
 _STYLE = {"available": "green", "read-only": "yellow", "unavailable": "yellow", "dead": "bold red"}
 
 
 @app.command("list", epilog=examples("inturn broker-group list", "inturn broker-group list --json"))
 def list_broker_groups(data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False) -> None:
-    """All broker groups: their state, whether their broker is heard, and how many partitions they have."""
+    """List all broker groups: state, last heartbeat of the broker, number of partitions."""
     with command(json_output) as screen:
         with opened(data) as connection:
             found = connection.broker_groups()
@@ -41,14 +43,15 @@ def list_broker_groups(data: Data = DEFAULT_DATA, server: Server = None, json_ou
 )
 def set_state(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of a broker group.", show_default=False)],
-    state: Annotated[BrokerGroupState, typer.Argument(help="What it may do from now on.", show_default=False)],
+    state: Annotated[BrokerGroupState, typer.Argument(help="The new state.", show_default=False)],
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Make a broker group read-only (it takes no messages), unavailable (it gives none either), or available again.
+    """Make a broker group read-only (accepts no messages), unavailable (delivers none either), or available again.
 
-    Strict producers wait for it, best-effort producers go round it. It stays so when servers are started again.
+    Strict producers wait for the broker group, best-effort producers use a different partition. A restart of servers
+    does not change the state.
     """
     with command(json_output) as screen:
         with opened(data) as connection:

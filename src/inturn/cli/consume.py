@@ -1,4 +1,4 @@
-"""`inturn consume`: look at messages, or handle them as a member of a group."""
+"""`inturn consume`: print messages, or handle messages as a member of a group."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.complete import complete_group
-from inturn.cli.group_member import Membership, handle
-from inturn.cli.message_line import MessagePrinter
-from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, Subject, examples
+from inturn.cli.member import MemberView, handle
+from inturn.cli.message_text import MessagePrinter
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, Subject, complete_group, examples
 from inturn.cli.screen import Screen, counted
 from inturn.cli.session import command, opened, position
 from inturn.model.errors import NotFound, StorageError
@@ -36,7 +35,7 @@ EXAMPLES = examples(
     "inturn consume orders --group caches --mode broadcast --offsets ./offsets --name cache-1",
     "inturn consume orders --json | jq .body",
 )
-FOLLOW_S = 0.2  # between two looks for something new
+FOLLOW_S = 0.2  # interval between two reads at the end of the log
 
 
 def consume(
@@ -45,13 +44,15 @@ def consume(
         str,
         typer.Option(
             "--from",
-            help="first, last, a time such as 2026-01-31T12:00 (local unless it says its zone), or an offset. "
-            "With --group: where a new group starts.",
+            help="first, last, a time such as 2026-01-31T12:00 (local unless with a zone), or an offset. "
+            "With --group: the start of a new group.",
         ),
     ] = "first",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end, until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more messages at the end, until Ctrl-C.")
+    ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", help="Stop after so many.", min=1, show_default=False)
+        int | None, typer.Option("--limit", "-n", help="Stop after this number of messages.", min=1, show_default=False)
     ] = None,
     partition: Annotated[int | None, typer.Option(help="Only this partition.", min=0, show_default=False)] = None,
     key: Annotated[str | None, typer.Option(help="Only messages of this key.", show_default=False)] = None,
@@ -59,70 +60,71 @@ def consume(
         str | None,
         typer.Option(
             metavar="EXPRESSION",
-            help="Only messages with one of these tags: 'paid || shipped'. With --group, as all its members say.",
+            help="Only messages with a tag in 'paid || shipped'. With --group: the same for all members.",
             show_default=False,
         ),
     ] = None,
     group: Annotated[
         str | None,
         typer.Option(
-            help="Handle them as a member of this group, in order, with commits.",
+            help="Handle messages as a member of this group, in order, with commits.",
             show_default=False,
             autocompletion=complete_group,
         ),
     ] = None,
     order: Annotated[
         Order | None,
-        typer.Option(help="With --group: what stays in order, as all its members say; partition unless given."),
+        typer.Option(help="With --group: the order to keep, the same for all members. Default: partition."),
     ] = None,
     mode: Annotated[
         GroupMode | None,
-        typer.Option(help="With --group: how its members divide the messages, for good; exclusive unless given."),
+        typer.Option(help="With --group: how the members share messages, fixed for the group. Default: exclusive."),
     ] = None,
     visibility_s: Annotated[
         float | None,
         typer.Option(
-            help="With --mode shared: what was not printed so long after it was given out is given out again.",
+            help="With --mode shared: a message that is not printed within this time is delivered again.",
             show_default=False,
         ),
     ] = None,
     offsets: Annotated[
         str | None,
-        typer.Option(
-            metavar="FOLDER", help="With --mode broadcast: where it remembers how far it is.", show_default=False
-        ),
+        typer.Option(metavar="FOLDER", help="With --mode broadcast: the folder of the offsets.", show_default=False),
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
-            help="With --group: what its name begins with; with --mode broadcast also which offsets are its own.",
+            help="With --group: prefix of the member name; with --mode broadcast also the name of its offsets.",
             show_default=False,
         ),
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(help="With --group: give a message up after so many.", min=1, show_default=False)
+        int | None,
+        typer.Option(help="With --group: give a message up after this number of attempts.", min=1, show_default=False),
     ] = None,
     on_exhausted: Annotated[
         OnExhausted | None,
-        typer.Option(help="With --max-attempts: what becomes of a message that is given up; block unless given."),
+        typer.Option(help="With --max-attempts: the action for a message that is given up. Default: block."),
     ] = None,
     trace: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="With --group: record there what is done, for `inturn audit`.", show_default=False
+            metavar="FOLDER",
+            help="With --group: record a trace in this folder, for `inturn audit`.",
+            show_default=False,
         ),
     ] = None,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Print messages: partition, offset, when they were born, key and body.
+    """Print messages: partition, offset, time of birth, key and body.
 
-    Without --group nothing is remembered.
-    With --group printing is the handler: what was printed is committed, the next run goes on there.
-    It ends at the end of the log, or when the group has handled everything, unless --follow.
-    Printing does not fail: --max-attempts matters for what others failed at. With --on-exhausted dead-letter or park,
-    and with --order none, messages that wait for a retry are printed, too, when their time comes; use --follow then.
+    Without --group no progress is stored.
+    With --group printing is the handler: printed messages are committed, and the next run continues there.
+    The command ends at the end of the log, or when the group has handled everything, unless --follow.
+    Printing does not fail: --max-attempts is for messages that failed in other members. With --on-exhausted dead-letter
+    or park, and with --order none, messages that wait for a retry are printed when they are due; use --follow then.
     """
     if group is None and any(one is not None for one in (order, max_attempts, on_exhausted, trace, mode, name)):
         raise typer.BadParameter(
@@ -141,7 +143,7 @@ def consume(
             if group is None:
                 _read(connection, screen, printer, subject, target, follow, partition, key, tags)
             else:
-                how = Membership(
+                how = MemberView(
                     group,
                     order,
                     max_attempts,
@@ -190,7 +192,7 @@ def _read(
 
 
 def _indexes(reader: Reader, partition: int | None, key: bytes | None) -> list[int]:
-    """The partitions to read: with a key only those that its slot has been in, where slots say it."""
+    """The partitions to read. With a key and routing by slots: only partitions that the slot of the key has been in."""
     from inturn.model.routing import slot_of
 
     subject = reader.subject
@@ -211,9 +213,9 @@ def _messages(
     troubles: dict[int, StorageError],
     before_wait: Callable[[], None] | None,
 ) -> Iterator[Message]:
-    """In turns, each partition in its order, up to the end or, with `before_wait`, for ever.
+    """Messages of all partitions in turns, by offset within a partition. With `before_wait` without end.
 
-    `indexes` are those to read as the subject is now. A partition that cannot be read on goes to `troubles`.
+    `indexes` returns the partitions to read now. The error of a damaged partition goes to `troubles`.
     """
     chosen = indexes()
     while True:

@@ -1,4 +1,4 @@
-"""`inturn dead-letter`: messages that a group has given up, and driving them again."""
+"""`inturn dead-letter`: messages that a group has given up, and their redrive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.message_line import born_text, message_fields
+from inturn.cli.message_text import born_text, message_fields
 from inturn.cli.options import DEFAULT_DATA, Data, Group, Json, Server, Subject, examples
 from inturn.cli.screen import counted, fields_text, plain
 from inturn.cli.session import command, opened
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from inturn.client.dead_letters import DeadLetter
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Messages that a group has given up, and driving them again."
+    no_args_is_help=True, rich_markup_mode="rich", help="List, show and redrive messages that a group has given up."
 )
 BODY_COLUMNS = 60
 
@@ -24,12 +24,12 @@ BODY_COLUMNS = 60
 def list_letters(
     subject: Subject,
     group: Group,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Not more than these.", min=1)] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Largest number of letters.", min=1)] = 100,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Those that were not driven again, oldest first."""
+    """List dead letters that were not redriven, oldest first."""
     with command(json_output) as screen:
         with opened(data) as connection:
             found = connection.group(subject, group).dead_letters().list(limit + 1)
@@ -43,19 +43,19 @@ def list_letters(
             return
         screen.table([">offset", "came from", ">attempts", "born", "key", "body"], map(_row, letters))
         if is_more:
-            screen.note(f"these are the oldest {counted(limit, 'letter')}, and there are more: use --limit")
+            screen.note(f"the oldest {counted(limit, 'letter')}; there are more: use --limit")
 
 
 @app.command("show", epilog=examples("inturn dead-letter show orders 3 --group billing"))
 def show(
     subject: Subject,
-    offset: Annotated[int, typer.Argument(metavar="OFFSET", help="As `list` shows it.", show_default=False)],
+    offset: Annotated[int, typer.Argument(metavar="OFFSET", help="An offset from `list`.", show_default=False)],
     group: Group,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """One dead letter with everything that belongs to it, also if it was driven again."""
+    """Show a dead letter with all its fields, also a letter that was redriven."""
     with command(json_output) as screen:
         with opened(data) as connection:
             letter = connection.group(subject, group).dead_letters().get(offset)
@@ -84,29 +84,29 @@ def redrive(
     subject: Subject,
     group: Group,
     offsets: Annotated[
-        list[int] | None, typer.Argument(metavar="OFFSET", help="As `list` shows them.", show_default=False)
+        list[int] | None, typer.Argument(metavar="OFFSET", help="Offsets from `list`.", show_default=False)
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All that were not driven again.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All letters that were not redriven.")] = False,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Give dead letters to the group once more, through its retry subject and out of their order.
+    """Deliver dead letters to the group again, through its retry subject and out of order.
 
-    Its consumers that give up messages handle them by themselves, also those that start later.
+    Consumers of the group that give up messages handle redriven letters by themselves, also consumers that start later.
     """
     if every == bool(offsets):
-        raise typer.BadParameter("say which: one or more offsets, or --all")
+        raise typer.BadParameter("give offsets, or --all")
     with command(json_output) as screen:
         with opened(data) as connection:
             count = connection.group(subject, group).dead_letters().redrive(None if every else offsets)
         if screen.is_json:
             screen.json({"subject": subject, "group": group, "redriven": count})
             return
-        screen.out.print(f"{counted(count, 'dead letter')} driven again", soft_wrap=True)
+        screen.out.print(f"{counted(count, 'dead letter')} redriven", soft_wrap=True)
         left = 0 if every else len(set(offsets or ())) - count
         if left:
-            screen.note(f"{left} of them had been driven before")
+            screen.note(f"{left} were redriven before")
 
 
 def _row(letter: DeadLetter) -> list[str]:

@@ -1,4 +1,4 @@
-"""`inturn doctor`: check a folder without changing it, or a server that runs."""
+"""`inturn doctor`: check a folder without a change, or a running server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import typer
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
 from inturn.cli.screen import Screen, counted, plain
 from inturn.cli.session import check_folder, command, credentials_for
-from inturn.cli.target import is_address
 from inturn.model.errors import ConnectionLost, VersionMismatch
+from inturn.transport.address import is_address
 
 if TYPE_CHECKING:
     from inturn.server.folder_doctor import Finding
@@ -27,11 +27,11 @@ _SIGNS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
 def doctor(data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False) -> None:
-    """Check a folder in full, or a server that runs, and change nothing.
+    """Check a folder in full, or a running server, and change nothing.
 
-    Of a folder every checksum and offset of every log is read, and the state beside them. A server is asked whether it
-    is ready, for its clock, disk and logs, and for groups, keys, leases and members that do not get along. Each finding
-    says what to do. Exit code 1 if there are errors; warnings say what will mend by itself, or needs somebody.
+    For a folder: read every checksum and offset of every log, and the store. For a server: check readiness, clock, disk
+    and logs, and find groups, keys, leases and members in trouble. Every finding has a next step. Exit code 1 if there
+    are errors; warnings are about troubles that end by themselves, or need an operator.
     """
     with command(json_output) as screen:
         findings = _of_server(data) if is_address(data) else _of_folder(screen, data)
@@ -57,7 +57,7 @@ def _of_folder(screen: Screen, data: str) -> Sequence[Finding]:
 
 
 def _of_server(address: str) -> Sequence[Finding]:
-    """That it cannot be reached is a finding, too: it is what one runs this for."""
+    """An unreachable server is a finding, too."""
     from inturn.client import Connection
     from inturn.server.folder_doctor import Finding, Level
     from inturn.server.server_doctor import examine_server
@@ -68,7 +68,7 @@ def _of_server(address: str) -> Sequence[Finding]:
             return [reached, *examine_server(connection.node)]
     except ConnectionLost as error:
         what = f"the server at {address} cannot be reached: {error.why}"
-        next_step = "see whether it runs (systemctl status inturn, or its log), and whether the address is right"
+        next_step = "check that the server runs (systemctl status inturn, or its log), and that the address is right"
         return [Finding("connect", Level.ERROR, what, next_step)]
     except VersionMismatch as error:
         return [Finding("connect", Level.ERROR, str(error), "use an inturn of the server's version")]

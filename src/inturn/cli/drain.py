@@ -1,4 +1,4 @@
-"""`inturn drain`: a backlog is taken over from the consumers of a group, worked off on Spark, and handed back."""
+"""`inturn drain`: take a backlog over from the consumers of a group, work it off on Spark, and hand back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from inturn.transport.address import is_address
 if TYPE_CHECKING:
     from inturn.cli.drain_estimate import Backlog, Estimate
     from inturn.model.settings import ConsumerSettings
-    from inturn.spark.ordered.drain import DrainReport, DrainSettings
+    from inturn.spark.ordered.drain import DrainSettings
+    from inturn.spark.ordered.drain_report import DrainReport
 
 EXAMPLES = examples(
     "inturn drain orders --group billing --handler shop:bill",
@@ -26,7 +27,7 @@ EXAMPLES = examples(
     "inturn drain orders -g billing --handler shop:bill --server inturn://queue:7420 --master spark://host:7077",
 )
 INTERRUPTED = 130
-UNDONE = 1  # by no decision about a key: there is more that could be handled, or that cannot be read
+UNDONE = 1  # messages are left that could be handled, or that cannot be read: not because of the state of a key
 
 
 def drain(
@@ -36,62 +37,68 @@ def drain(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="What handles a message; found from the current folder, or on the Python path.",
+            help="The handler, imported from the current folder or the Python path.",
             show_default=False,
         ),
     ] = None,
-    master: Annotated[str, typer.Option(help="Where Spark runs: local[2], or the address of a cluster.")] = "local[*]",
+    master: Annotated[str, typer.Option(help="The Spark master: local[2], or the address of a cluster.")] = "local[*]",
     tasks: Annotated[
-        int | None, typer.Option(help="How many work at once; as many as Spark has cores.", min=1, show_default=False)
+        int | None,
+        typer.Option(help="Number of tasks at once. Default: the cores of Spark.", min=1, show_default=False),
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Handlers that run at once, in each task.", min=1)] = 64,
-    batch: Annotated[int, typer.Option(help="Above 1: the handler gets lists of up to so many.", min=1)] = 1,
+    concurrency: Annotated[int, typer.Option(help="Number of handlers at once per task.", min=1)] = 64,
+    batch: Annotated[
+        int, typer.Option(help="Above 1: the handler gets lists of up to this number of messages.", min=1)
+    ] = 1,
     order: Annotated[
         Order | None,
-        typer.Option(help="What stays in order, if the group has no members that say it; key unless given."),
+        typer.Option(help="The order to keep, if the group has no members that define the order. Default: key."),
     ] = None,
     tags: Annotated[
         str | None,
         typer.Option(
             metavar="EXPRESSION",
-            help="Only messages with one of these tags, if the group has no members that say it: 'paid || shipped'.",
+            help="Only messages with a tag in 'paid || shipped', if the group has no members that define the tags.",
             show_default=False,
         ),
     ] = None,
-    strategy: Annotated[Strategy, typer.Option(help="What happens behind a message that fails.")] = Strategy.STRICT,
+    strategy: Annotated[
+        Strategy, typer.Option(help="The fate of messages behind a message that fails.")
+    ] = Strategy.STRICT,
     max_attempts: Annotated[
-        int | None, typer.Option(help="Give a message up after so many.", min=1, show_default=False)
+        int | None, typer.Option(help="Give a message up after this number of attempts.", min=1, show_default=False)
     ] = None,
     on_exhausted: Annotated[
         OnExhausted | None,
-        typer.Option(help="With --max-attempts: what becomes of a message that is given up; block unless given."),
+        typer.Option(help="With --max-attempts: the action for a message that is given up. Default: block."),
     ] = None,
-    round_s: Annotated[float, typer.Option(help="How long a Spark job lasts, about.", min=0.1)] = 30.0,
+    round_s: Annotated[float, typer.Option(help="Approximate duration of a Spark job.", min=0.1)] = 30.0,
     max_lag: Annotated[
         int | None,
         typer.Option(
-            help="Go on with what comes, until so few are left. Without it: what is there at the start.",
+            help="Include new messages, until this number is left. Default: only messages stored at the start.",
             min=0,
             show_default=False,
         ),
     ] = None,
     trace: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Record there what is done, for an audit.", show_default=False)
+        str | None,
+        typer.Option(metavar="FOLDER", help="Record a trace in this folder, for `inturn audit`.", show_default=False),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate how long it would take.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the duration.")] = False,
     handler_ms: Annotated[
         float | None,
-        typer.Option(help="With --dry-run: how long a handler takes; some usual times unless given.", min=0.0),
+        typer.Option(help="With --dry-run: duration of a handler. Default: several usual durations.", min=0.0),
     ] = None,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Work off the backlog of a group on Spark, in the same order its consumers keep.
+    """Work off the backlog of a group on Spark, in the order that the consumers of the group keep.
 
-    The consumers of the group hand their partitions over, keep running, and get them back at the end. Whatever dies in
-    between, nothing is lost or overtaken. Ctrl-C hands back as soon as the running handlers are over; a second one
-    cancels the Spark job, and the group goes on when its leases have ended; a third one does not wait for that.
+    The consumers hand their partitions over, keep running, and get the partitions back at the end. No message is lost
+    or overtaken, also after a crash of any process. Ctrl-C hands back when the running handlers are over. A second
+    Ctrl-C cancels the Spark job: the group continues when the leases have ended. A third Ctrl-C does not wait.
     """
     if on_exhausted is not None and max_attempts is None:
         raise typer.BadParameter("--on-exhausted needs --max-attempts")
@@ -142,7 +149,7 @@ def _drain(
     consumer: ConsumerSettings,
     settings: DrainSettings,
 ) -> DrainReport:
-    """All that can be wrong is looked at before Spark is started, which takes its time."""
+    """Validate all arguments first: the start of Spark is slow."""
     from inturn.cli.drain_view import DrainView
     from inturn.spark.ordered.admission import check_master, describe_existing, order_of
     from inturn.spark.ordered.drain import Drain, DrainOptions
@@ -151,7 +158,7 @@ def _drain(
     from inturn.spark.shipping import load_handler
 
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # before the session, which gives our path to its workers
+        sys.path.insert(0, os.getcwd())  # before the session starts: the workers get the import path of this process
     if not is_address(data):
         check_folder(data)
         data = os.path.abspath(data)
@@ -221,7 +228,7 @@ def _print_estimate(
         return
     members = counted(backlog.members, "member")
     if backlog.online_s is None:
-        say(f"now: {members}, and nothing gets done")
+        say(f"now: {members}, no progress")
     else:
         say(f"now: {members}, {rate_text(backlog.done_per_s)}/s: {time_text(backlog.online_s)}")
     say(
@@ -232,17 +239,17 @@ def _print_estimate(
     screen.table([">a handler takes", ">drained in", "bound by"], rows)
     if backlog.lanes:
         rows = [(plain(one.name), f"{one.messages:,}", f"{one.share:.1%}") for one in backlog.lanes]
-        screen.table(["longest, one after the other", ">messages, about", ">share"], rows)
+        screen.table(["longest lanes", ">messages, about", ">share"], rows)
 
 
 def _bound_text(one: Estimate, tasks: int, backlog: Backlog) -> str:
     match one.bound:
         case "lane":
-            return f"{plain(backlog.lanes[0].name)}, whose messages run one after the other"
+            return f"{plain(backlog.lanes[0].name)}: messages of a lane run in sequence"
         case "handlers":
-            return "how many handlers run at once"
+            return "the number of handlers at once"
         case _:
-            return f"reading and ordering, {backlog.cost_us:.0f} µs a message on each of {counted(tasks, 'core')}"
+            return f"reading and ordering, {backlog.cost_us:.0f} µs per message on {counted(tasks, 'core')}"
 
 
 def _estimate_fields(

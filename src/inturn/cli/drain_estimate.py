@@ -1,7 +1,8 @@
-"""`inturn drain --dry-run`: how long a drain would take, from a sample of what waits. Touches nothing.
+"""`inturn drain --dry-run`: estimate the duration of a drain from a sample of the backlog. Changes nothing.
 
-Three things bound it, and the slowest counts: the handlers' time divided by how many run at once; the longest lane,
-whose messages run one after the other; and what reading and ordering cost a core, measured on the sample.
+The largest of three bounds counts: the time of all handlers divided by the number of handlers at once; the longest
+lane, because messages of a lane run in sequence; and the cost of reading and ordering per core, measured on the
+sample.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from inturn.model.subject import Subject
     from inturn.protocol.commands import GroupDescription
 
-PLACES = 8  # per partition that are looked at, from the first message that waits to the last
+PLACES = 8  # samples per partition, spread from the first waiting message to the last
 PLACE_BYTES = 64 * KIB
 HANDLER_MS = (0.0, 1.0, 5.0, 20.0)
 KEYS_SHOWN = 5
@@ -48,17 +49,17 @@ _LONG_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class LongLane:
-    """A key, or a partition whose messages all wait for each other, with about how many messages it has."""
+    """A key, or a partition in order by partition, with the estimated number of its messages."""
 
     name: str
     partition: int
     messages: int
-    share: float  # of all that waits
+    share: float  # of all waiting messages
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """For handlers of this many milliseconds. `bound` says which of the three it is: "handlers", "lane", "reading"."""
+    """The estimate for one duration of a handler. `bound` is the bound that counts: "handlers", "lane" or "reading"."""
 
     handler_ms: float
     seconds: float
@@ -67,7 +68,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits, as far as a sample tells. `cost_us` is what reading and ordering a message costs a core."""
+    """The backlog, estimated from a sample. `cost_us` is the cost per core of reading and ordering a message."""
 
     messages: int
     sampled: int
@@ -79,7 +80,7 @@ class Backlog:
 
     @property
     def online_s(self) -> float | None:
-        """How long the consumers need for it at their present rate; None if they do nothing."""
+        """Time that the consumers need at their present rate; None if the rate is 0."""
         return self.messages / self.done_per_s if self.done_per_s > 0 else None
 
     def estimate(self, handler_ms: float, tasks: int, concurrency: int) -> Estimate:
@@ -103,7 +104,7 @@ class _Sample:
 
 
 def look(connection: Connection, subject: Subject, described: GroupDescription, order: Order) -> Backlog:
-    """Read a sample of each partition, and run it through lanes with a handler that does nothing."""
+    """Read a sample of every partition, and run the sample through lanes with an empty handler."""
     began_s = time.monotonic()
     samples = [
         _sample(connection, subject, one.partition, one.committed, one.end_offset, one.lag)
@@ -155,7 +156,7 @@ def _long_lanes(subject: Subject, samples: Sequence[_Sample], order: Order, tota
 
 
 def _lanes_s(subject: Subject, sample: _Sample, order: Order) -> float:
-    """How long a consumer takes for the sample, all in all."""
+    """The time of a consumer for the whole sample."""
     from inturn.consumer.consumer import Consumer
     from inturn.consumer.scope import Scope
     from inturn.model.time import SystemClock
@@ -182,7 +183,7 @@ def _lanes_s(subject: Subject, sample: _Sample, order: Order) -> float:
 
 
 class _SampleNode:
-    """A node that has nothing but the sample; see `inturn.protocol.commands.Node`."""
+    """A node with only the sample; see `inturn.protocol.commands.Node`."""
 
     def __init__(self, subject: Subject, sample: _Sample) -> None:
         self._subject = subject

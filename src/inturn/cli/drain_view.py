@@ -1,4 +1,4 @@
-"""How `inturn drain` looks: live in a terminal, as lines elsewhere, and what is said at the end."""
+"""The output of `inturn drain`: live in a terminal, as lines elsewhere, and a report at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from inturn.cli.key_text import blocking_fields, blocking_text
+from inturn.cli.message_text import blocking_fields, blocking_text
 from inturn.cli.screen import Screen, counted, plain, rate_text, size_text
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from inturn.protocol.commands import KeyDescription
-    from inturn.spark.ordered.drain import DrainProgress, DrainReport
+    from inturn.spark.ordered.drain_report import DrainProgress, DrainReport
     from inturn.spark.ordered.plan import HotKey
     from inturn.spark.ordered.task import LimitReached
 
@@ -25,7 +25,7 @@ KEYS_SHOWN = 5
 
 
 class DrainView:
-    """Told of every look at a drain. For people only: with --json it says nothing."""
+    """Shows the progress of a drain. For people only: no output with --json."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -61,7 +61,7 @@ class DrainView:
 
 
 def line(look: DrainProgress) -> str:
-    """All of it that fits into one."""
+    """The progress in one line."""
     if look.phase != "working":
         return phase_text(look)
     held = f", held: {', '.join(map(blocking_text, look.held_keys[:KEYS_SHOWN]))}" if look.held_keys else ""
@@ -148,7 +148,7 @@ def print_report(screen: Screen, report: DrainReport) -> None:
 
 
 def report_lines(report: DrainReport) -> list[str]:
-    """What was done, how fast, what is left, and why."""
+    """The finished messages, the rate, and the messages left with the reason."""
     what = f"{plain(report.subject)} for group {plain(report.group)}"
     tasks = len({one.task for one in report.outcomes})
     rate = f": {rate_text(report.per_s)}/s by {counted(tasks, 'task')}" if report.done and tasks else ""
@@ -164,15 +164,14 @@ def report_lines(report: DrainReport) -> list[str]:
         lines.append(f"[yellow]{counted(report.failed_rounds, 'round')} failed and had to be repeated[/yellow]")
     if report.missing:
         lines.append(
-            f"[yellow]{counted(report.missing, 'message')} were gone from the log before they could be handled: "
-            "retention removed them[/yellow]"
+            f"[yellow]{counted(report.missing, 'message')} were deleted by retention before a handler ran[/yellow]"
         )
     if report.retrying:
-        lines.append(f"{counted(report.retrying, 'message')} failed and wait for their retry in the group's consumers")
+        lines.append(f"{counted(report.retrying, 'message')} failed and wait for a retry in the consumers of the group")
     if not report.is_handed_back:
         lines.append(
-            "[yellow]not handed back: the group's consumers go on when the leases have ended, a lease's life after the "
-            "last task was heard[/yellow]"
+            "[yellow]not handed back: the consumers of the group continue when the leases have ended, one lease life "
+            "after the last heartbeat of a task[/yellow]"
         )
     lines.append(_left_text(report))
     lines += [f"  [red]{plain(text)}[/red]" for text in report.damage]
@@ -193,12 +192,12 @@ _ENDED = {
 
 def _left_text(report: DrainReport) -> str:
     if not report.lag:
-        return "[green]nothing is left[/green]"
+        return "[green]no message is left[/green]"
     why = {
-        "end": "they came after the drain began; the group's consumers go on with them",
-        "lag": "as few as asked for; the group's consumers go on with them",
+        "end": "stored after the drain began; the consumers of the group handle them",
+        "lag": "at most --max-lag; the consumers of the group handle them",
         "held keys": "behind keys that fail or are blocked",
-        "limit": "behind keys that fail or are blocked, or too far beyond them",
+        "limit": "behind keys that fail or are blocked, or too far beyond such keys",
         "damaged": "in a log that cannot be read, or behind keys that fail or are blocked; see `inturn doctor`",
         "interrupted": "handed back to the group's consumers",
     }[report.ended]
@@ -236,7 +235,7 @@ def _shell(key: KeyDescription) -> str:
 
 
 def report_fields(report: DrainReport) -> dict[str, object]:
-    """What programs are told."""
+    """The report as JSON fields."""
     return {
         "subject": report.subject,
         "group": report.group,

@@ -1,4 +1,4 @@
-"""`inturn group`: where groups are, and moving them."""
+"""`inturn group`: list, describe and reset groups, and set their order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.complete import complete_group
-from inturn.cli.key_text import blocking_fields, key_text, state_text
-from inturn.cli.message_line import born_text
-from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
+from inturn.cli.message_text import blocking_fields, born_text, key_text, state_text
+from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, complete_group, examples
 from inturn.cli.screen import Screen, age_text, fields_text, plain, rate_text
 from inturn.cli.session import command, opened, position
 from inturn.cli.trial import EXAMPLES as TRY_EXAMPLES
@@ -25,11 +23,13 @@ if TYPE_CHECKING:
     from inturn.client import Connection
     from inturn.protocol.commands import GroupDescription, GroupPartition, KeyDescription, MemberDescription
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Where groups are, and moving them.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="List and describe groups, and move their position."
+)
 
 
 class DecidedOrder(enum.StrEnum):
-    """What an operator may decide: one of Order, or to leave it to the members."""
+    """The order that an operator sets: a value of Order, or `asked` for the order of the members."""
 
     PARTITION = Order.PARTITION.value
     KEY = Order.KEY.value
@@ -45,7 +45,7 @@ Group = Annotated[
 
 @app.command("list", epilog=examples("inturn group list", "inturn group list --json"))
 def list_groups(data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False) -> None:
-    """All groups with their lag."""
+    """List all groups with their lag."""
     with command(json_output) as screen:
         with opened(data) as connection:
             found = [connection.group(one.subject, one.group).describe() for one in connection.groups()]
@@ -53,7 +53,7 @@ def list_groups(data: Data = DEFAULT_DATA, server: Server = None, json_output: J
             screen.json({"groups": [_summary(one) for one in found]})
             return
         if not found:
-            screen.note("no groups yet; a group is made when its first consumer starts")
+            screen.note("no groups yet; the first consumer of a group creates the group")
             return
         screen.table(
             ["group", "subject", "mode", ">members", ">partitions", ">lag"],
@@ -81,7 +81,7 @@ def describe(
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """One group on all its subjects: members, how far it is in each partition, and what holds it up."""
+    """Describe a group on all its subjects: members, progress by partition, and keys that block."""
     with command(json_output) as screen:
         with opened(data) as connection:
             found = _descriptions(connection, group, subject)
@@ -105,26 +105,26 @@ def describe(
 )
 def reset(
     group: Group,
-    subject: Annotated[str, typer.Option("--subject", "-s", help="The subject to move it on.", show_default=False)],
+    subject: Annotated[str, typer.Option("--subject", "-s", help="The subject.", show_default=False)],
     to: Annotated[
         str,
         typer.Option(
-            help="first, last, a time such as 2026-01-31T12:00 (local unless it says its zone), or an offset.",
+            help="first, last, a time such as 2026-01-31T12:00 (local unless with a zone), or an offset.",
             show_default=False,
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the change.")] = False,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Move a group to a position in all partitions. Its consumers must be stopped.
+    """Move a group to a position in all partitions. All consumers of the group must be stopped.
 
-    An offset is taken as near as each partition has it.
+    An offset outside a partition becomes the nearest offset of the partition.
     """
     if json_output and not (yes or dry_run):
-        raise typer.BadParameter("--json cannot ask: give --yes or --dry-run with it")
+        raise typer.BadParameter("--json asks no questions: add --yes or --dry-run")
     with command(json_output) as screen:
         target = position(to)
         with opened(data) as connection:
@@ -151,21 +151,21 @@ def reset(
 )
 def set_group(
     group: Group,
-    subject: Annotated[str, typer.Option("--subject", "-s", help="The subject to set it on.", show_default=False)],
+    subject: Annotated[str, typer.Option("--subject", "-s", help="The subject.", show_default=False)],
     order: Annotated[
         DecidedOrder,
         typer.Option(
-            help="What its members keep to, whatever they ask for; asked: what they ask for.", show_default=False
+            help="The order for all members, instead of their own; asked: the order of the members.", show_default=False
         ),
     ],
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Decide which order the members of a group keep to.
+    """Set the order that the members of a group keep.
 
-    They follow a stricter one than they ask for, once what runs is finished. At a weaker one they stop with an error:
-    their handlers may rely on what they asked for.
+    Members change to a stricter order when their running handlers are finished. Members stop with an error at a weaker
+    order: their handlers may rely on the order that they asked for.
     """
     with command(json_output) as screen:
         with opened(data) as connection:
@@ -174,9 +174,9 @@ def set_group(
         if screen.is_json:
             screen.json({"group": group, "subject": subject, "order": found.order, "set_order": found.set_order})
         elif found.set_order is None:
-            screen.note("[green]done[/green]; its members keep to the order they ask for")
+            screen.note("[green]done[/green]; the members keep the order of their settings")
         else:
-            screen.note(f"[green]done[/green]; its members keep to order {plain(found.set_order)}")
+            screen.note(f"[green]done[/green]; the members keep order {plain(found.set_order)}")
 
 
 app.command("try", epilog=TRY_EXAMPLES)(try_message)
@@ -188,7 +188,7 @@ def _descriptions(connection: Connection, group: str, subject: str | None) -> li
     names = [one for one in connection.groups() if one.group == group]
     if not names:
         raise NotFound("group", group, "`inturn group list` shows those that are there")
-    names.sort(key=lambda one: one.subject.startswith(RESERVED))  # its retry subjects come last
+    names.sort(key=lambda one: one.subject.startswith(RESERVED))  # retry subjects last
     return [connection.group(one.subject, one.group).describe() for one in names]
 
 
@@ -201,7 +201,7 @@ def _troubles(connection: Connection, found: GroupDescription) -> dict[str, int]
 def _lag_text(found: GroupDescription) -> str:
     lag = found.lag
     if found.mode == GroupMode.BROADCAST:
-        return "[dim]–[/dim]"  # its members alone know it
+        return "[dim]–[/dim]"  # only the members know the lag
     return f"[yellow]{lag:,}[/yellow]" if lag else "[green]0[/green]"
 
 
@@ -229,7 +229,7 @@ def _print_description(screen: Screen, found: GroupDescription, troubles: dict[s
             map(_shared_row, found.partitions),
         )
     elif found.mode == GroupMode.BROADCAST:
-        screen.out.print("[dim]every member gets everything, and alone knows how far it is[/dim]")
+        screen.out.print("[dim]every member gets all messages, and only the member knows its progress[/dim]")
     else:
         screen.table(
             [">partition", ">committed", ">end offset", ">lag", ">done/s", "owner", ">epoch", ">lease left"],
@@ -276,7 +276,7 @@ def _owner_text(one: GroupPartition) -> str:
 
 
 def _shared_row(one: GroupPartition) -> list[str]:
-    """Given out and not acknowledged, come back and waiting, and how often something was given out again."""
+    """Delivered and not acknowledged, returned and waiting, and the number of redeliveries."""
     return [*_partition_row(one)[:5], f"{one.outstanding:,}", f"{one.waiting:,}", f"{one.redeliveries:,}"]
 
 

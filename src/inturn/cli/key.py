@@ -1,4 +1,4 @@
-"""`inturn key`: the keys of a group that do not go on by themselves, and steering them."""
+"""`inturn key`: list the keys of a group that are held back, and park, resume or skip them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.key_text import key_fields, key_text, state_text
-from inturn.cli.message_line import born_text, message_fields
+from inturn.cli.message_text import born_text, key_fields, key_text, message_fields, state_text
 from inturn.cli.options import DEFAULT_DATA, Data, Group, Json, Server, Subject, examples
 from inturn.cli.screen import Screen, age_text, counted, fields_text, plain
 from inturn.cli.session import command, opened
@@ -24,10 +23,12 @@ if TYPE_CHECKING:
     from inturn.protocol.commands import KeyDescription, KeyDetails, KeyRequest, RequestState
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Keys that fail, are blocked or parked, and steering them."
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="List keys that fail, are blocked or parked; park, resume and skip keys.",
 )
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The order key, as it was sent.", show_default=False)]
-Why = Annotated[str, typer.Option("--why", help="Kept with the request, for whoever looks later.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The order key of messages.", show_default=False)]
+Why = Annotated[str, typer.Option("--why", help="The reason, stored with the request.")]
 Partition = Annotated[
     int | None,
     typer.Option(help="Where the key is; only needed if senders choose the partition.", min=0, show_default=False),
@@ -43,7 +44,7 @@ BODY_COLUMNS = 2000
 def list_keys(
     subject: Subject, group: Group, data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False
 ) -> None:
-    """All keys that do not go on by themselves, what lasts longest first."""
+    """List all keys that are held back, the longest first."""
     with command(json_output) as screen:
         with opened(data) as connection:
             found = connection.group(subject, group).keys()
@@ -71,7 +72,7 @@ def show(
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """One key: its state, its first message, and what was asked of it."""
+    """Show a key: its state, its first message, and its last request."""
     with command(json_output) as screen:
         with opened(data) as connection:
             details = connection.group(subject, group).describe_key(os.fsencode(key))
@@ -111,7 +112,7 @@ def resume(
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Let a parked or blocked key run again, in order, before anything newer of it."""
+    """Resume a parked or blocked key, in order, before newer messages of the key."""
     with command(json_output) as screen, opened(data) as connection:
         wanted = os.fsencode(key)
         found = _find(connection, subject, group, wanted, partition)
@@ -138,12 +139,12 @@ def skip(
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Drop the first message of a failing, blocked or parked key, for this group. It stays in the log.
+    """Skip the first message of a failing, blocked or parked key, for this group. The message stays in the log.
 
-    Only the message that is shown is dropped: if it is not the first any more, nothing is.
+    Only the message shown is skipped: if the message is no longer the first, no message is skipped.
     """
     if json_output and not yes:
-        raise typer.BadParameter("--json cannot ask: give --yes with it")
+        raise typer.BadParameter("--json asks no questions: add --yes")
     if not yes and not _has_terminal():
         raise typer.BadParameter("this drops a message for the group, and there is no terminal to ask at: give --yes")
     with command(json_output) as screen, opened(data) as connection:
@@ -166,7 +167,7 @@ def _has_terminal() -> bool:
 
 
 def _find(connection: Connection, subject: str, group: str, key: bytes, partition: int | None) -> KeyDescription | None:
-    """The key, unless it is not clear in which partition; then the node says what is missing."""
+    """The description of the key. The error of the node if the partition is not clear."""
     keys = connection.group(subject, group).keys()
     found = [one for one in keys if one.key == key and partition in (None, one.partition)]
     return found[0] if len(found) == 1 else None
@@ -175,7 +176,7 @@ def _find(connection: Connection, subject: str, group: str, key: bytes, partitio
 def _asked(
     handle: GroupHandle, steer: Callable[..., RequestState], key: bytes, more: dict[str, object]
 ) -> RequestState:
-    """Where nobody is there to act there is nothing to wait for."""
+    """Without a consumer for the key, do not wait."""
     if not handle.describe().members:
         more["wait_s"] = 0.0
     return steer(key, **more)

@@ -1,6 +1,6 @@
-"""Warnings of the library, for whoever runs a command: short lines on stderr, or JSON lines.
+"""Warnings of the library on stderr while a command runs: short lines, or JSON lines.
 
-The library itself never configures logging; a command is an application and does.
+The library never configures logging; a command is an application and configures logging.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _muted: list[dict[str, object]] = []
 
 
 class LogFormat(enum.StrEnum):
-    """How a server writes its log: for people, or one flat JSON object per line for whoever collects it."""
+    """The format of a server's log: for people, or a flat JSON object per line for log collectors."""
 
     CONSOLE = "console"
     JSON = "json"
 
 
 def configure(is_json: bool, level: int = logging.WARNING, log_format: LogFormat | None = None) -> None:
-    """Once per command. Replaces whatever was configured. Without a format, lines are {"log": …} if `is_json`, so that
-    they can be told from {"error": …}."""
+    """Call once per command. Replaces the configuration. Without a format, lines are {"log": …} if `is_json`, distinct
+    from {"error": …}."""
     _muted.clear()
     stamps: list[structlog.typing.Processor] = []
     render = _as_json if is_json else _as_text
@@ -57,17 +57,17 @@ def configure(is_json: bool, level: int = logging.WARNING, log_format: LogFormat
 
 
 def silence() -> None:
-    """Next to nothing: whoever started this would take a line for a name."""
+    """Log critical events only: the shell would take a log line for a name."""
     configure(is_json=False, level=logging.CRITICAL)
 
 
 def mute(event: str, **fields: object) -> None:
-    """Leave out this event with these fields from now on: it is about to happen on purpose."""
+    """Drop this event with these fields from now on: the event is expected."""
     _muted.append({"event": event, **fields})
 
 
 class _Stderr(logging.Handler):
-    """Looks stderr up at every line, so that a progress bar or a test may replace it."""
+    """Uses `sys.stderr` of the moment: a progress bar or a test may replace `sys.stderr`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(record.getMessage() + "\n")

@@ -1,4 +1,4 @@
-"""`inturn`: the command line. Each command is in the file of its name; this one puts them together."""
+"""`inturn`: the command line. A command is in the module of its name; this module registers all commands."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import typer
 
 from inturn.cli import (
     audit,
-    bench,
     broker_group,
+    checkout,
     consume,
     dead_letter,
     doctor,
@@ -23,7 +23,7 @@ from inturn.cli import (
     token,
     top,
 )
-from inturn.cli.options import Json, examples
+from inturn.cli.options import examples
 
 app = typer.Typer(
     name="inturn",
@@ -43,7 +43,6 @@ app = typer.Typer(
         "inturn doctor",
     ),
 )
-Quick = Annotated[bool, typer.Option("--quick", help="Do less work: to see that it runs.")]
 
 
 def _print_version(asked: bool) -> None:
@@ -60,11 +59,11 @@ def main(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Ordered messaging in a folder: what belongs together is handled in the order it happened.
+    """Ordered messaging in a folder: messages of a key are handled in the order in which they were sent.
 
     All commands work on a folder: --data, or the environment variable INTURN_DATA, or ./data. Several processes may
-    use it at once. Or on a server (`inturn serve`): --server, or INTURN_SERVER; its token is in INTURN_TOKEN, or in
-    the file INTURN_TOKEN_FILE, and for TLS there are INTURN_TLS_CA, INTURN_TLS_CERT and INTURN_TLS_KEY.
+    use a folder at once. Or on a server (`inturn serve`): --server, or INTURN_SERVER. The token is in INTURN_TOKEN, or
+    in the file INTURN_TOKEN_FILE; the variables for TLS are INTURN_TLS_CA, INTURN_TLS_CERT and INTURN_TLS_KEY.
     """
 
 
@@ -82,16 +81,5 @@ app.add_typer(outbox.app, name="outbox")
 app.command("drain", epilog=drain.EXAMPLES)(drain.drain)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
-
-
-@app.command("demo", epilog=examples("inturn demo", "inturn demo --quick --json"))
-def run_demo(json_output: Json = False, quick: Quick = False) -> None:
-    """Show what inturn does: order under load, a hand-over, a crash. Needs no folder."""
-    from inturn.cli.checkout import from_checkout
-    from inturn.cli.session import command
-
-    with command(json_output):
-        from_checkout("demo.demo", "make demo").demo(json_output=json_output, quick=quick)
-
-
-app.command("bench", epilog=bench.EXAMPLES)(bench.run_bench)
+app.command("demo", epilog=checkout.DEMO_EXAMPLES)(checkout.run_demo)
+app.command("bench", epilog=checkout.BENCH_EXAMPLES)(checkout.run_bench)

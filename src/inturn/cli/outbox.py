@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli.message_line import text_or_base64
+from inturn.cli.message_text import text_or_base64
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, examples
 from inturn.cli.progress import Meter
 from inturn.cli.screen import Screen, age_text, counted, fields_text, plain
@@ -39,7 +39,7 @@ Database = Annotated[
         show_default=False,
     ),
 ]
-TableName = Annotated[str, typer.Option("--table", help="Its name; a schema may stand before it, with a dot.")]
+TableName = Annotated[str, typer.Option("--table", help="The name of the table, or SCHEMA.NAME.")]
 DEFAULT_TABLE = "inturn_outbox"
 
 
@@ -49,7 +49,7 @@ def print_ddl(
     table: TableName = DEFAULT_TABLE,
     json_output: Json = False,
 ) -> None:
-    """The statements that make the tables of an outbox, for a migration. Running them again changes nothing."""
+    """Print the statements that create the tables of an outbox, for a migration. A second run changes nothing."""
     with command(json_output) as screen:
         from inturn.outbox.table import ddl
 
@@ -62,7 +62,7 @@ def print_ddl(
 
 @app.command("status", epilog=examples("inturn outbox status --database postgresql://shop@db/shop"))
 def show_status(database: Database, table: TableName = DEFAULT_TABLE, json_output: Json = False) -> None:
-    """How many messages wait, which of them were refused and why, and who scans."""
+    """Show waiting messages, refused messages with the reason, and the scanner."""
     with command(json_output) as screen:
         status = _outbox(database, table).status()
         if screen.is_json:
@@ -83,7 +83,7 @@ def show_status(database: Database, table: TableName = DEFAULT_TABLE, json_outpu
 def scan(
     database: Database,
     table: TableName = DEFAULT_TABLE,
-    once: Annotated[bool, typer.Option("--once", help="Send what is there, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Send the messages in the table, then end.")] = False,
     wait_s: Annotated[
         float, typer.Option("--wait", min=0.0, help="With --once: seconds to wait for another scanner's end.")
     ] = 0.0,
@@ -91,10 +91,11 @@ def scan(
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Send what waits in an outbox, messages of a key in their order, until Ctrl-C.
+    """Send the messages in an outbox, messages of a key in their order, until Ctrl-C.
 
-    Any number may run: one has the lease and scans, the others wait to take over. With --json there is one object at
-    the end. With --once the exit code is 1 if rows were refused: they stay, and those of their keys.
+    Any number of scanners may run: the scanner with the lease scans, and the rest waits to take over. With --json the
+    output is one object at the end. With --once the exit code is 1 if rows were refused: these rows and later rows of
+    their keys stay in the table.
     """
     with command(json_output) as screen, opened(data) as connection:
         outbox = _outbox(database, table)
@@ -135,13 +136,13 @@ def _scan_until_stopped(scanner: Scanner, meter: Meter) -> ScannerStatistics:
 
 
 def _advance(meter: Meter, count: int) -> None:
-    for _ in range(count):  # it draws at round numbers only
+    for _ in range(count):  # the meter draws at multiples of 64 only
         meter.advance(0, 1)
 
 
 @contextlib.contextmanager
 def _until_signalled() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM are the ways to end it: what is on its way is waited for."""
+    """Ctrl-C and SIGTERM end the scan after the messages on their way are acknowledged."""
     stop = threading.Event()
     former = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,4 +1,4 @@
-"""`inturn produce`: lines become messages."""
+"""`inturn produce`: send lines of files, of stdin, or given on the command line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
+import msgspec
 import typer
 
-from inturn.cli.lines import BadLine, Keying, read_lines
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, Subject, examples
 from inturn.cli.progress import Meter
 from inturn.cli.screen import Screen, counted, plain
@@ -27,6 +27,109 @@ if TYPE_CHECKING:
     from inturn.producer.producer import Producer
     from inturn.producer.send_batch import SendHandle
 
+_SKIP_BYTES = 1024 * 1024
+
+
+class BadLine(InvalidInput):
+    """A line that cannot be sent. The `sent` messages of earlier lines are stored and stay."""
+
+    def __init__(self, line: int, why: str, sent: int) -> None:
+        self.line, self.why, self.sent = line, why, sent
+        super().__init__(
+            f"line {line}: {why}; the {sent} messages before are stored and stay; "
+            f"correct the line and send from line {line} on, or use --skip-bad"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    number: int  # counted from 1
+    data: bytes  # without the line end
+    read_bytes: int
+    is_cut: bool = False  # longer than allowed; the rest was skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Keying:
+    """The source of keys: a fixed key, a field of the JSON object, the start of the line, or no key."""
+
+    key: bytes | None = None
+    field: tuple[str, ...] = ()
+    separator: bytes = b""
+    is_json: bool = False
+
+    def split(self, line: bytes) -> tuple[bytes | None, bytes]:
+        """(key, body) of a line. Raises ValueError with the reason if the key is missing."""
+        key, body = self.key, line
+        if self.separator:
+            start, found, body = line.partition(self.separator)
+            if not found:
+                raise ValueError(f"there is no separator {_text(self.separator)} in {_text(line)}")
+            key = start
+        if self.is_json or self.field:
+            value = _json_object(body)
+            if self.field:
+                key = _key_at(value, self.field)
+        if key == b"":
+            raise ValueError(f"the key is empty in {_text(line)}")
+        return key, body
+
+
+def read_lines(stream: BinaryIO, bytes_max: int) -> Iterator[InputLine]:
+    """Lines without line ends (\\n or \\r\\n). Holds at most `bytes_max` bytes of a line."""
+    number = 0
+    while data := stream.readline(bytes_max + 2):
+        number += 1
+        read_bytes, last = len(data), data
+        while not last.endswith(b"\n") and (last := stream.readline(_SKIP_BYTES)):
+            read_bytes += len(last)
+        is_cut = read_bytes > len(data)
+        if data.endswith(b"\n"):
+            data = data.removesuffix(b"\n").removesuffix(b"\r")
+        yield InputLine(number, data, read_bytes, is_cut or len(data) > bytes_max)
+
+
+def _json_object(body: bytes) -> dict[str, object]:
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error}): {_text(body)}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {_kind(value)}, not an object: {_text(body)}")
+    return value
+
+
+def _key_at(value: object, path: tuple[str, ...]) -> bytes:
+    for depth, name in enumerate(path):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(f"there is no field {'.'.join(path[: depth + 1])!r}")
+        value = value[name]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"field {'.'.join(path)!r} is a {_kind(value)}; a key is a text or a whole number")
+    return str(value).encode()
+
+
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "text"
+        case list():
+            return "list"
+    return "object"
+
+
+def _text(data: bytes) -> str:
+    """The first 40 bytes, for an error text."""
+    shown = data[:40].decode(errors="backslashreplace")
+    return repr(shown) + ("…" if len(data) > 40 else "")
+
+
 EXAMPLES = examples(
     "inturn produce orders orders.jsonl --key-field customer.id",
     "tail -f app.log | inturn produce logs --key web-1",
@@ -34,7 +137,7 @@ EXAMPLES = examples(
     "inturn produce orders paid.jsonl --key-field customer.id --tag paid",
 )
 BAD_LINES_TOLD = 10
-GRACE_S = 2.0  # for what is on its way when it is interrupted
+GRACE_S = 2.0  # to wait for acknowledgements after Ctrl-C
 
 
 def produce(
@@ -55,7 +158,7 @@ def produce(
     ] = None,
     key_separator: Annotated[
         str | None,
-        typer.Option(help="The key is what stands before it in the line, the body what follows.", show_default=False),
+        typer.Option(help="Separator in a line: the key before, the body behind.", show_default=False),
     ] = None,
     tag: Annotated[
         list[str] | None, typer.Option(help="A tag of all messages; may be given again.", show_default=False)
@@ -67,22 +170,23 @@ def produce(
         ),
     ] = None,
     producer: Annotated[
-        str | None, typer.Option(help="Be the producer of this name: fences the one before.", show_default=False)
+        str | None,
+        typer.Option(help="The name of the producer: fences an earlier producer of the name.", show_default=False),
     ] = None,
     flush: Annotated[
         Flush | None,
-        typer.Option(help="What an acknowledged message survives, always unless given. A server has its own."),
+        typer.Option(help="The crash that an acknowledged message survives. Default: always. Not for servers."),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines and count them.")] = False,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Send lines as messages, one each, in their order.
+    """Send lines as messages, a message per line, in their order.
 
-    The end of a line (\\n or \\r\\n) is not part of the body.
-    With --json-lines or --key-field empty lines are passed over.
-    A bad line ends it: you are told which one, and what was sent before stays.
+    The line end (\\n or \\r\\n) is not part of the body.
+    With --json-lines or --key-field empty lines are skipped.
+    A bad line ends the command with the number of the line. Messages of earlier lines stay.
     """
     if file is not None and str(file) != "-" and not os.access(file, os.R_OK):
         raise typer.BadParameter(f"file {str(file)!r} is not there or may not be read")
@@ -137,7 +241,7 @@ def _check_routing(subject: SubjectValue, keying: Keying, partition: int | None)
 
 
 def _size_of(source: BinaryIO) -> int | None:
-    """How much there is to read, if that can be known."""
+    """The size of the input, if known."""
     try:
         found = os.fstat(source.fileno())
     except (OSError, ValueError):
@@ -153,7 +257,7 @@ class _Bad:
 
 @dataclass(slots=True)
 class _Run:
-    """One run of the command: sends, counts, tells."""
+    """A run of the command: sends, counts, reports."""
 
     screen: Screen
     subject: SubjectValue
@@ -163,8 +267,8 @@ class _Run:
     tags: tuple[str, ...] = ()
     bad_count: int = 0
     elapsed_s: float = 0.0
-    stored: Counter[int] = field(default_factory=Counter)  # partition → messages that were acknowledged
-    sent: deque[SendHandle] = field(default_factory=deque)  # those that are not known to be
+    stored: Counter[int] = field(default_factory=Counter)  # partition → acknowledged messages
+    sent: deque[SendHandle] = field(default_factory=deque)  # not acknowledged yet
 
     def send(self, producer: Producer, source: BinaryIO) -> None:
         try:
@@ -179,13 +283,13 @@ class _Run:
             self._count_rest()
             sent = sum(self.stored.values())
             error.sent = sent  # type: ignore[union-attr]  # an extra field for --json
-            self.screen.note(f"{counted(sent, 'message')} stored, and they stay")
+            self.screen.note(f"{counted(sent, 'message')} stored and stay")
             raise
         if bad is not None:
             raise BadLine(bad.line, bad.why, sum(self.stored.values()))
 
     def _send_lines(self, producer: Producer, source: BinaryIO, meter: Meter) -> _Bad | None:
-        """The line that ended it, if one did."""
+        """The bad line that ended the run, if any."""
         limits = self.subject.limits
         longest = limits.body_bytes + limits.key_bytes + len(self.keying.separator)
         send, name, split, sent = producer.send, self.subject.name, self.keying.split, self.sent
@@ -219,7 +323,7 @@ class _Run:
             self.screen.note(f"[yellow]skipped line {line}: {plain(why)}[/yellow]")
 
     def _count(self) -> None:
-        """Those at the front that are over. Raises what made one fail."""
+        """Settle the acknowledged messages at the front. Raises the error of a failed message."""
         sent = self.sent
         while sent and sent[0].done:
             self.stored[sent.popleft().result().partition] += 1
@@ -227,7 +331,7 @@ class _Run:
     def _count_rest(self) -> None:
         """When no more will be acknowledged."""
         while self.sent:
-            with contextlib.suppress(InturnError):  # one that failed; its error is on its way
+            with contextlib.suppress(InturnError):  # failed: the error is raised elsewhere
                 self._count()
             if self.sent and not self.sent[0].done:
                 self.sent.popleft()

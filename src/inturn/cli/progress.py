@@ -1,4 +1,4 @@
-"""A bar or a counter on stderr while something long goes on; nothing where stderr is no terminal."""
+"""A bar or a counter on stderr during a long command; no output where stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAW_S = 0.1
 
 
 class Meter:
-    """Counts bytes and messages. With `total_bytes` it is a bar with the time left, else a counter with a rate."""
+    """Counts bytes and messages. With `total_bytes` a bar with the time left, else a counter with a rate."""
 
     def __init__(self, screen: Screen, what: str, total_bytes: int | None, *, counts_messages: bool = True) -> None:
         self.done_bytes = 0
@@ -35,7 +35,7 @@ class Meter:
         return time.monotonic() - self._started_s
 
     def advance(self, read_bytes: int, count: int = 0) -> None:
-        """Cheap: it draws ten times a second."""
+        """Cheap: draws at most ten times a second."""
         self.done_bytes += read_bytes
         self.count += count
         if self._bar is not None and (self.count & 0x3F == 0 or not self._counts_messages):

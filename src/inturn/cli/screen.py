@@ -1,4 +1,4 @@
-"""What a command prints: results to stdout, everything else to stderr; for people, or as JSON for programs."""
+"""The output of a command: results on stdout, notes and errors on stderr; for people, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from inturn.model.errors import InturnError
 if TYPE_CHECKING:
     from rich.console import Console
 
-PIPE_COLUMNS = 240  # a table that is piped somewhere is not cut to the 80 columns rich assumes there
+PIPE_COLUMNS = 240  # width of a table in a pipe, where rich assumes 80 columns
 
 
 class Screen:
-    """One per command. Colours only where stdout or stderr is a terminal."""
+    """A command has one screen. Colours only where stdout or stderr is a terminal."""
 
     def __init__(self, is_json: bool) -> None:
         self.is_json = is_json
@@ -33,25 +33,25 @@ class Screen:
         return _console(stderr=True)
 
     def json(self, value: object) -> None:
-        """One JSON value on a line of stdout, always UTF-8."""
+        """Print a JSON value as a line on stdout, always UTF-8."""
         sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
 
     def table(self, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-        """A heading that begins with ">" is of a column of numbers."""
+        """A heading with a leading ">" is for a column of numbers."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
         table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
         for heading in headings:
             is_number = heading.startswith(">")
-            # Long texts may be folded, never cut: nothing of an owner or a range is to be guessed.
+            # Long texts may be folded, never cut: owners and ranges stay complete.
             table.add_column(heading.lstrip(">"), justify="right" if is_number else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
         self.out.print(table)
 
     def note(self, text: str) -> None:
-        """A remark for people, on stderr; programs do not get it."""
+        """A remark for people, on stderr; not with --json."""
         if not self.is_json:
             self.err.print(text, highlight=False, soft_wrap=True)
 
@@ -76,14 +76,14 @@ class Screen:
         sys.stdout.flush()
 
     def drop_stdout(self) -> None:
-        """Nobody reads it any more: what is left in the buffer must not fail at exit."""
+        """The reader of stdout is gone: the rest of the buffer must not fail at exit."""
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, sys.stdout.fileno())
         os.close(nothing)
 
 
 def error_fields(error: Exception) -> dict[str, object]:
-    """What programs are told: type, message, whether to try again, and the error's own fields."""
+    """An error as JSON fields: type, message, whether a retry may help, and the fields of the error."""
     fields: dict[str, object] = {
         "type": type(error).__name__,
         "message": str(error),
@@ -96,14 +96,14 @@ def error_fields(error: Exception) -> dict[str, object]:
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped: nothing that is stored can play with the terminal."""
+    """The text with control characters escaped: stored text cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def plain(text: str) -> str:
-    """Text from outside, for a place where rich would read markup."""
+    """Text for a place where rich would read markup."""
     from rich.markup import escape
 
     return escape(printable(text))
@@ -115,14 +115,14 @@ def counted(count: int, what: str) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """1234567 → "1.2 MB"; small ones are exact."""
+    """1234567 → "1.2 MB"; small sizes are exact."""
     from rich.filesize import decimal
 
     return decimal(size_bytes)
 
 
 def rate_text(per_s: float) -> str:
-    """0.25 → "0.2", 1234.5 → "1,234": slow ones with a digit more."""
+    """0.25 → "0.2", 1234.5 → "1,234": low rates with one more digit."""
     if per_s == 0:
         return "[dim]0[/dim]"
     return f"{per_s:.1f}" if per_s < 10 else f"{per_s:,.0f}"

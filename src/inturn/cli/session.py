@@ -1,4 +1,4 @@
-"""The frame of every command: logging set up, errors told in one line, exit codes.
+"""The frame of every command: logging, errors in one line, exit codes.
 
 0: done. 1: an error of inturn or of the system. 2: wrong usage (typer's). 130: Ctrl-C.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def command(is_json: bool) -> Iterator[Screen]:
-    """Run the body of a command; what it raises becomes a message and an exit code."""
+    """Run the body of a command; an error becomes a message and an exit code."""
     from inturn.cli import logs
 
     screen = Screen(is_json)
@@ -34,7 +34,7 @@ def command(is_json: bool) -> Iterator[Screen]:
     try:
         yield screen
         screen.flush()
-    except BrokenPipeError:  # `| head`: whoever reads has enough
+    except BrokenPipeError:  # `| head`: the reader has ended
         screen.drop_stdout()
         raise typer.Exit(0) from None
     except (InturnError, OSError) as error:
@@ -46,7 +46,7 @@ def command(is_json: bool) -> Iterator[Screen]:
 
 @contextlib.contextmanager
 def opened(data: str, *, create: bool = False, log: LogSettings | None = None) -> Iterator[Connection]:
-    """The folder or the server. Unless `create`, no folder is made, nor our files in somebody else's."""
+    """A connection to the folder or the server. Unless `create`, no folder and no files are created."""
     from inturn.client import Connection
 
     if not create and not is_address(data):
@@ -56,17 +56,17 @@ def opened(data: str, *, create: bool = False, log: LogSettings | None = None) -
 
 
 def credentials_for(data: str) -> Credentials:
-    """From the environment, for a server: there is no option for a token, since others can see what a command was
-    called with."""
+    """The credentials of the environment, for a server. No option takes a token: other users of the machine can read
+    the command line of a process."""
     from inturn.security.credentials import NONE, credentials_from_environment
 
     return credentials_from_environment() if is_address(data) else NONE
 
 
 def _unreachable(error: ConnectionLost) -> ConnectionLost:
-    """The same, with the words for a command, which ends now instead of trying again."""
+    """The error with the next step for a command: a command does not retry."""
     if is_address(error.address):
-        next_step = "start one with `inturn serve`, or give its address with --server"
+        next_step = "start a server with `inturn serve`, or give the right address with --server"
         error.args = (f"no server at {error.address}: {error.why}; {next_step}",)
     return error
 
@@ -75,16 +75,16 @@ def check_folder(data: str) -> None:
     folder = Path(data)
     if not folder.is_dir():
         raise InvalidInput(
-            f"no folder {data!r}; give the right one with --data, or make it with `inturn subject create`"
+            f"no folder {data!r}; give the right folder with --data, or create it with `inturn subject create`"
         )
     if not (folder / DATABASE_NAME).is_file():
         raise InvalidInput(
-            f"folder {data!r} is not one of inturn (it has no {DATABASE_NAME}); give the right one with --data"
+            f"folder {data!r} is no folder of inturn ({DATABASE_NAME} is missing); give the right folder with --data"
         )
 
 
 def position(text: str) -> Position:
-    """A position from the command line. Raises InvalidInput, whatever the text."""
+    """A position from the command line. Raises InvalidInput for any other text."""
     wrong = f"position {text[:60]!r}: use first, last, a time such as 2026-01-31T12:00, or an offset"
     try:
         parsed = parse_position(text)

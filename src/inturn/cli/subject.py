@@ -1,12 +1,13 @@
-"""`inturn subject`: make subjects and look at them."""
+"""`inturn subject`: create, grow, list, describe and delete subjects."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inturn.cli import gates
 from inturn.cli.options import DEFAULT_DATA, Data, Json, Server, Subject, examples
 from inturn.cli.screen import Screen, fields_text, plain, size_text
 from inturn.cli.session import command, opened
@@ -17,7 +18,67 @@ if TYPE_CHECKING:
     from inturn.client import Connection
     from inturn.protocol.commands import PartitionDescription, SubjectDescription
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make subjects and look at them.")
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedPartition:
+    """A partition that a group does not consume before `parent` is finished up to `offset`."""
+
+    group: str
+    partition: int
+    parent: int
+    offset: int | None
+
+    def fields(self) -> dict[str, object]:
+        return {"group": self.group, "partition": self.partition, "waits_for": self.parent, "offset": self.offset}
+
+
+def _closed_partitions(connection: Connection, subject: str) -> list[ClosedPartition]:
+    found = []
+    for one in connection.groups():
+        if one.subject == subject:
+            for partition in connection.describe_group(subject, one.group).partitions:
+                if partition.gate is not None:
+                    gate = partition.gate
+                    found.append(ClosedPartition(one.group, partition.partition, gate.parent, gate.offset))
+    return found
+
+
+def _wait_open(screen: Screen, connection: Connection, subject: str) -> list[ClosedPartition]:
+    """Wait until all groups consume all partitions. Ctrl-C ends the waiting only."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    waiting = _closed_partitions(connection, subject)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen.err, transient=True, disable=screen.is_json) as progress:
+        total = len(waiting)
+        task = progress.add_task("partitions open to their groups", total=total)
+        try:
+            while waiting:
+                time.sleep(LOOK_S)
+                waiting = _closed_partitions(connection, subject)
+                progress.update(task, completed=total - len(waiting))
+        except KeyboardInterrupt:
+            pass
+    return waiting
+
+
+def _show_closed(screen: Screen, waiting: list[ClosedPartition]) -> None:
+    if not waiting:
+        screen.note("all groups consume all partitions")
+        return
+    screen.table(
+        ["group", ">partition", ">waits for partition", ">offset"],
+        (
+            [plain(one.group), str(one.partition), str(one.parent), "–" if one.offset is None else f"{one.offset:,}"]
+            for one in waiting
+        ),
+    )
+    screen.note("a group consumes a new partition after the earlier messages of its keys are finished")
+
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Create, grow, list and describe subjects.")
 
 _DEFAULT_LIMITS = Limits()
 _STATE_STYLE = {"ok": "green", "stopped": "yellow", "damaged": "bold red"}
@@ -39,7 +100,7 @@ def create(
     ),
     strategy: Annotated[Strategy, typer.Option(help="What happens behind a message that fails.")] = Strategy.STRICT,
     keyless: Annotated[
-        Keyless, typer.Option(help="Under order by key: messages without a key run on their own, or in one lane.")
+        Keyless, typer.Option(help="With order by key: messages without a key run independently, or in one lane.")
     ] = Keyless.INDEPENDENT,
     max_body_bytes: Annotated[int, typer.Option(help="The largest body.")] = _DEFAULT_LIMITS.body_bytes,
     max_key_bytes: Annotated[int, typer.Option(help="The largest key.")] = _DEFAULT_LIMITS.key_bytes,
@@ -50,8 +111,8 @@ def create(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="In a cluster: where its partitions are, in turns if given several times; unless given, in two broker "
-            "groups that are available.",
+            help="In a cluster: the broker group of the partitions, in turns if given several times. Default: two "
+            "available broker groups.",
             show_default=False,
         ),
     ] = None,
@@ -59,7 +120,7 @@ def create(
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Create a subject, and the folder if it is not there. The same again is no error; other settings are."""
+    """Create a subject, and the folder if missing. The same settings again are no error; different settings are."""
     with command(json_output) as screen:
         limits = Limits(max_body_bytes, max_key_bytes, max_properties_bytes)
         _check(name, partitions)
@@ -85,18 +146,21 @@ def create(
 )
 def grow(
     name: Subject,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", help="How many it is to have.", show_default=False)],
+    partitions: Annotated[
+        int, typer.Option("--partitions", "-p", help="The new number of partitions.", show_default=False)
+    ],
     wait: Annotated[
-        bool, typer.Option("--wait", help="Show how far the groups are, until all of them consume the new partitions.")
+        bool,
+        typer.Option("--wait", help="Show the progress of the groups, until all groups consume the new partitions."),
     ] = False,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Give a subject more partitions, while producers and consumers run. The same number again is no error.
+    """Give a subject more partitions, while producers and consumers run. A second run with the same number is no error.
 
-    The order of every key holds: a group consumes a new partition as soon as it has finished what was stored before of
-    the keys that moved there.
+    The order of every key holds: a group consumes a new partition as soon as the earlier messages of the keys that
+    moved there are finished.
     """
     with command(json_output) as screen, opened(data) as connection:
         before = connection.subject(name).partition_count
@@ -107,16 +171,16 @@ def grow(
                 f"route version {grown.route.version}",
                 soft_wrap=True,
             )
-        waiting = gates.watch(screen, connection, name) if wait else gates.shut(connection, name)
+        waiting = _wait_open(screen, connection, name) if wait else _closed_partitions(connection, name)
         if screen.is_json:
             screen.json({**_fields(grown), "partitions_before": before, "waiting": [one.fields() for one in waiting]})
         else:
-            gates.show(screen, waiting)
+            _show_closed(screen, waiting)
 
 
 @app.command("list", epilog=examples("inturn subject list", "inturn subject list --json"))
 def list_subjects(data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False) -> None:
-    """All subjects with their size."""
+    """List all subjects with their size."""
     with command(json_output) as screen:
         with opened(data) as connection:
             found = [_described(connection, subject) for subject in connection.subjects()]
@@ -124,7 +188,7 @@ def list_subjects(data: Data = DEFAULT_DATA, server: Server = None, json_output:
             screen.json({"subjects": [{**_fields(one.subject), **_totals(one)} for one in found]})
             return
         if not found:
-            screen.note("no subjects yet; `inturn subject create NAME` makes one")
+            screen.note("no subjects yet; create a subject with `inturn subject create NAME`")
             return
         screen.table(
             ["subject", ">partitions", "routing", "strategy", ">messages", ">size", "state"], map(_list_row, found)
@@ -133,7 +197,7 @@ def list_subjects(data: Data = DEFAULT_DATA, server: Server = None, json_output:
 
 @app.command("describe", epilog=examples("inturn subject describe orders", "inturn subject describe orders --json"))
 def describe(name: Subject, data: Data = DEFAULT_DATA, server: Server = None, json_output: Json = False) -> None:
-    """One subject: its route, and what each partition holds."""
+    """Describe a subject: its route, and the content of its partitions."""
     with command(json_output) as screen:
         with opened(data) as connection:
             found = connection.describe_subject(name)
@@ -150,7 +214,7 @@ def describe(name: Subject, data: Data = DEFAULT_DATA, server: Server = None, js
 
 
 def _described(connection: Connection, subject: SubjectValue) -> SubjectDescription:
-    """In a list, one whose broker is dead must not hide the others: it has no partitions to tell of."""
+    """A subject with a dead broker must not hide the rest of a list: it is listed without partitions."""
     from inturn.model.errors import BrokerGroupClosed
     from inturn.protocol.commands import SubjectDescription
 
@@ -161,7 +225,7 @@ def _described(connection: Connection, subject: SubjectValue) -> SubjectDescript
 
 
 def _check(name: str, partitions: int) -> None:
-    """Before the folder is made: a mistake should leave nothing behind."""
+    """Validate before the folder is created: a mistake leaves no folder behind."""
     from inturn.model.routing import check_partition_count
     from inturn.model.subject import check_name
 

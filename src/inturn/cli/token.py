@@ -1,4 +1,4 @@
-"""`inturn token`: who may talk to a server. Works on the file; a server that uses it notices within a second."""
+"""`inturn token`: the tokens of clients. Works on the file; a server reloads the file within a second."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ from inturn.transport.address import is_address
 if TYPE_CHECKING:
     from inturn.security.tokens import TokenFile, TokenRecord
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Who may talk to a server: make and revoke tokens."
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Create, list and revoke the tokens of clients.")
 File = Annotated[
     str | None,
-    typer.Option(
-        "--tokens", metavar="FILE", help="The file with their hashes; tokens.json in the folder unless given."
-    ),
+    typer.Option("--tokens", metavar="FILE", help="The file of hashes. Default: tokens.json in the folder."),
 ]
 _UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
@@ -39,16 +35,18 @@ _UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86400}
     ),
 )
 def create(
-    principal: Annotated[str, typer.Argument(help="Whom the token stands for, as rules name it.", show_default=False)],
+    principal: Annotated[
+        str, typer.Argument(help="The principal of the token, as in access rules.", show_default=False)
+    ],
     expires: Annotated[
-        str | None, typer.Option(help="After so long: 12h, 90d. It holds for ever unless given.", show_default=False)
+        str | None, typer.Option(help="Life of the token: 12h, 90d. Default: no end.", show_default=False)
     ] = None,
-    note: Annotated[str, typer.Option(help="To know it by later.")] = "",
+    note: Annotated[str, typer.Option(help="A note for the list of tokens.")] = "",
     tokens: File = None,
     data: Folder = DEFAULT_DATA,
     json_output: Json = False,
 ) -> None:
-    """Make a token and print it, once: only its hash is kept. A principal may have several, to change them in turn."""
+    """Create a token and print it, once: only the hash is stored. A principal may have several tokens, for rotation."""
     with command(json_output) as screen:
         now_ms = time.time_ns() // 1_000_000
         expires_at_ms = None if expires is None else now_ms + _span_ms(expires)
@@ -69,7 +67,7 @@ def create(
 
 @app.command("list", epilog=examples("inturn token list", "inturn token list --json"))
 def list_tokens(tokens: File = None, data: Folder = DEFAULT_DATA, json_output: Json = False) -> None:
-    """The tokens that there are; not what they are, which nobody knows."""
+    """List tokens: ids and principals, not the tokens themselves."""
     with command(json_output) as screen:
         file = _file(tokens, data)
         records = list(file.read().by_id.values()) if file.path.exists() else []
@@ -78,7 +76,7 @@ def list_tokens(tokens: File = None, data: Folder = DEFAULT_DATA, json_output: J
             screen.json({"tokens": [_fields(one, now_ms) for one in records], "file": str(file.path)})
             return
         if not records:
-            screen.note(f"no tokens in {plain(str(file.path))}; make one with `inturn token create PRINCIPAL`")
+            screen.note(f"no tokens in {plain(str(file.path))}; create a token with `inturn token create PRINCIPAL`")
             return
         rows = [
             [one.id, plain(one.principal), _age(one, now_ms), _expiry(one, now_ms), plain(one.note)] for one in records
@@ -88,12 +86,12 @@ def list_tokens(tokens: File = None, data: Folder = DEFAULT_DATA, json_output: J
 
 @app.command("revoke", epilog=examples("inturn token revoke 3f0a9c2e71b4"))
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="Its id: `inturn token list`.", show_default=False)],
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="The id from `inturn token list`.", show_default=False)],
     tokens: File = None,
     data: Folder = DEFAULT_DATA,
     json_output: Json = False,
 ) -> None:
-    """Make a token void. Servers hang up on whoever came with it, about a second later."""
+    """Revoke a token. Servers close connections with this token about a second later."""
     with command(json_output) as screen:
         record = _file(tokens, data).revoke(token_id)
         if screen.is_json:
@@ -106,7 +104,7 @@ def _file(tokens: str | None, data: str) -> TokenFile:
     from inturn.security.tokens import TOKENS_NAME, TokenFile
 
     if tokens is None and is_address(data):
-        raise InvalidInput(f"{data!r} is an address: tokens are in a file of the server, give it with --tokens")
+        raise InvalidInput(f"{data!r} is an address: tokens are in a file of the server, give the file with --tokens")
     return TokenFile(Path(tokens) if tokens is not None else Path(data) / TOKENS_NAME)
 
 

@@ -1,4 +1,4 @@
-"""`inturn group try`: one stored message, handled by one named member, to see what becomes of it."""
+"""`inturn group try`: a stored message, handled by a named member, with the result."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ def try_message(
         str,
         typer.Option(
             metavar="NAME",
-            help="Which member, as `inturn group describe` names it, or the beginning of its name.",
+            help="The member, a name from `inturn group describe` or a prefix of the name.",
             show_default=False,
         ),
     ],
-    partition: Annotated[int, typer.Option(help="Where the message is.", min=0, show_default=False)],
-    offset: Annotated[int, typer.Option(help="Which message.", min=0, show_default=False)],
-    timeout_s: Annotated[float, typer.Option(help="How long to wait for the result.", min=0.0)] = 30.0,
+    partition: Annotated[int, typer.Option(help="The partition of the message.", min=0, show_default=False)],
+    offset: Annotated[int, typer.Option(help="The offset of the message.", min=0, show_default=False)],
+    timeout_s: Annotated[float, typer.Option(help="Time to wait for the result.", min=0.0)] = 30.0,
     data: Data = DEFAULT_DATA,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
-    """Have one member handle one message now, out of turn, and show what became of it.
+    """Let a member handle a message now, out of turn, and show the result.
 
-    Offsets do not move, nothing is counted or retried, and order is not kept: the handler runs beside whatever it runs,
-    and is told (context.is_direct). What it does to the world it does. Exits with 1 unless the result is success.
+    Offsets do not move, attempts are not counted, and there is no retry. Order is not kept: the call runs beside other
+    calls of the handler, with context.is_direct. Side effects of the handler are real. Exit code 1 unless the result is
+    success.
     """
     with command(json_output) as screen:
         with opened(data) as connection:

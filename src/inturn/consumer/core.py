@@ -439,8 +439,8 @@ class ConsumerCore(MemberCore):
         if lots and self._order is not Order.KEY:
             self._refusal = GroupConflict(
                 self.group,
-                f"{len(lots)} keys of the group are parked in partition {state.index}, but order={self._order.value!r} "
-                "has no parking; consume with order='key', or resume the keys first: `inturn key list`",
+                f"{len(lots)} keys are parked in partition {state.index}, but order={self._order.value!r} has no "
+                "parking; consume with order='key', or resume the keys first: `inturn key list`",
             )
             self.stop(now_s)
 

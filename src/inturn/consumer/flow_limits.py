@@ -82,7 +82,7 @@ class FlowLimits:
         progress = state.progress
         if head is not None and head.offset not in progress.failures and not progress.attempts.get(head.offset):
             progress.attempts.setdefault(head.offset, 0)
-            error = "the handler is not over yet, and the partition waits for this message"
+            error = "unfinished: the whole partition waits for it"
             lane = state.buffer.lanes.get(head.key)
             progress.record(Failure(head.offset, head.key, 0, error, 0 if lane is None else lane.waiting))
 

@@ -1,6 +1,7 @@
-"""inturn on Spark: `session()` starts one that knows the data source `inturn`. Needs the extra: inturn[spark].
+"""inturn on Spark: sessions, the data source `inturn`, ordered handlers, drains and audits. Needs the extra
+inturn[spark].
 
-The names below are loaded when they are used, so that importing this package is quick and does not need Spark."""
+Public names are imported at first use, so that importing this package is quick and does not need Spark."""
 
 from __future__ import annotations
 
@@ -13,22 +14,22 @@ from inturn.spark.extra import needs_extra
 
 if TYPE_CHECKING:
     from inturn.spark.audit.audit import audit as audit
+    from inturn.spark.extra import register as register
     from inturn.spark.ordered.drain import Drain as Drain
-    from inturn.spark.ordered.drain import DrainReport as DrainReport
     from inturn.spark.ordered.drain import DrainSettings as DrainSettings
     from inturn.spark.ordered.drain import drain as drain
+    from inturn.spark.ordered.drain_report import DrainReport as DrainReport
     from inturn.spark.ordered.for_each import for_each as for_each
     from inturn.spark.ordered.for_each import for_each_stream as for_each_stream
-    from inturn.spark.registration import register as register
     from inturn.spark.session import session as session
     from inturn.spark.shipping import check_executors as check_executors
     from inturn.spark.shipping import ship as ship
     from inturn.spark.source.source import InturnDataSource as InturnDataSource
 
-# Public name → the module below this package that has the name. A new public name is a line here and a line above.
+# Public name → module of this package that defines the name. A new public name needs a line here and a line above.
 _HOMES = {
     "Drain": "ordered.drain",
-    "DrainReport": "ordered.drain",
+    "DrainReport": "ordered.drain_report",
     "DrainSettings": "ordered.drain",
     "InturnDataSource": "source.source",
     "audit": "audit.audit",
@@ -36,7 +37,7 @@ _HOMES = {
     "drain": "ordered.drain",
     "for_each": "ordered.for_each",
     "for_each_stream": "ordered.for_each",
-    "register": "registration",
+    "register": "extra",
     "session": "session",
     "ship": "shipping",
 }
@@ -56,7 +57,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-if not TYPE_CHECKING:  # which would believe that every name is here
+if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

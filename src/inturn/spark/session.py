@@ -1,4 +1,4 @@
-"""A Spark session that is ready for inturn."""
+"""Spark sessions with the data source `inturn`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inturn.model.errors import InvalidInput
-from inturn.spark.extra import needs_extra
+from inturn.spark.extra import needs_extra, register
 from inturn.spark.java import java_home
-from inturn.spark.registration import register
 from inturn.spark.shipping import is_local, ship
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_EXTENDED = (_JAVA_OPTIONS, "spark.executor.extraJavaOptions")  # Spark puts options of its own before the user's
+_EXTENDED = (_JAVA_OPTIONS, "spark.executor.extraJavaOptions")  # Spark prepends its own options
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
-# What a JVM says at its start about the modules that Spark names to it; none of it is anything to act on.
+# Warnings of a starting JVM about modules that Spark adds. None needs an action.
 _NOISE = (b"WARNING: Using incubator modules", b"WARNING: package sun.security.action not in java.base")
 _starting = threading.Lock()
 
@@ -35,16 +34,16 @@ def session(
     config: Mapping[str, object] | None = None,
     quiet: bool = True,
 ) -> SparkSession:
-    """A Spark session that knows the data source `inturn`: the one that is active, else a new one.
+    """The active Spark session, or a new session, with the data source `inturn` registered.
 
-    A new one runs on the Java that `java_home` finds; with a local master on this Python, whose import path the workers
-    have, too. One on a cluster is sent the package inturn (see `ship`). `config` comes on top of what is set here. An
-    active session keeps its name and its master; a setting in `config` that it can no longer take raises
-    `InvalidInput`. Under spark-submit, what that was told comes before name, master and the settings made here.
-    `quiet`: Spark logs errors alone, without progress bars; it belongs to the JVM, so it counts for the first session
-    of a process.
+    A new session uses the Java of `java_home`. With a local master the workers use this Python and this import path. On
+    a cluster the package inturn is sent to the executors (see `ship`). `config` overrides the settings made here. An
+    active session keeps its name and its master; a setting in `config` that an active session cannot change raises
+    `InvalidInput`. Under spark-submit, the arguments of spark-submit override name, master and the settings made here.
+    `quiet`: Spark logs only errors and shows no progress bars. `quiet` applies to the JVM, so only the first session of
+    a process can set it.
 
-    Blocks until Spark runs, some seconds. Any thread may call it."""
+    Blocks for some seconds until Spark runs. Any thread may call this function."""
     with needs_extra():
         import pyspark.sql  # noqa: F401
     asked = {key: _text(value) for key, value in (config or {}).items()}
@@ -62,24 +61,24 @@ def session(
 
 
 def settings(master: str, *, quiet: bool = True) -> dict[str, str]:
-    """The configuration of a new session, each for a reason."""
+    """The configuration of a new session."""
     chosen = {
-        # A second copy of a task would only wait for the first one's claim.
+        # A speculative copy of a task would only wait for the claim of the first copy.
         "spark.speculation": "false",
-        # A worker that crashes in compiled code says where.
+        # A worker that crashes in compiled code prints its stack.
         "spark.python.worker.faulthandler.enabled": "true",
-        # Filters reach the source, which then reads only the partitions that can have such messages.
+        # With pushed filters the source reads only the partitions that may have matching messages.
         "spark.sql.python.filterPushdown.enabled": "true",
     }
     if quiet:
         chosen["spark.ui.showConsoleProgress"] = "false"
     if is_local(master):
-        # Nobody else needs to reach it, and a laptop changes its address when it changes its network.
+        # Only local processes connect to the driver, and a laptop's address changes with its network.
         chosen["spark.driver.bindAddress"] = chosen["spark.driver.host"] = "127.0.0.1"
         chosen["spark.ui.enabled"] = "false"
-        # Spark's 200 are for a cluster: here each is a task that starts and ends for a few rows.
+        # Spark's default of 200 is for clusters. On one machine it means 200 tasks with a few rows each.
         chosen["spark.sql.shuffle.partitions"] = str(_cores(master))
-        # Both start processes to put files in place on a local disk; the default one spends four times as much on it.
+        # Both managers start processes to rename files on a local disk; the default manager takes four times as long.
         chosen["spark.sql.streaming.checkpointFileManagerClass"] = (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
         )
@@ -91,7 +90,7 @@ def _text(value: object) -> str:
 
 
 def _cores(master: str) -> int:
-    """Of local, local[2], local[*], local[2,3] and local-cluster[2,1,1024]: workers × cores × MB."""
+    """The number of cores of local, local[2], local[*], local[2,3] or local-cluster[2,1,1024] (workers, cores, MB)."""
     numbers = [number.strip() for number in master.partition("[")[2].rstrip("]").split(",")]
     if not numbers[0]:
         return 1
@@ -99,9 +98,7 @@ def _cores(master: str) -> int:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     counted = numbers[:2] if master.startswith("local-cluster") else numbers[:1]
     if not all(number.isdecimal() for number in counted):
-        raise InvalidInput(
-            f"Spark master {master!r} is none that Spark knows; use local[4], local[*] or spark://host:7077"
-        )
+        raise InvalidInput(f"Spark does not know a master {master!r}; use local[4], local[*] or spark://host:7077")
     product = 1
     for number in counted:
         product *= int(number)
@@ -109,7 +106,7 @@ def _cores(master: str) -> int:
 
 
 def _active() -> SparkSession | None:
-    """This thread's session, else that of the others: a process has one Spark."""
+    """The session of this thread, or the session of the process: a process has one Spark context."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -120,7 +117,7 @@ def _active() -> SparkSession | None:
 
 
 def _adapt(spark: SparkSession, asked: Mapping[str, str]) -> None:
-    """Settings for a session that runs already; nothing is changed if one of them cannot be."""
+    """Change the settings of a running session. If a setting cannot change, raise before the first change."""
     different = {key: value for key, value in asked.items() if not _has(spark, key, value)}
     for key, value in different.items():
         if not spark.conf.isModifiable(key):
@@ -150,7 +147,7 @@ def _start(app_name: str, master: str, asked: Mapping[str, str], quiet: bool) ->
     for key, value in chosen.items():
         conf.set(key, value)
     with _environment(_variables(master)):
-        gateway = SparkContext._gateway  # the JVM of a session that was stopped
+        gateway = SparkContext._gateway  # the JVM of a stopped session
         if gateway is None:
             with _stderr(quiet) as where:
                 gateway = launch_gateway(conf, where)  # type: ignore[no-untyped-call]
@@ -161,7 +158,7 @@ def _start(app_name: str, master: str, asked: Mapping[str, str], quiet: bool) ->
 
 
 def _start_submitted(app_name: str, master: str, asked: Mapping[str, str], quiet: bool) -> SparkSession:
-    """In the JVM of spark-submit, which has started this process: what that was told is the user's word, too."""
+    """Start in the JVM of spark-submit, the parent of this process. Arguments of spark-submit have priority."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -180,9 +177,9 @@ def _start_submitted(app_name: str, master: str, asked: Mapping[str, str], quiet
 
 
 def _variables(master: str) -> dict[str, str]:
-    """Of the environment that Spark starts in: which Java, which Python."""
-    # PYSPARK_DRIVER_PYTHON finds sources by their names. One that is registered plans in the driver and reads in the
-    # executors with what PYSPARK_PYTHON names; on a cluster that is for whoever has installed it there to say.
+    """Environment variables for the start of Spark: the Java and the Python to use."""
+    # Spark looks data sources up with PYSPARK_DRIVER_PYTHON. A registered source plans in the driver and reads in the
+    # executors with PYSPARK_PYTHON. On a cluster the operator of the cluster sets PYSPARK_PYTHON.
     chosen = {"JAVA_HOME": str(java_home()), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if is_local(master):
         chosen["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable
@@ -192,7 +189,7 @@ def _variables(master: str) -> dict[str, str]:
 
 
 def _import_path() -> list[str]:
-    """Where this process finds modules, beside what all of this Python have. Handlers are imported by name."""
+    """The import path of this process without the standard folders of this Python. Workers import handlers by name."""
     own = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths = [os.path.abspath(path) for path in sys.path if not path.endswith(".zip")]
     return list(dict.fromkeys(path for path in paths if not any(path.startswith(one) for one in own)))
@@ -214,22 +211,22 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stderr(is_filtered: bool) -> Iterator[dict[str, Any]]:
-    """Where a process that is started inside writes its errors: to ours, without noise if that is asked for."""
+    """The stderr for a process that is started in the block: this process's stderr, without noise if filtered."""
     if not is_filtered:
         yield {}
         return
-    ours, theirs = os.pipe()
-    threading.Thread(target=_pass_on, args=(ours,), name="inturn-spark-stderr", daemon=True).start()
+    read_end, write_end = os.pipe()
+    threading.Thread(target=_pass_on, args=(read_end,), name="inturn-spark-stderr", daemon=True).start()
     try:
-        yield {"stderr": theirs}
+        yield {"stderr": write_end}
     finally:
-        os.close(theirs)
+        os.close(write_end)
 
 
 def _pass_on(source: int) -> None:
-    """Until the process ends. Whole lines, so that noise can be told from the rest."""
+    """Copy stderr line by line, without noise, until the process ends."""
     with os.fdopen(source, "rb") as lines:
         for line in lines:
             if not line.startswith(_NOISE):
-                with contextlib.suppress(OSError):  # ours is closed, and theirs must not wait for anybody to read
+                with contextlib.suppress(OSError):  # stderr may be closed; the process must not block on a full pipe
                     os.write(2, line)

@@ -1,7 +1,5 @@
-"""What executors need of ours: the package inturn and the modules of handlers, sent; compiled modules, asked for.
-
-Handlers by name: "module:function", as the command line and the options of the source give them.
-"""
+"""Modules for executors: send the package inturn and the modules of handlers, and check that compiled modules are
+installed. Also loads handlers by name ("module:function"), as the command line and the data source name handlers."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ from inturn.consumer.outcome import text_of
 from inturn.consumer.validation import check_handler
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InvalidInput
-from inturn.spark.extra import INSTALL
-from inturn.spark.registration import register
+from inturn.spark.extra import INSTALL, register
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -38,7 +35,8 @@ HandlerName: TypeAlias = str | Handler
 
 
 def load_handler(handler: HandlerName) -> Handler:
-    """The function of this name, or the one that was given, if it can be a handler. InvalidInput says why it cannot."""
+    """The handler function: imported by name, or as given. InvalidInput gives the reason if the handler cannot be
+    used."""
     if not isinstance(handler, str):
         check_handler(handler)
         return handler
@@ -71,38 +69,37 @@ def load_handler(handler: HandlerName) -> Handler:
 
 
 def module_of(handler: HandlerName) -> str | None:
-    """The module that executors have to be able to import for it; None for what travels with the task."""
+    """The module that executors have to import for the handler. None if the handler is pickled with the task."""
     if isinstance(handler, str):
         return handler.partition(":")[0]
     name = getattr(handler, "__module__", None)
     return None if name in (None, "__main__") else name
 
 
-# What inturn imports where it handles messages. Most of it is compiled for a machine, so it cannot be sent.
+# Modules that inturn imports in a task. Most are compiled for a machine and cannot be sent.
 INSTALLED = ("msgspec", "numpy", "pyarrow", "pyroaring", "sqlalchemy", "structlog", "uvloop", "xxhash")
-EXECUTORS_S = 60.0  # until the first one is there; a cluster that has to start machines takes about as long
+EXECUTORS_S = 60.0  # for the first executor; a cluster that has to start machines takes about as long
 _UNUSABLE = re.compile(
     r'Cannot run program "[^"]*"[^:]*: (?:error=\d+, )?([^\n]+)'
     r"|\[PYTHON_VERSION_MISMATCH\] ([^\n]+)|Error from python worker:"
 )
-_EARLIEST = (1980, 1, 1, 0, 0, 0)  # of every entry, so that the same files make the same archive
+_EARLIEST = (1980, 1, 1, 0, 0, 0)  # date of every zip entry: the same files give the same archive
 
 _folder: tempfile.TemporaryDirectory[str] | None = None
 
 
 def is_local(master: str | None) -> bool:
-    """Whether the tasks run on this machine, with what is installed here."""
+    """Whether the tasks run on this machine, with the modules installed here."""
     return master is not None and master.startswith("local")
 
 
 def ship(spark: SparkSession, modules: Iterable[str] = ()) -> bool:
-    """Send the package inturn and these modules, with the packages that they are in, to the executors; False if nothing
-    is to be sent, for they are on this machine.
+    """Send the package inturn and these modules, with their packages, to the executors. Returns False, and sends no
+    module, if the executors run on this machine.
 
-    Only Python goes over: msgspec, numpy, pyarrow, pyroaring, sqlalchemy, structlog, uvloop and xxhash have to be
-    installed where the executors run, and so has whatever else a handler imports; `check_executors` tells. Tasks that
-    start later have the modules. What was sent once and has not changed is not sent again, nor what is in an archive
-    that spark-submit has sent."""
+    Only Python code is sent. msgspec, numpy, pyarrow, pyroaring, sqlalchemy, structlog, uvloop, xxhash and all other
+    imports of a handler have to be installed on the executors; `check_executors` verifies this. Tasks that start later
+    have the modules. A module is not sent again if it has not changed, or if spark-submit has sent its archive."""
     context = spark.sparkContext
     if is_local(context.master):
         return False
@@ -110,20 +107,20 @@ def ship(spark: SparkSession, modules: Iterable[str] = ()) -> bool:
         if archive.name not in _sent(context):
             path = list(sys.path)
             context.addPyFile(str(archive))
-            sys.path[:] = path  # where Spark puts its copy first: here it is the files themselves that are imported
-    register(spark)  # again: a source knows what had been sent when it was registered
+            sys.path[:] = path  # Spark puts its copy first; this process imports the original files
+    register(spark)  # again: a source sees only the files sent before its registration
     return True
 
 
 def check_executors(spark: SparkSession, modules: Iterable[str] = (), wait_s: float = EXECUTORS_S) -> None:
-    """Raise `InvalidInput`, which names what is missing where, if executors cannot import what inturn needs, or these
-    modules; if they have no Python to run; or if there is no executor after `wait_s`.
+    """Raise `InvalidInput`, with the missing modules and their hosts, if executors cannot import the modules of inturn
+    or the given modules, cannot run Python, or if there is no executor after `wait_s`.
 
-    Runs a job with a task for each core; an executor that has no core free is not asked."""
+    Runs a job with one task per core. An executor without a free core is not checked."""
     wanted = [*INSTALLED, "inturn", *modules]
 
     def missing(_: Iterable[int]) -> Iterator[tuple[str, str, str]]:
-        # sent as it stands, because nothing of inturn can be imported where something is missing
+        # Pickled as it is: inturn itself cannot be imported where a module is missing.
         import importlib
         import socket
 
@@ -134,7 +131,7 @@ def check_executors(spark: SparkSession, modules: Iterable[str] = (), wait_s: fl
                 yield error.name or module, socket.gethostname(), str(error)
 
     tasks = max(spark.sparkContext.defaultParallelism, 1)
-    with _giving_up(spark.sparkContext, wait_s):
+    with _executor_timeout(spark.sparkContext, wait_s):
         found = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(missing).collect()
     if not found:
         return
@@ -147,25 +144,25 @@ def check_executors(spark: SparkSession, modules: Iterable[str] = (), wait_s: fl
 
 
 @contextlib.contextmanager
-def _giving_up(context: SparkContext, wait_s: float) -> Iterator[None]:
-    """Around a job: it is given up if no executor comes, for which Spark would wait for good; and if it fails because
-    executors have no Python for it, that is told."""
+def _executor_timeout(context: SparkContext, wait_s: float) -> Iterator[None]:
+    """Run a job in the block. Cancel the job if there is no executor after `wait_s`, because Spark would wait forever.
+    Raise InvalidInput in this case, and if the executors cannot run Python."""
     tag = f"inturn-{uuid.uuid4().hex}"
-    has_given_up = threading.Event()
+    has_timed_out = threading.Event()
 
-    def look() -> None:
+    def check() -> None:
         if not _has_executors(context):
-            has_given_up.set()
+            has_timed_out.set()
             context.cancelJobsWithTag(tag)
 
-    timer = threading.Timer(wait_s, look)
+    timer = threading.Timer(wait_s, check)
     timer.daemon = True
     context.addJobTag(tag)
     timer.start()
     try:
         yield
     except Exception as error:
-        if has_given_up.is_set():
+        if has_timed_out.is_set():
             host = context.getConf().get("spark.driver.host")
             raise InvalidInput(
                 f"{context.master} has given no executor within {wait_s:g} s: does it have the cores and the memory "
@@ -183,11 +180,11 @@ def _giving_up(context: SparkContext, wait_s: float) -> Iterator[None]:
 
 def _has_executors(context: SparkContext) -> bool:
     status = context._jsc.sc().getExecutorMemoryStatus()
-    return is_local(context.master) or status.size() > 1  # the driver is one of them
+    return is_local(context.master) or status.size() > 1  # the driver counts as one
 
 
 def _unusable_python(context: SparkContext, error: str) -> InvalidInput | None:
-    """What Spark means by the page that it raises, if it is about the Python of the executors."""
+    """A short error for Spark's long error text, if the Python of the executors is the cause. None for other causes."""
     found = _UNUSABLE.search(error)
     if found is None:
         return None
@@ -204,14 +201,15 @@ def _sent(context: SparkContext) -> set[str]:
 
 
 def _archive(module: str) -> Path:
-    """A zip of the package that this module is in; named by its content: Spark keeps what has a name already."""
+    """A zip of the package of this module. The name contains a hash of the content, because Spark sends a name only
+    once."""
     global _folder
     loader = _spec(module.partition(".")[0], module).loader
     if isinstance(loader, zipimport.zipimporter):
         return Path(loader.archive)
     content = _zipped(module)
     if _folder is None:
-        # until this process ends: executors fetch from it
+        # exists until this process ends: executors fetch files from the folder
         _folder = tempfile.TemporaryDirectory(prefix="inturn-spark-")
     top = module.partition(".")[0]
     archive = Path(_folder.name) / f"{top}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
@@ -227,9 +225,10 @@ def _zipped(module: str) -> bytes:
             if file.name.endswith(tuple(EXTENSION_SUFFIXES)):
                 raise InvalidInput(
                     f"module {module!r} has a compiled part, {file.name}, which cannot be sent to executors; "
-                    "install it where they run"
+                    "install the module on the executors"
                 )
-            for folder in reversed(PurePosixPath(name).parents[:-1]):  # without them no folder is imported from a zip
+            # Python imports a package from a zip only if the zip has an entry for the folder.
+            for folder in reversed(PurePosixPath(name).parents[:-1]):
                 if f"{folder}/" not in archive.NameToInfo:
                     archive.writestr(zipfile.ZipInfo(f"{folder}/", _EARLIEST), b"")
             entry = zipfile.ZipInfo(name, _EARLIEST)
@@ -239,7 +238,7 @@ def _zipped(module: str) -> bytes:
 
 
 def _files(module: str) -> list[tuple[str, Path]]:
-    """Name in the archive and file: of the outermost package with an `__init__` that the module is in."""
+    """Archive names and files of the outermost package with an `__init__` that contains the module."""
     names = module.split(".")
     for depth in range(1, len(names) + 1):
         spec = _spec(".".join(names[:depth]), module)
@@ -256,7 +255,9 @@ def _files(module: str) -> list[tuple[str, Path]]:
 
 def _spec(name: str, module: str) -> importlib.machinery.ModuleSpec:
     if name == "__main__":
-        raise InvalidInput("what is in __main__ cannot be sent to executors; put it in a file of its own and import it")
+        raise InvalidInput(
+            "code in __main__ cannot be sent to executors; move the code to a module file and import the module"
+        )
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:

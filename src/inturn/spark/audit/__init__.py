@@ -1,0 +1,1 @@
+"""The audit of the order contract over traces and logs, run as Spark jobs."""

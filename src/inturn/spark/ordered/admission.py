@@ -1,4 +1,4 @@
-"""What has to be so before the backlog of a group is taken over. Needs no Spark."""
+"""Checks before the backlog of a group is taken over. No check needs a running Spark."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def check_target(spark: SparkSession, target: str) -> None:
-    """A folder is there for the tasks only if they run on this machine."""
+    """Raise `InvalidInput` for a folder if the tasks run on other machines: executors do not see the folder."""
     check_master(spark.sparkContext.master or "", target)
 
 
 def check_master(master: str, target: str) -> None:
-    """The same, before there is a session."""
+    """As `check_target`, before the session exists."""
     if not is_address(target) and not is_local(master):
         raise InvalidInput(
             f"{target!r} is a folder of this machine, which executors of {master} do not see; "
@@ -30,13 +30,13 @@ def check_master(master: str, target: str) -> None:
 
 
 def describe_existing(connection: Connection, subject: str, group: str) -> GroupDescription:
-    """The group, if it is there, its partitions can be taken over, and nobody drains it: NotFound names those that
-    there are."""
+    """Describe the group to take over. NotFound lists the existing groups. GroupConflict: the group is not exclusive,
+    or a drain has taken it over already."""
     try:
         described = connection.group(subject, group).describe()
     except NotFound:
         known = sorted(one.group for one in connection.groups() if one.subject == subject)
-        there = f"it has {', '.join(known)}" if known else "it has none: nobody has consumed it yet"
+        there = f"it has {', '.join(known)}" if known else "it has no group: no consumer has joined yet"
         raise NotFound("group", group, f"on subject {subject!r}; {there}") from None
     if described.mode != GroupMode.EXCLUSIVE:
         raise GroupConflict(group, f"it is a {described.mode} group: there are no partitions to take over")
@@ -47,8 +47,8 @@ def describe_existing(connection: Connection, subject: str, group: str) -> Group
 
 
 def order_of(described: GroupDescription, asked: Order | None) -> Order:
-    """The group's own. One that has no members tells nothing, and it is what is asked for: tasks and consumers that
-    keep to different orders would overtake each other."""
+    """The order of the group's members. A group without members has no order of its own and gets `asked`. Any other
+    `asked` raises `InvalidInput`: tasks and consumers with different orders would overtake each other."""
     if described.order is None:
         return asked if asked is not None else Order.KEY
     if asked is not None and asked.value != described.order:
@@ -60,7 +60,8 @@ def order_of(described: GroupDescription, asked: Order | None) -> Order:
 
 
 def tags_of(described: GroupDescription, asked: str | None) -> str | None:
-    """The expression of the group's members, as `order_of`: tasks must not handle what its consumers pass by."""
+    """The tag expression of the group's members, as `order_of`: tasks must not handle messages that the group's
+    consumers filter out."""
     if described.tags is None:
         return asked
     if asked is not None and asked != described.tags:

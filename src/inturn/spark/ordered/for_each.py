@@ -1,4 +1,4 @@
-"""A handler for each message, on Spark, in order: once for what is there, or as a stream that goes on."""
+"""Call a handler for every message on Spark, in order: once for the stored messages, or as an endless stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from inturn.model.errors import InvalidInput
 from inturn.model.settings import ConsumerSettings, Order
 from inturn.security.credentials import Credentials
 from inturn.security.settings import TlsSettings
-from inturn.spark.ordered.drain import Drain, DrainOptions, DrainReport, Watch, check_target
+from inturn.spark.ordered.admission import check_target
+from inturn.spark.ordered.drain import Drain, DrainOptions
+from inturn.spark.ordered.drain_report import DrainReport, Watch
 from inturn.spark.ordered.task import ROUND_S
 from inturn.spark.shipping import HandlerName, check_executors, load_handler, module_of, ship
 from inturn.spark.source.options import credential_options, handler_options
@@ -32,10 +34,11 @@ def for_each(
     watch: Watch | None = None,
     **options: Unpack[DrainOptions],
 ) -> DrainReport:
-    """Call the handler for each message of the group that is not done, up to these offsets by partition, or up to what
-    is stored now. Messages of one key in order, as an online consumer would; results, failures, parking and dead
-    letters are the same as there. The group is taken over meanwhile, and its consumers go on afterwards; one that is
-    new begins at `start`. Partitions that `until` does not name are left alone. Options are those of `drain`.
+    """Call the handler for every unfinished message of the group, up to the offsets in `until` by partition, or up to
+    the end of the log now. Messages of one key are handled in order, as by an online consumer; results, failures,
+    parking and dead letters work in the same way. The group is taken over for the duration of the call, and the group's
+    consumers continue afterwards. A new group begins at `start`. Partitions without an entry in `until` are left alone.
+    Options are those of `drain`.
     """
     return Drain(spark, target, subject, group, handler, until=until, start=start, **options).run(watch)
 
@@ -60,11 +63,12 @@ def for_each_stream(
     token: str | None = None,
     tls: TlsSettings | None = None,
 ) -> StreamingQuery:
-    """The same without an end: the query is a member of the group, shares its partitions with other members, and hands
-    them over as they do. `handler` is "module:function"; `trigger` is what `DataStreamWriter.trigger` takes; `start` is
-    for a group that is new, "earliest" or "latest".
+    """Start `for_each` as an endless stream. The query is a member of the group: the partitions are shared with other
+    members and handed over as by any consumer. `handler` is "module:function". `trigger` holds the arguments of
+    `DataStreamWriter.trigger`. `start` is the position of a new group, "earliest" or "latest".
 
-    Rows of the stream are outcomes of tasks; this throws them away. To keep them, use the source's option `handler`.
+    The rows of the stream are task outcomes, and this function discards the rows. To store the outcomes, use the
+    source's option `handler`.
     """
     if not isinstance(handler, str):
         raise InvalidInput(f"handler {handler!r}: a stream starts its tasks by name; give it as 'module:function'")

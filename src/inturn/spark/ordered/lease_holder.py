@@ -1,4 +1,4 @@
-"""The driver's part of ordered work: a member of the group that holds leases, for tasks to work under."""
+"""The lease holder: a member of the group in the driver that holds leases. Tasks work under these leases."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ from inturn.model.settings import ConsumerSettings, Order
 from inturn.protocol.commands import Assignment, Claim, Commit, Committed, Done, Granted, Heartbeat, Progress, Release
 from inturn.protocol.request import ask
 
-STREAM_WAIT_S = 5.0  # how long a stream waits at its start for partitions that others give up
-_LOOK_S = 0.02
-_END_S = 10.0  # for a thread that has nothing to wait for
+STREAM_WAIT_S = 5.0  # how long a stream waits at its start for other members to hand partitions over
+_POLL_S = 0.02
+_END_S = 10.0  # limit for the end of a killed consumer's thread
 
 
 @dataclass(slots=True)
-class HeldPlace:
-    """How far a partition is whose lease is held: as it was granted, and as was committed here since."""
+class LeasePosition:
+    """The progress of a partition under a held lease: the state at the grant, plus commits of this process since
+    then."""
 
     epoch: int
     tracker: CommitTracker
     failed: set[int]  # offsets
     parked: tuple[bytes, ...]  # keys
-    is_wanted_back: bool = False  # it goes to somebody else as soon as nobody works under it
+    is_wanted_back: bool = False  # the lease goes to another member as soon as no claim is left
 
     @property
     def offset(self) -> int:
         return self.tracker.low
 
     def done_below(self, until: int) -> bytes:
-        """The offsets from the committed one up to `until` that are done all the same, as a roaring bitmap."""
+        """The finished offsets between the committed offset and `until`, as a roaring bitmap."""
         _, finished = self.tracker.snapshot()
         if not finished:
             return b""
@@ -53,10 +54,11 @@ class HeldPlace:
         return offsets.serialize() if offsets else b""
 
 
-class Holding:
-    """Leases that are kept and handed back by the rules of every consumer; nothing is pulled here.
+class LeaseHolder:
+    """Holds and releases leases by the rules of every consumer, but pulls no messages.
 
-    With a handler and settings that say so, messages of the group's retry subject are handled here, in the driver.
+    With a handler, and settings that use a retry subject, the messages of the retry subject are handled here, in the
+    driver.
     """
 
     def __init__(
@@ -73,10 +75,10 @@ class Holding:
         name: str = "spark",
     ) -> None:
         self._connection = connection
-        self._number = 0  # of commits and claims
-        self._places: dict[int, HeldPlace] = {}
-        self._claimed: dict[int, tuple[int, int]] = {}  # epoch and number, by partition
-        self._keeper: Consumer = connection.consumer(
+        self._number = 0  # of the latest commit or claim
+        self._positions: dict[int, LeasePosition] = {}
+        self._claimed: dict[int, tuple[int, int]] = {}  # partition → epoch and number
+        self._consumer: Consumer = connection.consumer(
             subject,
             group,
             handler if handler is not None else _never,
@@ -88,26 +90,26 @@ class Holding:
         )
         settings = settings if settings is not None else ConsumerSettings()
         strategy, tags = str(settings.assignment), settings.tags or ""
-        self._beat = Heartbeat(subject, group, self._keeper.name, order.value, start, assignment=strategy, tags=tags)
+        self._beat = Heartbeat(subject, group, self._consumer.name, order.value, start, assignment=strategy, tags=tags)
 
     @property
     def owner(self) -> str:
         """The name under which the leases are held."""
-        return self._keeper.name
+        return self._consumer.name
 
     def start(self) -> None:
-        self._keeper.start()
+        self._consumer.start()
 
     def epochs(self) -> dict[int, int]:
-        """Those of the leases that are held, by partition. Raises what keeps it from being a member."""
-        if self._keeper.error is not None:
-            raise self._keeper.error
-        return {index: lease.epoch for index, lease in self._keeper.leases().items()}
+        """The epochs of the held leases, by partition. Raises the error that ended the membership, if any."""
+        if self._consumer.error is not None:
+            raise self._consumer.error
+        return {index: lease.epoch for index, lease in self._consumer.leases().items()}
 
     def wait_for(
         self, partitions: set[int], timeout_s: float, watch: Callable[[dict[int, int]], None] | None = None
     ) -> dict[int, int]:
-        """Wait until the leases of all of these are held. LeaseHeld names who still has one after `timeout_s`."""
+        """Wait until the leases of all these partitions are held. After `timeout_s` raise LeaseHeld with the owners."""
         until_s = time.monotonic() + timeout_s
         while True:
             epochs = self.epochs()
@@ -117,85 +119,87 @@ class Holding:
                 watch(epochs)
             if time.monotonic() > until_s:
                 raise self._held_by_others(partitions - epochs.keys())
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def wait_for_open(self, timeout_s: float, watch: Callable[[dict[int, int]], None] | None = None) -> dict[int, int]:
-        """The same of all partitions that the group may consume: those born of growth may have to come later."""
+        """As `wait_for`, for all open partitions. Partitions behind a growth gate are left out."""
         return self.wait_for(self.open_partitions(timeout_s), timeout_s, watch)
 
     def open_partitions(self, timeout_s: float) -> set[int]:
-        """Those that the group may consume. Waits until there is the group, which the first heartbeat makes."""
+        """The partitions without a closed growth gate. Waits until the first heartbeat has created the group."""
         until_s = time.monotonic() + timeout_s
         while True:
             try:
-                described = self._connection.group(self._keeper.subject, self._keeper.group).describe()
+                described = self._connection.group(self._consumer.subject, self._consumer.group).describe()
                 return {one.partition for one in described.partitions if one.gate is None}
             except NotFound:
                 if time.monotonic() > until_s or self.epochs():
                     raise
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def wait_at_start(self, *, is_bounded: bool, count: int = 1) -> dict[int, int]:
-        """Wait until so many leases are held, but not for long: a stream looks again. One that ends with what is there
-        now (`is_bounded`) waits for as long as a query before it may keep them that ended without a word."""
+        """Wait until `count` leases are held, at most `STREAM_WAIT_S`: a stream checks again later. A query that ends
+        with the messages stored now (`is_bounded`) also waits for a lease's life, because an earlier query that crashed
+        may still own the leases."""
         until_s = time.monotonic() + STREAM_WAIT_S + (self._life_s if is_bounded else 0.0)
         while True:
             epochs = self.epochs()
-            # Leases are granted one by one: the first may be of a partition in which nothing is new.
-            is_all = not is_bounded or self._keeper.assigned() <= epochs.keys()
+            # Leases are granted one at a time. The partition of the first lease may have no new messages.
+            is_all = not is_bounded or self._consumer.assigned() <= epochs.keys()
             if (len(epochs) >= count and is_all) or time.monotonic() > until_s:
                 return epochs
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def _held_by_others(self, missing: set[int]) -> LeaseHeld:
-        described = self._connection.group(self._keeper.subject, self._keeper.group).describe()
+        described = self._connection.group(self._consumer.subject, self._consumer.group).describe()
         owners = {one.partition: one.owner for one in described.partitions if one.partition in missing}
         named = sorted({owners.get(index) or "nobody" for index in missing})
-        return LeaseHeld(self._keeper.group, ", ".join(map(str, sorted(missing))), ", ".join(named))
+        return LeaseHeld(self._consumer.group, ", ".join(map(str, sorted(missing))), ", ".join(named))
 
-    # For those who read rows under the leases, and commit here
+    # Row readers: tasks read under the leases, the driver commits
 
-    def places(self) -> dict[int, HeldPlace]:
-        """Of all leases that are held, by partition; also of those that are wanted back."""
-        if self._keeper.error is not None:
-            raise self._keeper.error
-        kept = self._keeper.kept()
+    def positions(self) -> dict[int, LeasePosition]:
+        """The positions of all held leases, by partition, including leases that are wanted back."""
+        if self._consumer.error is not None:
+            raise self._consumer.error
+        kept = self._consumer.kept()
         for index, one in kept.items():
-            if index not in self._places or self._places[index].epoch != one.epoch:
+            if index not in self._positions or self._positions[index].epoch != one.epoch:
                 tracker = CommitTracker(one.offset, one.finished)
-                self._places[index] = HeldPlace(one.epoch, tracker, set(one.failed), one.parked)
-            self._places[index].is_wanted_back = one.is_wanted_back
-        return {index: self._places[index] for index in kept}
+                self._positions[index] = LeasePosition(one.epoch, tracker, set(one.failed), one.parked)
+            self._positions[index].is_wanted_back = one.is_wanted_back
+        return {index: self._positions[index] for index in kept}
 
-    def wait_for_work(self, until: Mapping[int, int]) -> dict[int, HeldPlace]:
-        """The places of these partitions; those that are not held are done up to the given offsets, by others.
+    def wait_for_work(self, until: Mapping[int, int]) -> dict[int, LeasePosition]:
+        """The positions of these partitions. A partition without a held lease is left out only if other members have
+        committed it up to the given offset.
 
-        Waits for as long as somebody who is gone without a word may keep a lease. LeaseHeld names what is not done and
-        who has it then.
+        Waits for a lease's life, because a crashed member may still own a lease. Then raises LeaseHeld with the
+        unfinished partitions and their owners.
         """
         until_s = time.monotonic() + STREAM_WAIT_S + self._life_s
         while True:
-            places = {index: one for index, one in self.places().items() if not one.is_wanted_back}
-            missing = until.keys() - places.keys()
+            positions = {index: one for index, one in self.positions().items() if not one.is_wanted_back}
+            missing = until.keys() - positions.keys()
             if missing:
-                described = self._connection.group(self._keeper.subject, self._keeper.group).describe()
+                described = self._connection.group(self._consumer.subject, self._consumer.group).describe()
                 missing -= {
                     one.partition for one in described.partitions if one.committed >= until.get(one.partition, 0)
                 }
             if not missing:
-                return {index: places[index] for index in until if index in places}
+                return {index: positions[index] for index in until if index in positions}
             if time.monotonic() > until_s:
                 raise self._held_by_others(missing)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     @property
     def _life_s(self) -> float:
         lease = self._connection.node.lease
         return 0.0 if lease is None else lease.life_s
 
-    def keep_for_now(self, epochs: Mapping[int, int]) -> None:
-        """Rows are read under these leases: if they are to go to somebody else, not before `commit`, or before a
-        lease's life is over. A lease that is lost meanwhile is met at the commit."""
+    def claim(self, epochs: Mapping[int, int]) -> None:
+        """Claim partitions while rows are read under their leases. A claimed lease moves to another member only after
+        `commit`, or when the lease's life is over. A lease that is lost in between is reported by `commit`."""
         for index, epoch in epochs.items():
             self._number += 1
             claim = Claim(*self._where, index, self.owner, epoch, self._reader, self._number, ALL_SLOTS.to_bytes())
@@ -203,42 +207,42 @@ class Holding:
                 ask(self._connection.node, claim, Granted)
                 self._claimed[index] = epoch, self._number
 
-    def _let_go(self, partitions: Iterable[int]) -> None:
+    def _release_claims(self, partitions: Iterable[int]) -> None:
         for index in [one for one in partitions if one in self._claimed]:
             epoch, number = self._claimed.pop(index)
-            # Number 0 says nothing new: only the claim is given back.
+            # Progress number 0 carries no commit: the broker only ends the claim.
             release = Release(*self._where, self._reader, Progress(index, epoch, 0, 0, ask=number))
             with contextlib.suppress(LeaseError):
                 ask(self._connection.node, release, Done)
 
     @property
     def _where(self) -> tuple[str, str]:
-        return self._keeper.subject, self._keeper.group
+        return self._consumer.subject, self._consumer.group
 
     @property
     def _reader(self) -> str:
         return f"{self.owner}-rows"
 
     def commit(self, offsets: Mapping[int, int], epochs: Mapping[int, int]) -> None:
-        """Everything below these is done, under these epochs; what is finished above stays so. StaleEpoch, when all
-        others are stored, for one that was lost."""
-        places = self.places()
-        held = {index: one for index, one in places.items() if index in offsets and one.epoch == epochs[index]}
+        """Commit all messages below these offsets, under these epochs. Messages finished above the offsets stay
+        finished. Raises StaleEpoch for a lost lease, after the other partitions were committed."""
+        positions = self.positions()
+        held = {index: one for index, one in positions.items() if index in offsets and one.epoch == epochs[index]}
         progress = [self._progress(index, offsets[index], one) for index, one in held.items()]
         taken: tuple[int, ...] = ()
         if progress:
             commit = Commit(*self._where, self.owner, tuple(progress))
             committed = ask(self._connection.node, commit, Committed)
-            if committed.unreached:  # whether it was taken is not known: the same again says it
+            if committed.unreached:  # the commit may have been stored or not; the caller repeats it
                 partition = committed.unreached[0]
                 raise ConnectionLost(f"the broker of partition {partition}", "its commit was not answered")
             taken = committed.partitions
-        self._let_go(offsets)
+        self._release_claims(offsets)
         for index in sorted(offsets.keys() - set(taken)):
-            current = places[index].epoch if index in places else 0
-            raise StaleEpoch(self._keeper.group, str(index), epochs[index], current)
+            current = positions[index].epoch if index in positions else 0
+            raise StaleEpoch(self._consumer.group, str(index), epochs[index], current)
 
-    def _progress(self, index: int, until: int, place: HeldPlace) -> Progress:
+    def _progress(self, index: int, until: int, place: LeasePosition) -> Progress:
         place.tracker.skip(place.offset, until)
         settled = sorted(one for one in place.failed if one < until)
         place.failed.difference_update(settled)
@@ -249,19 +253,19 @@ class Holding:
     # The end
 
     def stop(self, timeout_s: float | None = 30.0) -> bool:
-        """Call the tasks back, let them commit, and give the leases to whoever waits. False if that took longer."""
-        with contextlib.suppress(InturnError):  # a claim that cannot be given back ends by itself
-            self._let_go(list(self._claimed))
-        return self._keeper.stop(timeout_s)
+        """Notify the tasks to end, wait for their commits, and release the leases. False after `timeout_s`."""
+        with contextlib.suppress(InturnError):  # a claim that cannot be released expires
+            self._release_claims(list(self._claimed))
+        return self._consumer.stop(timeout_s)
 
     def abandon(self) -> None:
-        """Go without a word: the leases live on as long as tasks work under them, and their life beyond that."""
-        self._keeper.kill()
+        """Leave without a release: the leases stay valid while tasks work under them, and for one lease life after."""
+        self._consumer.kill()
 
-    def stand_back(self) -> None:
-        """As `abandon`, and no longer as the one who takes over: others may do that, and wait for the leases."""
-        self._keeper.kill()
-        self._keeper.wait(_END_S)  # nothing of it comes after this
+    def leave_to_tasks(self) -> None:
+        """As `abandon`, but end the take-over: another member may take over, and waits for the leases."""
+        self._consumer.kill()
+        self._consumer.wait(_END_S)  # after the wait the consumer sends no more heartbeats
         ask(self._connection.node, self._beat, Assignment)
 
     def __enter__(self) -> Self:
@@ -275,11 +279,11 @@ class Holding:
 
 
 def make_group(connection: Connection, subject: str, group: str, order: Order, start: str) -> None:
-    """A group that is new stands at its start from now on; one that exists stays where it is."""
+    """Create the group at `start`. A group that exists is not changed."""
     if all((one.subject, one.group) != (subject, group) for one in connection.groups()):
-        with Holding(connection, subject, group, order=order, start=start) as holding:
-            holding.wait_at_start(is_bounded=False)
+        with LeaseHolder(connection, subject, group, order=order, start=start) as holder:
+            holder.wait_at_start(is_bounded=False)
 
 
 def _never(message: Message, context: Context) -> None:
-    raise AssertionError("nothing is handled by whoever only holds leases")
+    raise AssertionError("a lease holder without a handler received a message")

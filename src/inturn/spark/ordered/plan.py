@@ -1,9 +1,10 @@
-"""Who works on what: from what waits in the partitions to tasks of about the same size. Pure.
+"""Plans: divide the backlog of all partitions into tasks of about the same size. `HotKeys` estimates the keys with the
+most messages of a backlog.
 
-A task has slices: some slots of a partition, up to an offset. A key has one slot, so it is in one task. Every slice of
-a partition reads past what the others have, so a partition is cut only where tasks would be uneven otherwise.
-
-Which keys most of a backlog belongs to, from samples of what comes next.
+A task has slices: some slots of a partition, up to an offset. A key has one slot, so one task handles all its messages.
+Every slice of a partition reads the whole partition and skips the slots of the other slices. So a partition is divided
+only where tasks would be uneven otherwise. Planning is pure: no connection, no clock. `HotKeys` reads samples through a
+connection.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from inturn.model.subject import Subject
 from inturn.protocol.commands import Pulled, Read
 from inturn.protocol.request import ask
 
-TOLERANCE = 0.1  # of a task's fair share: what it may have more, before a partition is cut
+TOLERANCE = 0.1  # of a task's fair share: a task may exceed its share by so much before a partition is divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """What is to be done of a partition: about so many messages, all below `until`. `is_cut`: there is more."""
+class PartitionBacklog:
+    """The unfinished messages of a partition: about `count`, all below `until`. `is_cut`: there are more above."""
 
     partition: int
     count: int
@@ -47,22 +48,25 @@ class Waiting:
 
 
 def is_divisible(subject: Subject, order: Order) -> bool:
-    """Whether several tasks may work on one partition: not where all of it, or all without a key, is one lane."""
+    """Whether several tasks may work on one partition. False if the partition, or all messages without a key, form one
+    lane."""
     return order is not Order.PARTITION and (order is Order.NONE or subject.keyless is Keyless.INDEPENDENT)
 
 
-def plan(subject: Subject, order: Order, waiting: Sequence[Waiting], task_count: int) -> list[tuple[Slice, ...]]:
-    """The slices of each task; no more tasks than asked for, and none without work."""
-    waiting = sorted((one for one in waiting if one.count > 0), key=lambda one: (-one.count, one.partition))
-    if not waiting:
+def plan(
+    subject: Subject, order: Order, backlogs: Sequence[PartitionBacklog], task_count: int
+) -> list[tuple[Slice, ...]]:
+    """The slices of every task: at most `task_count` tasks, and no task without work."""
+    backlogs = sorted((one for one in backlogs if one.count > 0), key=lambda one: (-one.count, one.partition))
+    if not backlogs:
         return []
     if not is_divisible(subject, order):
-        return _whole(waiting, task_count)
-    share = sum(one.count for one in waiting) / task_count
+        return _whole(backlogs, task_count)
+    share = sum(one.count for one in backlogs) / task_count
     tasks: list[list[Slice]] = [[]]
     room = share
     slots_of = _slots_by_partition(subject)
-    for one in waiting:
+    for one in backlogs:
         slots = slots_of[one.partition]
         left, first = float(one.count), 0
         while left > room + TOLERANCE * share and len(tasks) < task_count and len(slots) - first > 1:
@@ -74,7 +78,7 @@ def plan(subject: Subject, order: Order, waiting: Sequence[Waiting], task_count:
                 left -= room
             tasks.append([])
             room = share
-        # The last one also has all other slots: where best effort went elsewhere, any may be here.
+        # The last slice also has all other slots: best-effort sends may have put any slot into this partition.
         rest = ALL_SLOTS if first == 0 else SlotSet(ALL_SLOTS.bits & ~SlotSet.of(slots[:first]).bits)
         tasks[-1].append(Slice(one.partition, rest, one.until))
         room -= left
@@ -84,11 +88,11 @@ def plan(subject: Subject, order: Order, waiting: Sequence[Waiting], task_count:
     return [tuple(task) for task in tasks if task]
 
 
-def _whole(waiting: Sequence[Waiting], task_count: int) -> list[tuple[Slice, ...]]:
-    """The largest first, each to the task that has least."""
+def _whole(backlogs: Sequence[PartitionBacklog], task_count: int) -> list[tuple[Slice, ...]]:
+    """Whole partitions: the largest first, always to the task with the smallest load."""
     tasks: list[list[Slice]] = [[] for _ in range(task_count)]
     loads = [0] * task_count
-    for one in waiting:
+    for one in backlogs:
         lightest = loads.index(min(loads))
         tasks[lightest].append(Slice(one.partition, ALL_SLOTS, one.until))
         loads[lightest] += one.count
@@ -113,7 +117,7 @@ class HotKey:
 
 
 class HotKeys:
-    """Reads a little at where the group is, a partition at a time, and counts."""
+    """Counts keys in samples that start at the group's committed offsets, one partition per sample."""
 
     def __init__(self, connection: Connection, subject: Subject) -> None:
         self._connection = connection
@@ -123,26 +127,26 @@ class HotKeys:
         self._next = 0
         self._at_s = float("-inf")
 
-    def sample(self, places: Mapping[int, int]) -> None:
-        """One partition, if it is time; its offsets by partition are where to look."""
+    def sample(self, offsets: Mapping[int, int]) -> None:
+        """Sample the next partition at its offset, at most once per `SAMPLE_S`."""
         now_s = time.monotonic()
-        if now_s - self._at_s < SAMPLE_S or not places:
+        if now_s - self._at_s < SAMPLE_S or not offsets:
             return
         self._at_s = now_s
-        partition = sorted(places)[self._next % len(places)]
+        partition = sorted(offsets)[self._next % len(offsets)]
         self._next += 1
-        self.read(partition, places[partition], SAMPLE_BYTES)
+        self.read(partition, offsets[partition], SAMPLE_BYTES)
 
     def read(self, partition: int, offset: int, max_bytes: int) -> int:
-        """Count what is stored from there on; how many messages that were."""
+        """Count the keys of the messages from `offset` on. Returns the number of messages."""
         try:
             command = Read(self._subject.name, partition, offset, max_bytes)
             pulled = ask(self._connection.node, command, Pulled)
         except InturnError:
-            return 0  # it is only a look
+            return 0  # a sample is optional
         count = 0
         for batch in pulled.batches:
-            with contextlib.suppress(InvalidInput):  # whoever handles them will tell
+            with contextlib.suppress(InvalidInput):  # the handling task reports damaged batches
                 messages = decode(batch, Origin(self._subject.name, partition)) if is_intact(batch) else []
                 self._counts.update([one.key for one in messages if one.key is not None])
                 count += len(messages)

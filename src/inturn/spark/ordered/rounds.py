@@ -1,23 +1,24 @@
-"""A round: from where a group stands, and the leases that are held, to the plans of tasks."""
+"""One round of ordered work: from the group's state and the held leases to task plans, and from task outcomes to the
+result of the round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inturn.model.settings import SPAN_MAX, ConsumerSettings, LotState, Order
 from inturn.model.subject import Subject
 from inturn.protocol.commands import GroupDescription, KeyDescription
 from inturn.security.credentials import NONE, Credentials
-from inturn.spark.ordered.plan import Waiting, plan
-from inturn.spark.ordered.task import PATIENCE_S, ROUND_S, TASK_SETTINGS, TaskPlan
+from inturn.spark.ordered.plan import PartitionBacklog, plan
+from inturn.spark.ordered.task import PATIENCE_S, ROUND_S, TASK_SETTINGS, LimitReached, TaskOutcome, TaskPlan
 
-Steered = frozenset[tuple[object, ...]]
+KeyRequests = frozenset[tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What all rounds of a job have in common."""
+class RoundWork:
+    """The settings that all rounds of a drain, query or stream share."""
 
     target: str
     subject: Subject
@@ -28,74 +29,117 @@ class Work:
     patience_s: float = PATIENCE_S
     credentials: Credentials = NONE
 
-    def waiting(
+    def backlogs(
         self,
         described: GroupDescription,
         ends: Mapping[int, int] | None = None,
         limit: int | None = None,
         keys: Iterable[KeyDescription] = (),
-    ) -> list[Waiting]:
-        """What is to be done below these ends, or of all that is stored; of about `limit` messages in all. Where
-        somebody asked something of a key, or a lot is being resumed, there is something to do without any message."""
-        steered = {one.partition for one in keys if _is_steered(one)}
+    ) -> list[PartitionBacklog]:
+        """The unfinished messages of every partition below `ends` (default: below the end of the log), about `limit`
+        messages in total. A partition with an open key request, or with a parking lot that is being resumed, is
+        included even without messages."""
+        requested = {one.partition for one in keys if _has_request(one)}
         found = []
         for one in described.partitions:
             end = one.end_offset if ends is None else ends.get(one.partition, 0)
-            # What the slices of a partition have finished is committed together, as what one consumer has.
+            # The finished offsets of all slices are committed as one set, with the span limit of one consumer.
             until = min(max(end, one.committed), one.committed + SPAN_MAX)
-            if one.committed < until or one.partition in steered:
-                # What is finished may be above the end, where others were at work.
+            if one.committed < until or one.partition in requested:
+                # Offsets above the end may be finished, too: by consumers that read further.
                 count = max(1, until - one.committed - one.finished_count)
-                found.append(Waiting(one.partition, count, until, until < end))
+                found.append(PartitionBacklog(one.partition, count, until, until < end))
         total = sum(one.count for one in found)
         if limit is None or total <= limit:
             return found
-        # Each gives up its share of what is too much, from its end.
+        # Above the limit every partition is shortened at its end, in proportion to its backlog.
         cuts = [one.count - max(1, one.count * limit // total) for one in found]
         return [
-            Waiting(one.partition, one.count - cut, one.until - cut, one.is_cut or cut > 0)
+            PartitionBacklog(one.partition, one.count - cut, one.until - cut, one.is_cut or cut > 0)
             for one, cut in zip(found, cuts, strict=True)
         ]
 
     def plans(
-        self, waiting: list[Waiting], owner: str, epochs: Mapping[int, int], task_count: int, number: int
+        self, backlogs: list[PartitionBacklog], owner: str, epochs: Mapping[int, int], task_count: int, number: int
     ) -> list[TaskPlan]:
-        """A plan for each task, of the partitions whose leases are held."""
-        held = [one for one in waiting if one.partition in epochs]
+        """One plan for each task of round `number`. Only partitions in `epochs` (held leases) are planned."""
+        held = [one for one in backlogs if one.partition in epochs]
         return [
             TaskPlan(
-                self.target,
-                self.subject.name,
-                self.group,
-                owner,
-                {one.partition: epochs[one.partition] for one in slices},
-                slices,
-                self.order,
-                self.consumer,
-                number,
-                index,
-                self.round_s,
-                self.patience_s,
-                self.credentials,
+                target=self.target,
+                subject=self.subject.name,
+                group=self.group,
+                owner=owner,
+                epochs={one.partition: epochs[one.partition] for one in slices},
+                slices=slices,
+                order=self.order,
+                settings=self.consumer,
+                round=number,
+                index=index,
+                round_s=self.round_s,
+                patience_s=self.patience_s,
+                credentials=self.credentials,
             )
             for index, slices in enumerate(plan(self.subject, self.order, held, task_count))
         ]
 
 
-def steered(keys: Iterable[KeyDescription]) -> Steered:
-    """What is still to be done for those who asked something of keys. It changes whenever some of it was done, and not
-    when a message of a lot fails again."""
+def key_requests(keys: Iterable[KeyDescription]) -> KeyRequests:
+    """The open work of key requests, for comparison between rounds. The value changes when a task has done some of the
+    work. The value stays the same when a message of a parking lot fails again."""
     return frozenset(
         (one.partition, one.key, one.state, one.offset, one.waiting, tuple(request.id for request in one.requests))
         for one in keys
-        if _is_steered(one)
+        if _has_request(one)
     )
 
 
-def _is_steered(key: KeyDescription) -> bool:
+def _has_request(key: KeyDescription) -> bool:
     return bool(key.requests) or key.state == LotState.RESUMING
 
 
-def done(described: GroupDescription) -> int:
-    """How many messages of all partitions are over."""
+def finished_total(described: GroupDescription) -> int:
+    """The number of finished messages of all partitions."""
     return sum(one.committed + one.finished_count for one in described.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """`error`: why the round failed, or None. `is_held_up`: all remaining messages wait behind keys that make no
+    progress, or were not read because of such a key, or cannot be read."""
+
+    error: str | None
+    is_held_up: bool
+    limits: tuple[LimitReached, ...] = ()
+    damage: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, outcomes: Sequence[TaskOutcome]) -> RoundResult:
+        # A damaged log stays damaged. Any other reason why a task is not through may be over in the next round.
+        damage = dict.fromkeys(text for one in outcomes for text in one.damage)
+        errors = [one.error for one in outcomes if one.error_kind or (one.error and not (one.is_through or one.damage))]
+        is_held_up = all(one.is_through or one.is_held_up or one.limits for one in outcomes)
+        limits = sorted({one for outcome in outcomes for one in outcome.limits}, key=lambda one: one.partition)
+        return cls(errors[0] if errors else None, is_held_up, tuple(limits), tuple(damage))
+
+
+def missing_count(outcomes: Sequence[TaskOutcome]) -> int:
+    """The number of missing offsets. All tasks of a partition report the same gaps, so a gap counts once."""
+    found: dict[int, int] = {}
+    for outcome in outcomes:
+        for partition, count in outcome.missing_in.items():
+            found[partition] = max(found.get(partition, 0), count)
+    return sum(found.values())
+
+
+def span_limits(backlogs: Sequence[PartitionBacklog], keys: Sequence[KeyDescription]) -> tuple[LimitReached, ...]:
+    """After a round without progress: the partitions with more messages than a round takes, with the key that keeps
+    the next round from starting at a later offset."""
+    found = []
+    for one in backlogs:
+        stuck = [key for key in keys if key.partition == one.partition and key.offset is not None]
+        first = min(stuck, key=lambda key: key.offset or 0, default=None)
+        if one.is_cut and first is not None:
+            key = None if first.key is None else first.key.decode(errors="backslashreplace")
+            found.append(LimitReached(one.partition, "span", SPAN_MAX, first.offset or 0, key))
+    return tuple(found)

@@ -1,25 +1,18 @@
-"""One connection per process, target and credentials, whoever asks for it: a Spark worker runs many tasks in its
-life.
+"""One task of ordered work: claim slices, read and handle their messages in the executor, commit, and release.
 
-One task: its slices read and handled where it runs, through the same lanes as in any consumer.
+A task handles messages through the same lanes as any consumer. No message content leaves the task: the driver and Spark
+get a `TaskOutcome`. A task that is run again skips the messages that the first run committed.
 
-Nothing of a message leaves the task. It claims its slices, commits what is finished as it goes, and gives them back;
-so what the driver and Spark get is a summary, and a task that is run again finds done what was done.
-
-Tasks on Spark: one job, one task for each plan, and their outcomes back.
-"""
+`connected` shares one connection per process, target and credentials, because a Spark worker runs many tasks."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import msgspec
-import pyarrow as pa
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
@@ -38,17 +31,15 @@ from inturn.spark.ordered.plan import Slice
 from inturn.spark.shipping import HandlerName, load_handler
 from inturn.transport.address import Address, is_address
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-CONNECT_WAIT_S = 5.0  # for a server that is just being started again
+CONNECT_WAIT_S = 5.0  # a server may be restarting
 _connections: dict[str, dict[Credentials, Connection]] = {}
 
 
 def connected(target: str, who: str, credentials: Credentials = NONE) -> Connection:
-    """To a server or to a folder that is there. `who` is named if it cannot be reached: "the driver", "a task".
+    """The connection of this process to a server, or to an existing folder. `who` ("the driver", "a task") is part of
+    the error text if the target is unreachable.
 
-    After a fork the parent's connections are closed ones here, so a child opens its own.
+    After a fork the parent's connections are closed in the child, so the child opens new connections.
     """
     there = _connections.setdefault(target, {})
     known = there.get(credentials)
@@ -65,8 +56,10 @@ def connected(target: str, who: str, credentials: Credentials = NONE) -> Connect
 
 
 def _served(target: str) -> Connection | None:
-    """To whoever has the folder open, as a client only: Spark's workers live on for a while after their last task, and
-    must not be the ones who open the folder anew when its owner closes it. None if nobody has it open."""
+    """A client connection to the process that has the folder open. None if the folder is not open.
+
+    Spark's workers outlive their last task. A worker with a client connection cannot become the owner of the folder
+    when the current owner closes it."""
     if is_address(target):
         return None
     try:
@@ -76,7 +69,7 @@ def _served(target: str) -> Connection | None:
 
 
 def unreachable(error: ConnectionLost, who: str) -> ConnectionLost:
-    """The same, told from where it was tried and what may be in the way."""
+    """The same error, with the host that tried to connect and with possible causes."""
     host = socket.gethostname()
     hint = (
         f"{error.why}; {who} on host {host!r} tried. Check that this host resolves and reaches the address (there "
@@ -94,12 +87,12 @@ def disconnect(target: str) -> None:
 
 ROUND_S = 30.0
 PATIENCE_S = 2.0
-TASK_SETTINGS = ConsumerSettings(concurrency=64)  # unless others are given
+TASK_SETTINGS = ConsumerSettings(concurrency=64)  # default
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """What a task has to know. `epochs` are those of the leases that `owner` holds, by partition."""
+    """The input of a task. `epochs` are the epochs of the leases that `owner` holds, by partition."""
 
     target: str
     subject: str
@@ -117,7 +110,7 @@ class TaskPlan:
 
 
 class LimitReached(msgspec.Struct, frozen=True):
-    """A partition was not read any further: so much of it waits behind this message, or was done beyond it."""
+    """A task stopped reading a partition: too much waits behind this message, or was finished beyond this message."""
 
     partition: int
     limit: str  # of FlowControl: "span" or "buffered_bytes"
@@ -127,9 +120,9 @@ class LimitReached(msgspec.Struct, frozen=True):
 
 
 class TaskOutcome(msgspec.Struct, frozen=True):
-    """What became of a task. `waiting` were begun and not finished: behind a message that fails, is blocked, or took
-    longer than the round. Neither through, nor held up, nor at a limit: the round was over, or the lease was wanted
-    back or lost."""
+    """The result of a task. `waiting` counts messages that were started but not finished: behind a message that fails,
+    is blocked, or took longer than the round. A task that is not through, not held up and at no limit ended because the
+    round was over, or because the lease was wanted back or lost."""
 
     round: int
     task: int
@@ -138,22 +131,23 @@ class TaskOutcome(msgspec.Struct, frozen=True):
     handled: int = 0
     failed: int = 0
     waiting: int = 0
-    missing: int = 0  # offsets that were gone from the log
-    missing_in: dict[int, int] = {}  # the same by partition: all that work on one tell of the same
+    missing: int = 0  # offsets that were removed from the log
+    missing_in: dict[int, int] = {}  # `missing` by partition; all tasks of a partition report the same offsets
     seconds: float = 0.0
     is_through: bool = False
-    is_held_up: bool = False  # all that is left waits behind keys that do not go on, or cannot be read
-    limits: tuple[LimitReached, ...] = ()  # the same, but there is more, which was not read for their sake
-    damage: tuple[str, ...] = ()  # what is wrong with logs that cannot be read
+    is_held_up: bool = False  # all remaining messages wait behind keys that make no progress, or cannot be read
+    limits: tuple[LimitReached, ...] = ()  # held up, with more messages that were not read because of a limit
+    damage: tuple[str, ...] = ()  # error texts of logs that cannot be read
     error: str = ""
-    error_kind: str = ""  # the name of its class
-    is_final: bool = False  # the same would happen again
+    error_kind: str = ""  # class name of the error
+    is_final: bool = False  # a repetition would fail in the same way
 
 
 def run_task(plan: TaskPlan, handler: HandlerName) -> TaskOutcome:
-    """Work on the slices until they are done, or `round_s` is over, or what is left waits for longer than `patience_s`.
+    """Handle the slices until all messages are finished, or `round_s` is over, or the remaining messages have to wait
+    longer than `patience_s`.
 
-    Whatever is wrong is told in the outcome: an exception would reach the driver as a page of Java.
+    Errors are reported in the outcome, never raised: an exception would reach the driver as a page of Java.
     """
     outcome = TaskOutcome(plan.round, plan.index, socket.gethostname(), os.getpid())
     began_s = time.monotonic()
@@ -172,7 +166,7 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
     connection = connected(plan.target, "a task", plan.credentials)
     subject = connection.subject(plan.subject)
     parts = {one.partition: ClaimedPart(plan.owner, plan.epochs[one.partition], one.slots) for one in plan.slices}
-    settings = _roomy(plan.settings)
+    settings = _with_full_span(plan.settings)
     consumer = Consumer(
         ClaimingNode(connection.node, subject, parts),
         SystemClock(),
@@ -189,12 +183,12 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
     try:
         is_through = consumer.wait_until_through(plan.patience_s, plan.round_s)
         is_held_up = not is_through and consumer.is_held_up
-        # Where all of a partition is one lane, what was not read has to wait behind the same message.
+        # If a partition is one lane, unread messages have to wait behind the same message anyway.
         limits = _limits(consumer, settings.flow) if is_held_up and plan.order is not Order.PARTITION else ()
         held = consumer.leases()
         statistics = consumer.statistics()
     finally:
-        consumer.stop(timeout_s=None)  # a handler that hangs keeps its claim, so that nobody overtakes it
+        consumer.stop(timeout_s=None)  # a hanging handler keeps its claim, so no message overtakes
     if consumer.error is not None:
         raise consumer.error
     after = consumer.statistics()
@@ -213,9 +207,9 @@ def _run(plan: TaskPlan, handler: HandlerName, outcome: TaskOutcome) -> TaskOutc
     )
 
 
-def _roomy(settings: ConsumerSettings) -> ConsumerSettings:
-    """A consumer has time: it waits for a key for as long as it takes. A task is there to get all the others done, so
-    it goes on as far as can be committed, unless another span was asked for."""
+def _with_full_span(settings: ConsumerSettings) -> ConsumerSettings:
+    """A consumer can wait for a failing key without a limit. A task has to finish all other keys in one round, so a
+    task reads as far as commits can reach (`SPAN_MAX`), unless the settings have a span of their own."""
     if settings.flow.span != FlowControl().span:
         return settings
     return replace(settings, flow=replace(settings.flow, span=SPAN_MAX))
@@ -229,28 +223,9 @@ def _limits(consumer: Consumer, flow: FlowControl) -> tuple[LimitReached, ...]:
     )
 
 
-_OUTCOMES = "outcome binary"
-_decoder = msgspec.msgpack.Decoder(TaskOutcome)
-
-
-def run_job(spark: SparkSession, plans: Sequence[TaskPlan], handler: HandlerName) -> list[TaskOutcome]:
-    """Run all of them, as many at once as Spark has room for. Raises what Spark raises if a task was lost."""
-    by_id = dict(enumerate(plans))
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        log_plainly()
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                outcome = msgspec.msgpack.encode(run_task(by_id[number], handler))
-                yield pa.RecordBatch.from_arrays([pa.array([outcome], pa.binary())], ["outcome"])
-
-    # A range has exactly one row for each of its partitions, so each plan is one task; nothing is shuffled.
-    rows = spark.range(0, len(plans), 1, len(plans)).mapInArrow(run, _OUTCOMES).collect()
-    return sorted((_decoder.decode(bytes(row[0])) for row in rows), key=lambda one: one.task)
-
-
 def log_plainly() -> None:
-    """In a task, unless a handler's module has configured it: what Spark collects of it are lines of text."""
+    """Configure structlog in a task to write plain lines, as Spark collects them, unless a handler's module has
+    configured structlog."""
     if not structlog.is_configured():
         level, failures = structlog.processors.add_log_level, structlog.processors.format_exc_info
         structlog.configure(processors=[level, failures, _as_line])

@@ -1,4 +1,4 @@
-"""Where a query starts and ends in each partition, and how much of that one micro-batch takes."""
+"""Start and end offsets of a query in every partition, and the end offsets of a micro-batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from inturn.protocol.request import ask
 
 EARLIEST = -2
 LATEST = -1
-_MS_MIN = 100_000_000_000  # 1973: a smaller number is not meant as a time
+_MS_MIN = 100_000_000_000  # 1973: a smaller number is not a time
 _log = get_logger("inturn.spark")
 
 ByPartition = dict[int, int]  # partition → offset
@@ -31,24 +31,24 @@ ByPartition = dict[int, int]  # partition → offset
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where a query starts or ends: `kind` is "earliest", "latest", "committed", "timestamp" or "offsets"."""
+    """The start or end of a query. `kind`: "earliest", "latest", "committed", "timestamp" or "offsets"."""
 
     kind: str
     timestamp_ms: int = 0
-    offsets: tuple[tuple[int, int], ...] = ()  # partition and offset; EARLIEST and LATEST, too
+    offsets: tuple[tuple[int, int], ...] = ()  # (partition, offset); the offset may be EARLIEST or LATEST
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What is there of one partition: `start <= offset < end`."""
+    """The stored offsets of one partition: `start <= offset < end`."""
 
     start: int
     end: int
 
 
 def parse_bound(option: str, text: str, subject: str) -> Bound:
-    """Understands "earliest", "latest", "committed", a time (ISO, or milliseconds since 1970), or offsets as JSON:
-    {"subject": {"0": 12, "1": -2}}, or short {"0": 12, "1": -2}; -2 is earliest, -1 latest."""
+    """Parse "earliest", "latest", "committed", a time (ISO, or milliseconds since 1970), or offsets as JSON:
+    {"subject": {"0": 12, "1": -2}}, or short {"0": 12, "1": -2}; -2 is earliest, -1 is latest."""
     text = text.strip()
     if text in ("earliest", "latest", "committed"):
         return Bound(text)
@@ -58,7 +58,7 @@ def parse_bound(option: str, text: str, subject: str) -> Bound:
 
 
 def parse_time(option: str, text: str) -> int:
-    """Milliseconds since 1970, of that number as text or of a time in ISO form (without a zone it is local)."""
+    """Parse milliseconds since 1970, or a time in ISO form (local time if there is no zone)."""
     try:
         if text.isascii() and text.isdigit() and int(text) >= _MS_MIN:
             return Position("timestamp", int(text)).value
@@ -80,7 +80,7 @@ def _explicit(option: str, text: str, subject: str) -> tuple[tuple[int, int], ..
         raise wrong from None
     if len(told) == 1 and isinstance(next(iter(told.values())), dict):
         if subject not in told:
-            raise InvalidInput(f"option {option}: it is for subject {next(iter(told))!r}, the query reads {subject!r}")
+            raise InvalidInput(f"option {option} names subject {next(iter(told))!r}, the query reads {subject!r}")
         told = told[subject]
     offsets = []
     for partition, offset in told.items():
@@ -94,11 +94,11 @@ def _explicit(option: str, text: str, subject: str) -> tuple[tuple[int, int], ..
     return tuple(sorted(offsets))
 
 
-# What a node says
+# Requests to the node
 
 
 def extents_of(node: Node, subject: str) -> dict[int, Extent]:
-    """What is there of each partition, now."""
+    """The current extent of every partition."""
     described = ask(node, DescribeSubject(subject), SubjectDescription)
     return {one.index: Extent(one.start_offset, one.end_offset) for one in described.partitions}
 
@@ -106,7 +106,7 @@ def extents_of(node: Node, subject: str) -> dict[int, Extent]:
 def resolve(
     node: Node, subject: str, extents: Mapping[int, Extent], option: str, bound: Bound, group: str | None
 ) -> ByPartition:
-    """The offset of a bound in every partition. It may be outside of what is there: see `kept_within`."""
+    """The offset of a bound in every partition. Offsets may be outside the stored range: see `within_extents`."""
     match bound.kind:
         case "earliest":
             return {partition: extent.start for partition, extent in extents.items()}
@@ -115,7 +115,7 @@ def resolve(
         case "timestamp":
             text = position_text(Position("timestamp", bound.timestamp_ms))
             found = ask(node, ResolvePosition(subject, text), Offsets).offsets
-            # What came since the extents were asked for is not part of the query.
+            # Messages that were stored after the extents were read are not part of the query.
             return {partition: min(found[partition], extent.end) for partition, extent in extents.items()}
         case "committed":
             assert group is not None
@@ -138,7 +138,7 @@ def _resolve_explicit(subject: str, extents: Mapping[int, Extent], option: str, 
     if told.keys() != extents.keys():
         raise InvalidInput(
             f"option {option}: subject {subject!r} has partitions {_listed(extents)}, offsets were given for "
-            f"{_listed(told)}; give one for each, -2 for the earliest and -1 for the latest"
+            f"{_listed(told)}; give an offset for every partition, -2 for the earliest and -1 for the latest"
         )
     places = {EARLIEST: "start", LATEST: "end"}
     return {
@@ -151,28 +151,29 @@ def _listed(partitions: Mapping[int, object]) -> str:
     return ", ".join(map(str, sorted(partitions)))
 
 
-# What is not there any more
+# Removed messages
 
 
-def kept_within(
+def within_extents(
     subject: str, extents: Mapping[int, Extent], offsets: Mapping[int, int], fail_on_data_loss: bool
 ) -> ByPartition:
-    """The same offsets; those that are outside of what is there raise NotFound, or are moved inside with a warning."""
+    """The offsets, limited to the stored range. An offset outside raises NotFound, or is moved inside with a
+    warning."""
     inside = {}
     for partition, offset in offsets.items():
         extent = extents.get(partition)
         if extent is None:
             raise NotFound(
-                "partition", f"{subject}/{partition}", "offsets name it; was the subject deleted and created anew?"
+                "partition", f"{subject}/{partition}", "offsets name it; was the subject deleted and created again?"
             )
         inside[partition] = min(max(offset, extent.start), extent.end)
         if inside[partition] != offset:
-            lose(subject, partition, offset, extent, fail_on_data_loss)
+            report_data_loss(subject, partition, offset, extent, fail_on_data_loss)
     return inside
 
 
-def lose(subject: str, partition: int, offset: int, extent: Extent, fail_on_data_loss: bool) -> None:
-    """An offset that is asked for is not there. Raises NotFound, or says so in the log."""
+def report_data_loss(subject: str, partition: int, offset: int, extent: Extent, fail_on_data_loss: bool) -> None:
+    """Report a requested offset that is not stored: raise NotFound, or log a warning."""
     if not fail_on_data_loss:
         _log.warning(
             "spark.data_lost",
@@ -184,16 +185,16 @@ def lose(subject: str, partition: int, offset: int, extent: Extent, fail_on_data
         )
         return
     why = (
-        f"the first that is there is {extent.start}, retention has removed those before; start at 'earliest', keep "
-        "messages longer,"
+        f"the first stored offset is {extent.start}, retention has removed earlier messages; start at 'earliest', "
+        "retain messages longer,"
         if offset < extent.start
-        else f"the partition ends at {extent.end}; is it the subject and the server that this offset came from? Start "
+        else f"the partition ends at {extent.end}; does the offset come from a different subject or server? Start "
         "at 'latest',"
     )
     raise NotFound(
         "offset",
         f"{subject}/{partition}@{offset}",
-        f"{why} or set failOnDataLoss to false to go on with what there is",
+        f"{why} or set failOnDataLoss to false to continue with the stored messages",
     )
 
 
@@ -201,29 +202,30 @@ def lose(subject: str, partition: int, offset: int, extent: Extent, fail_on_data
 
 
 def offsets_json(subject: str, offsets: Mapping[int, int]) -> dict[str, dict[str, int]]:
-    """As Spark keeps them in the checkpoint. Always in the same order: Spark compares the texts."""
+    """Offsets in the form of Spark's checkpoint. The order is fixed, because Spark compares the texts."""
     return {subject: {str(partition): offsets[partition] for partition in sorted(offsets)}}
 
 
 def parse_offsets(subject: str, told: Mapping[str, Mapping[str, int]]) -> ByPartition:
-    """The reverse. InvalidInput if they are another subject's."""
+    """The reverse of `offsets_json`. InvalidInput for offsets of a different subject."""
     if subject not in told:
         raise InvalidInput(
-            f"the checkpoint is one of subject {', '.join(map(repr, told))}, the query reads {subject!r}; "
-            "use another checkpointLocation"
+            f"the checkpoint belongs to subject {', '.join(map(repr, told))}, the query reads {subject!r}; "
+            "use a different checkpointLocation"
         )
     return {int(partition): offset for partition, offset in told[subject].items()}
 
 
-def admitted(start: Mapping[int, int], end: Mapping[int, int], limit: int) -> ByPartition:
-    """Where a micro-batch of `limit` messages ends: each partition gives as much of it as it has of all that waits."""
+def batch_end(start: Mapping[int, int], end: Mapping[int, int], limit: int) -> ByPartition:
+    """The end offsets of a micro-batch of `limit` messages. Partitions share the limit in proportion to their
+    backlog."""
     waiting = {partition: max(0, offset - start.get(partition, 0)) for partition, offset in end.items()}
     total = sum(waiting.values())
     if total <= limit:
         return dict(end)
     taken = {partition: limit * count // total for partition, count in waiting.items()}
     left = limit - sum(taken.values())
-    # Less than one for each partition is left over; those that wait for most are the first to get it.
+    # The rest is less than one message per partition. Partitions with the largest remaining backlog get it first.
     for partition in sorted(waiting, key=lambda one: taken[one] - waiting[one])[:left]:
         taken[partition] += 1
     return {partition: start.get(partition, 0) + count for partition, count in taken.items()}

@@ -1,4 +1,4 @@
-"""The options of the data source: their names, what they may be, and what is wrong with them."""
+"""The options of the data source: names, parsing and validation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inturn.spark.ordered.task import ROUND_S, TASK_SETTINGS
 from inturn.spark.source.offsets import EARLIEST, Bound, parse_bound, parse_time
 from inturn.transport.address import is_address, parse_address
 
-# As they are written; Spark hands them over in lower case. Those that Spark's Kafka source has mean the same here.
+# Names as users write them; Spark passes names in lower case. Options of Spark's Kafka source mean the same here.
 NAMES = (
     "server",
     "path",
@@ -47,7 +47,7 @@ NAMES = (
     "password",
 )
 _BY_LOWER = {name.lower(): name for name in NAMES}
-TLS_FILES = ("tlsCa", "tlsCert", "tlsKey")  # at the same path wherever tasks run
+TLS_FILES = ("tlsCa", "tlsCert", "tlsKey")  # at the same path on every host with tasks
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 STREAM_ONLY = ("maxMessagesPerTrigger", "takeOver", "roundSeconds")
 HANDLER_ONLY = ("concurrency", "consumerSettings", "takeOver", "roundSeconds")
@@ -56,45 +56,47 @@ LATEST_BOUND = Bound("latest")
 
 @dataclass(frozen=True, slots=True)
 class HandlerOptions:
-    """How messages are handled where they are read, instead of being rows."""
+    """Options of a query with a handler: tasks handle the messages instead of returning rows."""
 
     name: str
     order: Order = Order.KEY
     consumer: ConsumerSettings = TASK_SETTINGS
     takes_over: bool = False
     round_s: float = ROUND_S
-    start: str = "first"  # of a group that is new
+    start: str = "first"  # position of a new group
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a query reads and how. Shows no credentials."""
+    """The parsed options of a query. The repr shows no credentials."""
 
     target: str  # an address or a folder
     subject: str
     group: str | None = None
-    starting: Bound | None = None  # None: as `start` says
+    starting: Bound | None = None  # None: see `start`
     ending: Bound = LATEST_BOUND
-    starting_option: str = "startingOffsets"  # by which it was given, for errors
+    starting_option: str = "startingOffsets"  # name of the given option, for error texts
     ending_option: str = "endingOffsets"
     max_messages_per_trigger: int | None = None
     min_partitions: int | None = None
     slots: SlotSet = ALL_SLOTS
     fail_on_data_loss: bool = True
     handler: HandlerOptions | None = None
-    order: Order | None = None  # of a stream of rows with a group; None: that of its members
+    order: Order | None = None  # for a stream of rows with a group; None: the order of the members
     credentials: Credentials = NONE
-    password: str | None = field(default=None, repr=False)  # reserved: servers ask for tokens and certificates only
+    password: str | None = field(default=None, repr=False)  # reserved: servers accept tokens and certificates only
 
     def start(self, otherwise: str) -> Bound:
-        """A query that names a group goes on where the group stands, unless it says something else."""
+        """The start of the query. Without a start option, a query with a group starts at the committed offsets, any
+        other query at `otherwise`."""
         if self.starting is not None:
             return self.starting
         return Bound("committed" if self.group is not None else otherwise)
 
 
 def parse_options(options: Mapping[str, str], *, is_streaming: bool | None = None) -> ReadOptions:
-    """Raises InvalidInput for what is unknown, missing or wrong. `is_streaming` None: before that is known."""
+    """Raises InvalidInput for unknown, missing or wrong options. `is_streaming` is None while Spark asks for the
+    schema."""
     given: dict[str, str] = {}
     for name, value in options.items():
         if name.lower() not in _BY_LOWER:
@@ -102,8 +104,8 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool | None = Non
         given[_BY_LOWER[name.lower()]] = value
     for name in {True: BATCH_ONLY, False: STREAM_ONLY, None: ()}[is_streaming]:
         if name in given:
-            where = "a batch query has an end, a stream has none" if is_streaming else "it is for streams"
-            raise InvalidInput(f"option {name}: {where}; leave it out")
+            where = "only batch queries have an end" if is_streaming else "only streams have this option"
+            raise InvalidInput(f"option {name}: {where}; leave the option out")
     subject = _subject(given)
     group = check_name("group", given["group"]) if "group" in given else None
     starting, starting_option = _bound(given, "starting", subject)
@@ -132,7 +134,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool | None = Non
 
 
 def credential_options(credentials: Credentials) -> dict[str, str]:
-    """The options that say the same as these."""
+    """The options of the data source for these credentials."""
     tls = credentials.tls
     files = (None, None, None) if tls is None else (tls.ca_file, tls.cert_file, tls.key_file)
     named = zip(("token", *TLS_FILES), (credentials.token, *files), strict=True)
@@ -144,14 +146,14 @@ def _credentials(given: Mapping[str, str]) -> Credentials:
     tls = TlsSettings(*files) if any(files) else None
     credentials = Credentials(given.get("token"), tls)
     if credentials != NONE and not is_address(given.get("server") or given.get("path")):
-        raise InvalidInput("the options token and tls… are for servers; a folder asks for none of them")
+        raise InvalidInput("the options token and tls… are for servers; a folder needs neither")
     return credentials
 
 
 def handler_options(
     handler: str, order: Order | str, consumer: ConsumerSettings | None, *, takes_over: bool, round_s: float
 ) -> dict[str, str]:
-    """The options that say the same as these."""
+    """The options of the data source for a query with this handler."""
     settings = consumer if consumer is not None else TASK_SETTINGS
     return {
         "handler": handler,
@@ -169,9 +171,9 @@ def _handler(given: Mapping[str, str], group: str | None, starting: Bound | None
                 raise InvalidInput(f"option {name} is for queries with a handler; give the option handler, too")
         return None
     if group is None:
-        raise InvalidInput("option handler: whose work is it? Give the option group, too")
+        raise InvalidInput("option handler: a handler works for a group; give the option group, too")
     if "slots" in given:
-        raise InvalidInput("option slots: a query with a handler does all of its group's work; leave it out")
+        raise InvalidInput("option slots: a query with a handler handles all slots of its group; leave the option out")
     _check_start(starting, "a handler")
     settings = _settings(given.get("consumerSettings", "{}"), _count(given, "concurrency"))
     return HandlerOptions(
@@ -187,31 +189,35 @@ def _handler(given: Mapping[str, str], group: str | None, starting: Bound | None
 def _check_start(starting: Bound | None, who: str) -> None:
     if starting is not None and starting.kind not in ("earliest", "latest", "committed"):
         raise InvalidInput(
-            f"option startingOffsets: {who} goes on where its group stands; 'earliest' or 'latest' is for a group "
-            "that is new, `inturn group reset` moves one"
+            f"option startingOffsets: {who} starts at the group's committed offsets; 'earliest' or 'latest' is for a "
+            "new group, `inturn group reset` moves an existing group"
         )
 
 
 def _check_member(given: Mapping[str, str], starting: Bound | None) -> None:
-    """Rows of a stream that commits: all that is below an offset has to have been given."""
+    """Check a stream of rows that commits: the stream must return all messages below a committed offset."""
     _check_start(starting, "a stream with a group")
     if "slots" in given:
-        raise InvalidInput("option slots: a stream with a group does all of its group's work; leave one of them out")
+        raise InvalidInput("option slots: a stream with a group reads all slots of its group; leave slots or group out")
 
 
 def _order(given: Mapping[str, str], group: str | None, is_streaming: bool | None) -> Order | None:
     if "order" not in given:
         return None
     if group is None or is_streaming is False:
-        raise InvalidInput("option order is for queries with a handler, and for streams with a group; leave it out")
+        raise InvalidInput(
+            "option order is for queries with a handler, and for streams with a group; leave the option out"
+        )
     order = one_of(Order, "order", given["order"])
     if order is Order.NONE:
-        raise InvalidInput("option order='none': what fails is handled again then, and rows have no handler; use 'key'")
+        raise InvalidInput(
+            "option order='none': failed messages are handled again, and rows have no handler; use 'key'"
+        )
     return order
 
 
 def _settings(text: str, concurrency: int | None) -> ConsumerSettings:
-    """Fields of ConsumerSettings as JSON; what is left out is as in HandlerOptions."""
+    """Parse fields of ConsumerSettings from JSON. Missing fields have the defaults of HandlerOptions."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, object])
         fields = {"concurrency": TASK_SETTINGS.concurrency, **fields}
@@ -240,7 +246,7 @@ def _nearest(name: str) -> str:
 
 def _subject(given: Mapping[str, str]) -> str:
     if "subject" not in given:
-        raise InvalidInput('the option subject is missing; say what to read: .option("subject", "order.book")')
+        raise InvalidInput('the option subject is missing; name the subject: .option("subject", "order.book")')
     return check_name("subject", given["subject"], reserved=True)
 
 
@@ -253,13 +259,13 @@ def _target(given: Mapping[str, str]) -> str:
         return server
     if path is None:
         raise InvalidInput(
-            'the option server is missing; say where it is: .option("server", "inturn://host:port"), or on a local '
+            'the option server is missing; give the address: .option("server", "inturn://host:port"), or on a local '
             "master the path of a folder: .load(path)"
         )
     if is_address(path):
         parse_address(path)
         return path
-    return os.path.abspath(path)  # a task may run in another working directory
+    return os.path.abspath(path)  # a task may run in a different working directory
 
 
 def _bound(given: Mapping[str, str], prefix: str, subject: str) -> tuple[Bound | None, str]:
@@ -276,9 +282,13 @@ def _bound(given: Mapping[str, str], prefix: str, subject: str) -> tuple[Bound |
 def _check_bounds(starting: Bound | None, ending: Bound | None, ending_option: str, group: str | None) -> None:
     for name, bound in (("startingOffsets", starting), ("endingOffsets", ending)):
         if bound is not None and bound.kind == "committed" and group is None:
-            raise InvalidInput(f"option {name}='committed': whose? Give the option group, too")
+            raise InvalidInput(
+                f"option {name}='committed': committed offsets belong to a group; give the option group, too"
+            )
     if ending is not None and (ending.kind == "earliest" or any(offset == EARLIEST for _, offset in ending.offsets)):
-        raise InvalidInput(f"option {ending_option}: nothing ends at the earliest; use 'latest', a time or an offset")
+        raise InvalidInput(
+            f"option {ending_option}: a query cannot end at the earliest; use 'latest', a time or an offset"
+        )
 
 
 def _count(given: Mapping[str, str], name: str) -> int | None:
@@ -298,7 +308,7 @@ def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def _slots(text: str) -> SlotSet:
-    """ "0-127,512": both ends of a range belong to it."""
+    """Parse slots such as "0-127,512". Both ends of a range are included."""
     slots: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

@@ -1,7 +1,4 @@
-"""Ranges of offsets, read as Arrow batches: what a task of a plain query does.
-
-The columns of the data source, for Spark and for Arrow.
-"""
+"""Rows of the data source: the columns, and tasks that read a range of offsets as Arrow batches."""
 
 from __future__ import annotations
 
@@ -36,8 +33,8 @@ from inturn.model.settings import MIB
 from inturn.protocol.commands import Answer, Node, Pulled, Read
 from inturn.protocol.request import ask
 from inturn.spark.ordered.task import unreachable
-from inturn.spark.source.filters import Wanted
-from inturn.spark.source.offsets import extents_of, lose
+from inturn.spark.source.filters import RowFilter
+from inturn.spark.source.offsets import extents_of, report_data_loss
 
 COLUMNS = StructType(
     [
@@ -56,7 +53,8 @@ COLUMNS = StructType(
 
 
 def check_columns(asked: StructType) -> None:
-    """A schema that the user gave may leave columns out, which then are not made; it may not change any."""
+    """Check a schema given by the user. A schema may omit columns, but not change columns; omitted columns are not
+    built."""
     known = {field.name: field for field in COLUMNS}
     for field in asked:
         mine = known.get(field.name)
@@ -68,34 +66,34 @@ def check_columns(asked: StructType) -> None:
 
 
 def arrow_schema(asked: StructType) -> pa.Schema:
-    """What Spark compares the first Arrow batch with, nullability and names of list items included."""
+    """The Arrow schema that Spark expects of the first batch, including nullability and names of list items."""
     return to_arrow_schema(asked, timezone="UTC")
 
 
-READ_BYTES = 1 * MIB  # larger frames are waited for longer than they save
-ROWS_MAX = 65_536  # of one Arrow batch: stored batches of tiny messages, or of many that zstd made small
-_BORN_AT_MS_MAX = 9_000_000_000_000_000  # as microseconds it fits; senders may write anything
+READ_BYTES = 1 * MIB  # larger frames cost more waiting time than they save
+ROWS_MAX = 65_536  # per Arrow batch: a stored batch may have many tiny or well compressed messages
+_BORN_AT_MS_MAX = 9_000_000_000_000_000  # fits into 64 bits as microseconds; senders may write any number
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
 class OffsetRange(InputPartition):
-    """`start <= offset < until` of one partition, but for those that are `done`: the work of one task."""
+    """The work of one task: the offsets `start <= offset < until` of a partition, without the offsets in `done`."""
 
     partition: int
     start: int
     until: int
-    done: bytes = b""  # a roaring bitmap, or nothing
+    done: bytes = b""  # a roaring bitmap, or empty
 
     @property
     def value(self) -> str:
-        """What Spark shows of it."""
+        """The text that Spark shows for the range."""
         return f"{self.partition}: {self.start}-{self.until}"
 
 
 def cut(ranges: Sequence[OffsetRange], min_count: int | None) -> list[OffsetRange]:
-    """Cut the larger ranges so that there are at least so many, if there are as many offsets."""
+    """Divide the larger ranges until there are at least `min_count` ranges, as far as the number of offsets allows."""
     total = sum(one.until - one.start for one in ranges)
     if min_count is None or len(ranges) >= min_count or total == 0:
         return list(ranges)
@@ -110,56 +108,58 @@ def cut(ranges: Sequence[OffsetRange], min_count: int | None) -> list[OffsetRang
 
 
 def read_rows(
-    node: Node, subject: str, work: OffsetRange, wanted: Wanted, columns: StructType, fail_on_data_loss: bool
+    node: Node, subject: str, work: OffsetRange, row_filter: RowFilter, columns: StructType, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range that are wanted, in the order of their offsets.
+    """The rows of a range that match the filter, in offset order.
 
-    Gaps are gone over. Raises NotFound if offsets of the range were removed meanwhile and that is not to happen, and
+    Gaps are skipped. Raises NotFound if offsets of the range were removed and `fail_on_data_loss` is set. Raises
     LogDamaged as a reader does.
     """
     schema = arrow_schema(columns)
     done: Numbers = _offsets_in(work.done)
-    for pulled in _pulls(node, subject, work, wanted, fail_on_data_loss):
-        pieces = []
+    for pulled in _pulls(node, subject, work, row_filter, fail_on_data_loss):
+        parts = []
         for batch in pulled.batches:
             if batch.header.base_offset >= work.until:
                 break
             if not is_intact(batch):
                 raise LogDamaged(f"{subject}/{work.partition}", batch.header.base_offset, "a checksum does not fit")
             try:
-                piece = _piece(batch, work, wanted, done, schema.names)
+                part = _batch_rows(batch, work, row_filter, done, schema.names)
             except InvalidInput as error:
                 place = f"{subject}/{work.partition}"
                 raise LogDamaged(place, batch.header.base_offset, str(error)) from error
-            if piece is not None:
-                pieces.append(piece)
-        yield from arrow_batches(Rows(subject, work.partition, pieces), schema)
+            if part is not None:
+                parts.append(part)
+        yield from arrow_batches(Rows(subject, work.partition, parts), schema)
 
 
 # Reading
 
 
-def _pulls(node: Node, subject: str, work: OffsetRange, wanted: Wanted, fail_on_data_loss: bool) -> Iterator[Pulled]:
-    """All answers with batches of the range. The next is on its way while one is worked on."""
-    slots = wanted.slots.to_bytes()
+def _pulls(
+    node: Node, subject: str, work: OffsetRange, row_filter: RowFilter, fail_on_data_loss: bool
+) -> Iterator[Pulled]:
+    """All answers with batches of the range. The next read is in flight while the caller processes an answer."""
+    slots = row_filter.slots.to_bytes()
     offset = work.start
-    coming = _Asked(node, Read(subject, work.partition, offset, READ_BYTES, slots=slots))
+    pending = _PendingRead(node, Read(subject, work.partition, offset, READ_BYTES, slots=slots))
     while True:
-        pulled = coming.answer()
+        pulled = pending.answer()
         if not pulled.batches or pulled.batches[0].header.base_offset > offset:
             _check_loss(node, subject, work, offset, fail_on_data_loss)
         if not pulled.batches:
             return
         offset = pulled.next_offset
         if offset < work.until:
-            coming = _Asked(node, Read(subject, work.partition, offset, READ_BYTES, slots=slots))
+            pending = _PendingRead(node, Read(subject, work.partition, offset, READ_BYTES, slots=slots))
         yield pulled
         if offset >= work.until:
             return
 
 
-class _Asked:
-    """A command that was submitted, and its answer, which is waited for later."""
+class _PendingRead:
+    """A submitted read command. `answer` waits for the reply."""
 
     def __init__(self, node: Node, command: Read) -> None:
         self._node = node
@@ -179,30 +179,30 @@ class _Asked:
         if isinstance(self._answer, InturnError) and not isinstance(self._answer, ConnectionLost | ServerStopping):
             raise self._answer
         try:
-            return ask(self._node, self._command, Pulled)  # which goes on trying for a while
+            return ask(self._node, self._command, Pulled)  # retries for a while
         except ConnectionLost as error:
             raise unreachable(error, "a task") from error
 
 
 def _check_loss(node: Node, subject: str, work: OffsetRange, offset: int, fail_on_data_loss: bool) -> None:
-    """Nothing is at this offset: that is a gap, or it is gone."""
+    """No message is stored at this offset: either a gap, or data loss to report."""
     extent = extents_of(node, subject)[work.partition]
     if offset < extent.start:
-        lose(subject, work.partition, offset, extent, fail_on_data_loss)
+        report_data_loss(subject, work.partition, offset, extent, fail_on_data_loss)
     elif work.until > extent.end:
-        lose(subject, work.partition, work.until, extent, fail_on_data_loss)
+        report_data_loss(subject, work.partition, work.until, extent, fail_on_data_loss)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What is wanted of one stored batch. Of the messages themselves only lists of their values are kept: the memory of
-    a batch is used again for the next one while it is still in the processor's cache."""
+class BatchRows:
+    """The matching rows of one stored batch. Only lists of values are stored, not the messages: so the memory of a
+    batch is reused for the next batch while still in the processor's cache."""
 
     count: int
     offsets: Numbers
     slots: Numbers
     stored_at_ms: int
-    values: dict[str, list[Any]]  # by column
+    values: dict[str, list[Any]]  # column → values
 
 
 _VALUES: dict[str, Callable[[Sequence[Outgoing]], list[Any]]] = {
@@ -219,13 +219,16 @@ def _offsets_in(finished: bytes) -> Numbers:
     return np.fromiter(offsets, np.int64, len(offsets))
 
 
-def _piece(batch: StoredBatch, work: OffsetRange, wanted: Wanted, done: Numbers, names: Sequence[str]) -> Piece | None:
-    """What is wanted of an intact batch; None if that is nothing, which the slot vector may tell without decoding."""
+def _batch_rows(
+    batch: StoredBatch, work: OffsetRange, row_filter: RowFilter, done: Numbers, names: Sequence[str]
+) -> BatchRows | None:
+    """The matching rows of an intact batch. None if no row matches; often the slot vector shows this without
+    decoding."""
     header = batch.header
     slots: Numbers = np.frombuffer(slots_of(batch), np.uint16)
     if slots.max() >= SLOT_COUNT:
         raise InvalidInput(f"a batch with a slot above {SLOT_COUNT - 1}")
-    is_wanted: Numbers = np.frombuffer(wanted.slots.flags, np.bool_)[slots]
+    is_wanted: Numbers = np.frombuffer(row_filter.slots.flags, np.bool_)[slots]
     if not is_wanted.any():
         return None
     offsets: Numbers = np.arange(header.base_offset, header.next_offset, dtype=np.int64)
@@ -236,31 +239,31 @@ def _piece(batch: StoredBatch, work: OffsetRange, wanted: Wanted, done: Numbers,
     messages = contents(batch)
     if len(places) < header.count:
         messages = [messages[place] for place in places.tolist()]
-    if wanted.keys is not None:
-        has_key = np.fromiter((message.key in wanted.keys for message in messages), np.bool_, len(messages))
+    if row_filter.keys is not None:
+        has_key = np.fromiter((message.key in row_filter.keys for message in messages), np.bool_, len(messages))
         places = places[has_key]
         messages = [message for message, is_kept in zip(messages, has_key.tolist(), strict=True) if is_kept]
     if not messages:
         return None
     offsets, slots = offsets[places], slots[places]
     values = {name: _VALUES[name](messages) for name in names if name in _VALUES}
-    return Piece(len(messages), offsets, slots, header.stored_at_ms, values)
+    return BatchRows(len(messages), offsets, slots, header.stored_at_ms, values)
 
 
 # Columns
 
 
 class Rows:
-    """Messages of one partition as columns, each of which is made when it is asked for."""
+    """Messages of one partition as columns. Columns are built on request."""
 
-    def __init__(self, subject: str, partition: int, pieces: Sequence[Piece]) -> None:
+    def __init__(self, subject: str, partition: int, parts: Sequence[BatchRows]) -> None:
         self._subject = subject
         self._partition = partition
-        self._pieces = pieces
-        self.count = sum(piece.count for piece in pieces)
+        self._parts = parts
+        self.count = sum(part.count for part in parts)
 
     def column(self, field: pa.Field) -> pa.Array:
-        """`field` is one of those in `inturn.spark.source.rows`."""
+        """Build a column; `field` is an Arrow field of `COLUMNS`."""
         name, kind = field.name, field.type
         match name:
             case "subject":
@@ -268,20 +271,20 @@ class Rows:
             case "partition":
                 return pa.repeat(pa.scalar(self._partition, kind), self.count)
             case "offset":
-                return pa.array(np.concatenate([piece.offsets for piece in self._pieces]), kind)
+                return pa.array(np.concatenate([part.offsets for part in self._parts]), kind)
             case "slot":
-                return pa.array(np.concatenate([piece.slots for piece in self._pieces]).astype(np.int32), kind)
+                return pa.array(np.concatenate([part.slots for part in self._parts]).astype(np.int32), kind)
             case "properties":
                 return self._properties(kind)
             case "born_at":
                 return self._born_at(kind)
             case "stored_at":
-                times_ms = np.array([piece.stored_at_ms for piece in self._pieces], np.int64)
-                return _times(np.repeat(times_ms, [piece.count for piece in self._pieces]), kind)
+                times_ms = np.array([part.stored_at_ms for part in self._parts], np.int64)
+                return _times(np.repeat(times_ms, [part.count for part in self._parts]), kind)
         return pa.array(self._values(name), kind)
 
     def _values(self, name: str) -> list[Any]:
-        return list(chain.from_iterable(piece.values[name] for piece in self._pieces))
+        return list(chain.from_iterable(part.values[name] for part in self._parts))
 
     def _properties(self, kind: pa.DataType) -> pa.Array:
         properties = self._values("properties")
@@ -309,7 +312,7 @@ def _times(times_ms: Numbers, kind: pa.DataType) -> pa.Array:
 
 
 def arrow_batches(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """None if there are no rows."""
+    """Arrow batches of at most `ROWS_MAX` rows; no batch if there are no rows."""
     if not rows.count:
         return
     batch = pa.RecordBatch.from_arrays([rows.column(field) for field in schema], schema=schema)
