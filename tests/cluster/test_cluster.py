@@ -169,7 +169,7 @@ def test_one_does_not_connect_to_a_broker_nor_open_the_folder_of_one(cluster: Gr
         inturn.connect(cluster.path / "east")
     path = cluster.path / "east"
     cluster.close()
-    with pytest.raises(InvalidInput, match="that of the broker of group 'east', not of a node"):
+    with pytest.raises(InvalidInput, match="belongs to the broker of group 'east', not to a node"):
         inturn.connect(path)
 
 

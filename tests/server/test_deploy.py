@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def unit() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for line in (ROOT / "deploy" / "inturn.server.server").read_text().splitlines():
+    for line in (ROOT / "deploy" / "inturn.service").read_text().splitlines():
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
             found.setdefault(name, []).append(value)
@@ -57,7 +57,7 @@ def test_the_unit_reloads_and_has_a_place_for_the_audit_log() -> None:
 
 def test_the_options_that_the_unit_gives_as_an_example_start_a_server(cli: Cli, tmp_path: Path) -> None:
     deploy = ROOT / "deploy"
-    (example,) = re.findall(r'INTURN_SERVE_OPTIONS, for instance "(.*)"', (deploy / "inturn.server.server").read_text())
+    (example,) = re.findall(r'INTURN_SERVE_OPTIONS, for instance "(.*)"', (deploy / "inturn.service").read_text())
     (written,) = re.findall(r"INTURN_SERVE_OPTIONS=([^']*)'", (deploy / "README.md").read_text())
     for options in (example, written):
         started(cli, str(cli.data), *options.replace("/var/log/inturn/", f"{tmp_path}/").split())
@@ -92,15 +92,15 @@ def test_the_image_lets_nobody_in_without_a_token_unless_told_to(cli: Cli) -> No
 
 def test_the_unit_is_understood_by_systemd(tmp_path: Path) -> None:
     """Where there is one; that it is well-formed is seen without."""
-    text = (ROOT / "deploy" / "inturn.server.server").read_text()
+    text = (ROOT / "deploy" / "inturn.service").read_text()
     assert re.findall(r"^\[(.*)\]$", text, re.MULTILINE) == ["Unit", "Service", "Install"]
     assert all(re.match(r"(#.*|\[\w+\]|[A-Z]\w+=.*|)\Z", line) for line in text.splitlines())
-    copy = tmp_path / "inturn.server.server"
+    copy = tmp_path / "inturn.service"
     text = text.replace("/opt/inturn/bin/inturn", "/bin/true").replace("User=inturn", "User=root")
     copy.write_text(text.replace("Group=inturn", "Group=root"))
     try:
         ran = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return
-    complaints = [line for line in ran.stderr.splitlines() if "inturn.server.server" in line]
+    complaints = [line for line in ran.stderr.splitlines() if "inturn.service" in line]
     assert (complaints, "Unknown" in ran.stderr) == ([], False)

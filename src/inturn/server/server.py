@@ -16,7 +16,6 @@ from inturn.protocol.observer import Observer
 from inturn.security.guard import Guard
 from inturn.security.settings import SecuritySettings
 from inturn.server.folder import OpenedFolder, listen_in
-from inturn.server.metrics import MeasuredNode, Measures
 from inturn.transport.address import DEFAULT_PORT, Address
 from inturn.transport.server_session import ServedNode, ServerSettings
 from inturn.transport.stream_server import StreamServer
@@ -24,6 +23,7 @@ from inturn.version import SOFTWARE
 
 if TYPE_CHECKING:
     from inturn.server.http import Endpoint
+    from inturn.server.metrics import Measures
 
 GRACE_S = 5.0
 _LOOK_S = 0.01
@@ -85,8 +85,11 @@ class Server:
             )
             undo.callback(self._opened.close)
             node: ServedNode = self._opened.node
-            measures = None if http is None else Measures()
-            if measures is not None:
+            measures = None
+            if http is not None:
+                from inturn.server.metrics import MeasuredNode, Measures  # needs Prometheus
+
+                measures = Measures()
                 node = MeasuredNode(node, clock, measures)
             on_error = None if measures is None else measures.failed
             self._server = StreamServer(node, lease, clock, SOFTWARE, settings, on_error, guard, role)
