@@ -182,4 +182,4 @@ def test_tokens_without_tls_on_an_address_that_others_reach_are_warned_of(cli: C
     with cli.serve("--host", "0.0.0.0") as served:
         ended = served.end()
     assert ended.code == 0
-    assert "there is no TLS: tokens and messages can be read on their way" in json.loads(ended.err)["warning"]
+    assert "without TLS: tokens and messages can be read on their way" in json.loads(ended.err)["warning"]
