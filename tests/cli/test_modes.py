@@ -112,6 +112,7 @@ def test_an_order_is_decided_and_undone(orders: Cli) -> None:
     assert "order none" in orders("group", "set", "billing", "-s", "orders", "--order", "none").err
     error = orders("consume", "orders", "--group", "billing", "--order", "key", "--json").error
     assert "inturn group set" in error["message"]
-    assert "keep the order of their settings" in orders("group", "set", "billing", "-s", "orders", "--order", "asked").err
+    unset = orders("group", "set", "billing", "-s", "orders", "--order", "asked")
+    assert "keep the order of their settings" in unset.err
     assert orders("consume", "orders", "--group", "billing", "--order", "key").code == 0
     assert orders("group", "set", "nobody", "-s", "orders", "--order", "key", "--json").error["type"] == "NotFound"
