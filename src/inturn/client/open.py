@@ -6,6 +6,7 @@ A forked child has no connection; a process that ends flushes sent messages.
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util  # noqa: F401 (registers an exit handler: see `_at_exit`)
 import os
 import weakref
 from typing import Protocol
@@ -58,6 +59,7 @@ def _at_exit() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+# Exit handlers run in reverse order. The handler of multiprocessing ends worker processes: connections close before.
 atexit.register(_at_exit)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import inspect
 import multiprocessing
-import multiprocessing.util  # its exit handler ends processes: imported first, so that our exit handler runs first
 import os
 import signal
 import sys
