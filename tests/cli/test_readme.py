@@ -137,4 +137,4 @@ def test_the_section_on_serving_works_as_it_is_written(terminals: list[Terminal]
     first.type("kill -TERM %1; wait %1; echo ended with $?\n")
     said = _wait(first, lambda said: "ended with" in said)
     assert "ended with 0" in said
-    assert "stopping: waiting for 4 leases, 5 s at the most" in said
+    assert "stopping: waiting up to 5 s for 4 leases" in said

@@ -102,7 +102,7 @@ def test_a_stop_waits_for_consumers_to_give_back_what_they_hold(cli: Cli) -> Non
         consumer.communicate()
     assert process.returncode == 0
     waiting, stopped = err.decode().splitlines()[-2:]
-    assert waiting.startswith("stopping: waiting for 4 leases, 50 s at the most")
+    assert waiting.startswith("stopping: waiting up to 50 s for 4 leases")
     assert stopped == "stopped"
     assert took_s < 25  # they were given back: it did not wait for the end of the grace
 
@@ -136,7 +136,7 @@ def test_a_lease_that_is_not_given_back_is_told(cli: Cli) -> None:
         consumer.kill()
         consumer.communicate()
     assert process.returncode == 0
-    assert err.decode().endswith("stopped; leases that are still held live on for 7 s\n")
+    assert err.decode().endswith("stopped; held leases live on for 7 s\n")
 
 
 def test_a_port_in_use_is_told_with_the_next_step(cli: Cli, tmp_path: Path) -> None:
