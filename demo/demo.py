@@ -1,6 +1,6 @@
 """`inturn demo`: plays the four acts one after the other and shows the verdict on each act.
 
-Spark starts in the background with the first act and is used in the last act.
+Spark starts in the background with the first act (in a quick demo: before the last act) and is used in the last act.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def demo(json_output: bool, quick: bool) -> None:
     logs.mute("producer.send_failed", subject=SUBJECT)
     scales = (QUICK, QUICK_INCIDENT) if quick else (FULL, FULL_INCIDENT)
     spark = SparkStart()
-    spark.start()
+    if not quick:  # a quick demo has acts of one second: the start of a JVM beside an act would starve the act
+        spark.start()
     try:
         with tempfile.TemporaryDirectory(prefix="inturn-demo-") as folder:
             result = _Demo(screen, *scales, Path(folder), spark).play()
@@ -121,6 +122,7 @@ class _Demo:
         result = result.with_act("served", self._play_served(), self._elapsed_s)
         if not result.ok:
             return result
+        self._spark.start()
         missing = self._spark.wait_checked()
         if missing is not None:
             if not self._screen.is_json:

@@ -72,7 +72,9 @@ class SparkStart:
         self._thread = threading.Thread(target=self._run, name="inturn-demo-spark", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread. A second call does nothing."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     @property
     def is_possible(self) -> bool:

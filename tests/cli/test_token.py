@@ -140,7 +140,7 @@ def test_top_and_doctor_tell_what_they_may_not_see(
         (("--tokens", "nowhere.json"), "cannot be read"),
         (("--tls-cert", "a.pem"), "belong together"),
         (("--tls-client-ca", "ca.pem"), "asks for TLS"),
-        (("--tls-cert", "a.pem", "--tls-key", "a.key"), "'a.pem' is not there"),
+        (("--tls-cert", "a.pem", "--tls-key", "a.key"), "'a.pem' is missing"),
         (("--audit-log", "no/such/folder/audit"), "cannot be written"),
     ],
 )

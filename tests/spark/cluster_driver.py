@@ -167,7 +167,9 @@ def do(function: str, **arguments: Any) -> Any:
         stop()
         return None
     functions = {one.__name__: one for one in (where, read, drain, check, check_room)}
-    return functions[function](session("inturn-cluster", sys.argv[1], config=CONFIG), **arguments)
+    spark = session("inturn-cluster", sys.argv[1], config=CONFIG)
+    ship(spark, ["simulator"])  # handlers of tests record their calls with a recorder of the simulator
+    return functions[function](spark, **arguments)
 
 
 def main() -> None:
