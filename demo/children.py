@@ -223,7 +223,7 @@ class ProcessAct(Act):
 
     def _look(self, connection: Connection) -> None:
         with contextlib.suppress(NotFound):  # until the first consumer has joined
-            self._processes.described(connection.describe_group(self.subject, self.group))
+            self._processes.described(connection.group(self.subject, self.group).describe())
 
     def _is_shared(self) -> bool:
         owned = self._processes.owned()

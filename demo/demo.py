@@ -75,11 +75,13 @@ def demo(json_output: bool, quick: bool) -> None:
     logs.mute("producer.send_failed", subject=SUBJECT)
     scales = (QUICK, QUICK_INCIDENT) if quick else (FULL, FULL_INCIDENT)
     spark = SparkStart()
-    if not quick:  # a quick demo has acts of one second: the start of a JVM beside an act would starve the act
+    # A quick demo has acts of one second: a JVM or a process that starts beside such an act would starve the act.
+    starts_ahead = not quick
+    if starts_ahead:
         spark.start()
     try:
         with tempfile.TemporaryDirectory(prefix="inturn-demo-") as folder:
-            result = _Demo(screen, *scales, Path(folder), spark).play()
+            result = _Demo(screen, *scales, Path(folder), spark, starts_ahead=starts_ahead).play()
         if screen.is_json:
             screen.json(result)
         elif result.ok:
@@ -92,11 +94,22 @@ def demo(json_output: bool, quick: bool) -> None:
 
 
 class _Demo:
-    def __init__(self, screen: Screen, scale: Scale, incident: IncidentScale, folder: Path, spark: SparkStart) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        scale: Scale,
+        incident: IncidentScale,
+        folder: Path,
+        spark: SparkStart,
+        *,
+        starts_ahead: bool,
+    ) -> None:
+        """`starts_ahead`: start the processes of the next act at a quiet moment of an act."""
         self._screen = screen
         self._scale = scale
         self._folder = folder
         self._spark = spark
+        self._starts_ahead = starts_ahead
         self._started_at_s = time.monotonic()
         served, last = folder / "served", folder / "incident"  # folders of their own: servers open them
         self._served_board = ServedBoard(scale.served, self._events(), served)
@@ -143,7 +156,8 @@ class _Demo:
         acknowledged = [one for one in before.recorder.snapshot() if isinstance(one, SendAcknowledged)]
         board = KeyBoard(self._scale.poisoned_order, self._events())
         act = KeyAct(self._scale, self._folder, board, acknowledged)
-        act.on_quiet = self._served.prepare
+        if self._starts_ahead:
+            act.on_quiet = self._served.prepare
         self._watch(1, act, board, KeyView(before.rate_max, self._columns))
         result = judge_keys(act, board, self._scale, before.rate_max, self._elapsed_s - begun_s)
         self._show(result, keys_verdict(result))
@@ -151,7 +165,7 @@ class _Demo:
 
     def _play_served(self) -> ServedActResult:
         begun_s, board, act = self._elapsed_s, self._served_board, self._served
-        if self._spark.is_possible:
+        if self._starts_ahead and self._spark.is_possible:
             act.on_quiet = self._incident.prepare
         self._watch(2, act, board, ServedView(self._columns))
         result = judge_served(act, board, self._scale.served, self._elapsed_s - begun_s)

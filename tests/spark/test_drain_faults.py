@@ -192,7 +192,7 @@ def test_a_java_process_that_is_killed_ends_the_drain_and_hands_back(fault: Faul
     os.kill(fault.java, signal.SIGKILL)
     ended = fault.ended()
     assert ended.error.startswith("DrainFailed: drain of 'orders' for group 'billing': Spark has ended: its Java")
-    assert "run it again, or let the consumers go on" in ended.error
+    assert "run the drain again, or let the consumers continue" in ended.error
     fault.finish()
     assert fault.judge() < 200
 

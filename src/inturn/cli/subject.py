@@ -38,7 +38,7 @@ def _closed_partitions(connection: Connection, subject: str) -> list[ClosedParti
     found = []
     for one in connection.groups():
         if one.subject == subject:
-            for partition in connection.describe_group(subject, one.group).partitions:
+            for partition in connection.group(subject, one.group).describe().partitions:
                 if partition.gate is not None:
                     gate = partition.gate
                     found.append(ClosedPartition(one.group, partition.partition, gate.parent, gate.offset))
