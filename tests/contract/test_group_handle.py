@@ -14,6 +14,7 @@ import inturn.aio
 from inturn import Connection, Group
 from inturn.client.deprecated import DeprecatedGroupMethods
 from inturn.errors import Closed, NotFound
+from tests.contract.bed import eventually
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def folder(tmp_path: Path) -> Iterator[Connection]:
     with inturn.connect(tmp_path / "data", flush="os") as mq:
         mq.create_subject("orders", partitions=1)
         with mq.consumer("orders", "billing", lambda message, context: None):
-            pass
+            eventually(mq.groups, "the consumer has joined")
         yield mq
 
 
