@@ -70,7 +70,8 @@ def test_the_same_with_asyncio(tmp_path: Path) -> None:
         async with inturn.aio.connect(tmp_path / "data", flush="os") as mq:
             await mq.create_subject("orders", partitions=1)
             async with mq.consumer("orders", "billing", lambda message, context: None):
-                pass
+                while not await mq.groups():  # until the consumer has joined
+                    await asyncio.sleep(0.01)
             billing = mq.group("orders", "billing")
             assert (await billing.describe()).lag == 0
             assert await billing.keys() == []
