@@ -93,7 +93,7 @@ class Cluster:
         place.is_frozen = False
         place.events = self.folder / f"{place.name}.{place.started}.events"
         self.events[place.role].append(place.events)
-        command = [sys.executable, "-m", f"inturn.testing.process_{place.role}", self._spec(place)]
+        command = [sys.executable, "-m", f"simulator.processes.{place.role}", self._spec(place)]
         with (self.folder / f"{place.name}.{place.started}.log").open("wb") as said:
             place.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
 
