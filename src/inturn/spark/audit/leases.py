@@ -273,7 +273,8 @@ class Terms:
         claims = {name: column[order] for name, column in claims.items()}
         starts = np.flatnonzero(np.diff(claims["place"], prepend=-1))
         reached = np.zeros(len(order), np.int64)
-        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
+        stops = [*starts[1:], len(order)][: len(starts)]  # none without claims
+        for start, stop in zip(starts, stops, strict=True):
             floor = self.floors.get(rows.places[claims["place"][start]], 0)
             before = np.concatenate([[floor], claims["offset"][start : stop - 1]])
             reached[start:stop] = np.maximum.accumulate(before)
