@@ -55,7 +55,7 @@ def _is_kept(report: ProcessReport) -> None:
     assert not report.ok
     assert report.folder is not None
     assert (Path(report.folder) / "history.jsonl").exists()
-    with pytest.raises(AssertionError, match="everything it wrote is in"):
+    with pytest.raises(AssertionError, match="all its files are in"):
         report.raise_if_bad()
 
 
