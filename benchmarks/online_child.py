@@ -7,7 +7,7 @@ import time
 
 from benchmarks.child import answer_lines, end_with_stdin, say
 from inturn.client import connect
-from inturn.consumer.scope import Scope
+from inturn.consumer.options import Scope
 from inturn.model.errors import InturnError
 from inturn.model.settings import ConsumerSettings, Order
 from inturn.spark.shipping import load_handler

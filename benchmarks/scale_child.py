@@ -14,7 +14,7 @@ import time
 from benchmarks.child import answer_lines, end_with_stdin, say
 from inturn.client import Connection, connect
 from inturn.consumer.context import Context
-from inturn.consumer.scope import Scope
+from inturn.consumer.options import Scope
 from inturn.model.errors import InturnError
 from inturn.model.message import Message
 from inturn.model.routing import slot_of

@@ -17,10 +17,10 @@ from inturn.consumer.context import Context
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.decoder import DecodedPull, decode_pull
 from inturn.consumer.lane import STRAIGHT, Lane
+from inturn.consumer.options import EVERYTHING, Scope
 from inturn.consumer.outcome import DONE, Next, Outcome
 from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
-from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.model.errors import InturnError
 from inturn.model.message import Message, tag_filter
 from inturn.model.result import Result, suspend

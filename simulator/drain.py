@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
+from inturn.consumer.options import Scope
 from inturn.consumer.partition_lease import Stage
 from inturn.consumer.run import Run
-from inturn.consumer.scope import Scope
 from inturn.model.errors import GroupConflict, InturnError
 from inturn.model.message import Message
 from inturn.model.routing import ALL_SLOTS, SLOT_COUNT, SlotSet

@@ -32,8 +32,7 @@ from inturn.protocol.commands import (
     Reply,
 )
 from inturn.protocol.observer import Observer
-from inturn.protocol.reply import WrappedReply
-from inturn.protocol.request import ask
+from inturn.protocol.request import WrappedReply, ask
 from inturn.store.database import Database
 from simulator.claims import ClaimWatch
 from simulator.disk import SimCrash, SimDisk

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from inturn.consumer.claimant import ClaimedPart
-from inturn.consumer.scope import Scope
+from inturn.consumer.options import Scope
 from inturn.model.errors import NotFound
 from inturn.model.settings import Order
 from inturn.model.subject import Subject

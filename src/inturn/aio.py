@@ -45,10 +45,10 @@ from inturn.model.settings import (
 )
 from inturn.model.time import SystemClock
 from inturn.outbox.outbox import Outbox
-from inturn.producer.options import SendOptions
 from inturn.producer.producer import Producer
 from inturn.producer.send_batch import SendHandle, Stored
 from inturn.producer.send_hook import SendHook
+from inturn.producer.validation import SendOptions
 from inturn.protocol.observer import Observer
 from inturn.security.credentials import Credentials
 from inturn.security.settings import TlsSettings

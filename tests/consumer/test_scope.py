@@ -11,8 +11,8 @@ from pyroaring import BitMap64
 
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.core import CLAIM_RENEW_S, ConsumerCore
+from inturn.consumer.options import EVERYTHING, Scope
 from inturn.consumer.partition_lease import Stage
-from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.model.batch import StoredBatch, chosen, decode
 from inturn.model.errors import ConnectionLost, InturnError, LeaseHeld, LogDamaged, StaleEpoch
 from inturn.model.message import Origin, Outgoing

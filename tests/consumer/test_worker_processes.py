@@ -24,8 +24,7 @@ import inturn
 from inturn import Connection, ConsumerSettings, Context, Hook, Message, ResultKind
 from inturn.consumer import worker_processes as processes
 from inturn.consumer.partition_state import PartitionState
-from inturn.consumer.process_child import _Calls
-from inturn.consumer.process_frames import BEGUN, DONE, UNTOUCHED, GivenLane, WorkFrame
+from inturn.consumer.process_child import BEGUN, DONE, UNTOUCHED, GivenLane, WorkFrame, _Calls
 from inturn.consumer.worker_process import WorkerProcess
 from inturn.consumer.worker_processes import take_chunk
 from inturn.model.errors import InvalidInput

@@ -10,7 +10,7 @@ import pytest
 
 from inturn import Connection, Consumer, Context, LeaseSettings, Message
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
-from inturn.consumer.scope import Scope
+from inturn.consumer.options import Scope
 from inturn.model.errors import GroupConflict
 from inturn.model.routing import ALL_SLOTS, SLOT_COUNT, SlotSet, slot_of
 from inturn.model.time import SystemClock

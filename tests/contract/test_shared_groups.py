@@ -23,7 +23,7 @@ from inturn import (
     aio,
     suspend,
 )
-from inturn.consumer.scope import Scope
+from inturn.consumer.options import Scope
 from inturn.errors import GroupConflict, InvalidInput
 from tests.contract.bed import (
     SHORT_LEASE,

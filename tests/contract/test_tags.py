@@ -10,7 +10,7 @@ import pytest
 from inturn import Connection, Context, FlowControl, LogSettings, Message, ProducerSettings, RetryDelays
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.consumer import Consumer
-from inturn.consumer.scope import Scope
+from inturn.consumer.options import Scope
 from inturn.model.errors import GroupConflict, InvalidInput, NotFound
 from inturn.model.routing import SLOT_COUNT, SlotSet
 from inturn.model.time import SystemClock

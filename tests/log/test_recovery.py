@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inturn.log import checkpoint as checkpoints
+from inturn.log.checkpoint import CHECKPOINT
 from inturn.model.batch import HEADER_BYTES
 from inturn.model.errors import LogDamaged
 
@@ -243,7 +243,7 @@ def test_without_a_whole_checkpoint_everything_is_scanned(bench, batch, stored, 
         bench.append(log, batch(f"number {number}", producer=9, sequence=number))
     expected = stored(log)
     log.close()
-    path = f"{bench.folder}/{checkpoints.NAME}"
+    path = f"{bench.folder}/{CHECKPOINT}"
     if harm == "lost":
         bench.disk.erase(path)
     elif harm == "corrupt":

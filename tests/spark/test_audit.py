@@ -17,7 +17,7 @@ from pyspark.sql.functions import lit
 from inturn import Consumer, ConsumerSettings, Context, LeaseSettings, Message, connect
 from inturn.client import Connection
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
-from inturn.consumer.scope import Scope
+from inturn.consumer.options import Scope
 from inturn.model.errors import InvalidInput, NotFound
 from inturn.model.routing import ALL_SLOTS
 from inturn.model.settings import Order

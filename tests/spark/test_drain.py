@@ -478,7 +478,7 @@ def test_handing_back_is_not_waited_for_when_it_is_interrupted_again(
             drain.interrupt()
             return []
 
-        monkeypatch.setattr(sys.modules["inturn.spark.ordered.job"], "run_job", claim_and_go)
+        monkeypatch.setattr(sys.modules["inturn.spark.ordered.rounds"], "run_job", claim_and_go)
         running = Running(drain)
         wait_until(
             lambda: [look.phase for look in running.looks[-3:]] == ["handing back"] * 3, "it waits for the claim"

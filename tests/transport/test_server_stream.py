@@ -7,8 +7,8 @@ from collections import deque
 from typing import cast
 
 from inturn.model.time import SystemClock
+from inturn.transport.server import StreamServer
 from inturn.transport.server_stream import ServerStream
-from inturn.transport.stream_server import StreamServer
 
 
 class ClosedTransport(asyncio.Transport):

@@ -16,7 +16,7 @@ from inturn.model.message import TagFilter
 from inturn.model.routing import ALL_SLOTS, SlotSet
 from inturn.model.settings import MIB
 from inturn.protocol.commands import Answer, Fetched, Pulled, Reply
-from inturn.protocol.reply import WrappedReply
+from inturn.protocol.request import WrappedReply
 
 FILTERED_BYTES = 1 * MIB  # per read: a range without wanted messages is passed in small steps
 

@@ -158,7 +158,7 @@ def _long_lanes(subject: Subject, samples: Sequence[_Sample], order: Order, tota
 def _lanes_s(subject: Subject, sample: _Sample, order: Order) -> float:
     """The time of a consumer for the whole sample."""
     from inturn.consumer.consumer import Consumer
-    from inturn.consumer.scope import Scope
+    from inturn.consumer.options import Scope
     from inturn.model.time import SystemClock
 
     node = _SampleNode(subject, sample)

@@ -15,9 +15,15 @@ from typing import Self, TypeVar, Unpack
 
 from inturn.client.deprecated import DeprecatedGroupMethods
 from inturn.client.group import Group
-from inturn.client.keys import broker_group_names, settings_with
 from inturn.client.open import ConnectedNode, note_opened, reached
-from inturn.client.options import HandlerOptions, check_consumer_options, check_handler_options, consumer_options
+from inturn.client.options import (
+    HandlerOptions,
+    broker_group_names,
+    check_consumer_options,
+    check_handler_options,
+    consumer_options,
+    settings_with,
+)
 from inturn.client.reader import Reader
 from inturn.client.run import Foreground
 from inturn.consumer.consumer import Consumer

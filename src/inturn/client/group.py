@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from inturn.client.dead_letters import DeadLetters
-from inturn.client.keys import check_wait, check_whole, user_and_host
+from inturn.client.options import check_wait, check_whole, user_and_host
 from inturn.client.reader import Reader
 from inturn.consumer.parking import unparked
 from inturn.model.errors import TrialTimeout

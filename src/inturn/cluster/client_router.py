@@ -45,7 +45,7 @@ from inturn.protocol.commands import (
     Renewed,
     Reply,
 )
-from inturn.protocol.reply import WrappedReply
+from inturn.protocol.request import WrappedReply
 from inturn.security.credentials import Credentials
 from inturn.transport.client import RemoteNode
 

@@ -68,7 +68,7 @@ from inturn.protocol.commands import (
     SetBrokerGroup,
 )
 from inturn.protocol.observer import Observer
-from inturn.protocol.reply import WrappedReply
+from inturn.protocol.request import WrappedReply
 from inturn.security.credentials import Credentials
 from inturn.store.database import Database
 from inturn.store.groups import GroupRecord

@@ -26,13 +26,12 @@ from inturn.consumer.context import Hook
 from inturn.consumer.core import ConsumerCore
 from inturn.consumer.decoder import DecodedFetch, DecodedPull, decode_fetch, decode_pull
 from inturn.consumer.lane import Lane
+from inturn.consumer.options import EVERYTHING, Scope
 from inturn.consumer.partition_lease import Stage
-from inturn.consumer.run import Run
-from inturn.consumer.scope import EVERYTHING, Scope
+from inturn.consumer.run import Run, TracingRun
 from inturn.consumer.shared_core import SharedCore
 from inturn.consumer.statistics import Blocking, ConsumerStatistics, HeldLease, KeptLease
 from inturn.consumer.trace import Trace
-from inturn.consumer.tracing_run import TracingRun
 from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.validation import check_handler, check_mode, fit, is_async, order_in
 from inturn.consumer.worker import Handler, Worker

@@ -24,11 +24,11 @@ from inturn.consumer.decoder import DecodedPull
 from inturn.consumer.dispatcher import Dispatcher
 from inturn.consumer.key_requests import KeyRequests
 from inturn.consumer.member_core import DAMAGE_RETRY_S, RETRY_S, MemberCore
+from inturn.consumer.options import EVERYTHING, Scope
 from inturn.consumer.outcome import past_attempts
 from inturn.consumer.partition_lease import HOLDING, NEVER, Stage
 from inturn.consumer.partition_state import PartitionState
 from inturn.consumer.run import Run
-from inturn.consumer.scope import EVERYTHING, Scope
 from inturn.model.errors import (
     GroupConflict,
     InturnError,

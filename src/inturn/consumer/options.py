@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypedDict
 
 from inturn.consumer.context import Hook
-from inturn.consumer.scope import Scope
 from inturn.model.offsets import Position
 from inturn.model.settings import ConsumerSettings, GroupMode, LeaseSettings, Order
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """`until`: by partition, no message at or above this offset is handled. `keeps_only`: the consumer holds leases for
+    other workers, and pulls nothing. `takes_over`: the consumer gets all partitions of the group."""
+
+    until: Mapping[int, int] = field(default_factory=dict)
+    keeps_only: bool = False
+    takes_over: bool = False
+
+
+EVERYTHING = Scope()
 
 
 class ConsumerOptions(TypedDict, total=False):

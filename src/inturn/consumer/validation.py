@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 
-from inturn.consumer.scope import EVERYTHING, Scope
+from inturn.consumer.options import EVERYTHING, Scope
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InvalidInput
 from inturn.model.settings import ConsumerSettings, GroupMode, OnExhausted, Order, Strategy, one_of

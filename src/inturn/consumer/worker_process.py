@@ -13,8 +13,17 @@ import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from inturn.consumer.process_child import load, main
-from inturn.consumer.process_frames import CALLS_MAX, Over, Told, WorkFrame, decode_over, decode_ready, encode
+from inturn.consumer.process_child import (
+    CALLS_MAX,
+    Over,
+    Told,
+    WorkFrame,
+    decode_over,
+    decode_ready,
+    encode,
+    load,
+    main,
+)
 from inturn.consumer.worker import Handler
 from inturn.model.errors import InvalidInput, WorkerDied
 

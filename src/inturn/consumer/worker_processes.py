@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from inturn.consumer.context import Context, Hook
 from inturn.consumer.lane import Lane
 from inturn.consumer.outcome import Next, Outcome, of_exception, of_return
-from inturn.consumer.process_frames import (
+from inturn.consumer.process_child import (
     CALLS_MAX,
     DONE,
     LANES_MAX,
@@ -32,8 +32,7 @@ from inturn.consumer.process_frames import (
     WorkFrame,
     returned_of,
 )
-from inturn.consumer.run import Run
-from inturn.consumer.tracing_run import TracingRun
+from inturn.consumer.run import Run, TracingRun
 from inturn.consumer.trial import TrialReport, TrialRun
 from inturn.consumer.worker import Handler, Worker
 from inturn.consumer.worker_process import HandlerReference, WorkerProcess

@@ -19,10 +19,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from inturn.log import checkpoint as checkpoints
-from inturn.log import reserve
 from inturn.log.batch_reader import read_batches
-from inturn.log.checkpoint import Checkpoint
+from inturn.log.checkpoint import (
+    RESERVE_AHEAD_COUNT,
+    Checkpoint,
+    clear_reserve,
+    reserve_floor,
+    save_checkpoint,
+    save_reserve,
+)
 from inturn.log.disk import Disk
 from inturn.log.engine import AppendReply
 from inturn.log.recovery import recover, verify
@@ -117,9 +122,9 @@ class PartitionLog:
 
         self._reserved = 0  # offsets below are recorded as used; stays 0 under Flush.ALWAYS
         if self._damage is None:
-            self._begin(max(floor, reserve.floor(disk, folder, self._seed)))
+            self._begin(max(floor, reserve_floor(disk, folder, self._seed)))
             if self._always:
-                reserve.clear(disk, folder)
+                clear_reserve(disk, folder)
             self._check_free()
         self._bases = [segment.base for segment in self._segments]
 
@@ -292,9 +297,9 @@ class PartitionLog:
         return active
 
     def _reserve(self, end_offset: int) -> None:
-        end_offset += reserve.AHEAD_COUNT
+        end_offset += RESERVE_AHEAD_COUNT
         try:
-            reserve.save(self._disk, self._folder, end_offset, self._seed)
+            save_reserve(self._disk, self._folder, end_offset, self._seed)
         except OSError as error:
             if error.errno in _NO_SPACE:
                 raise DiskFull(self._name) from error
@@ -418,7 +423,7 @@ class PartitionLog:
                 segment.save_index(data)
                 segment.index_saved = segment is not point.active
             try:
-                checkpoints.save(self._disk, self._folder, checkpoint, self._seed)
+                save_checkpoint(self._disk, self._folder, checkpoint, self._seed)
             except OSError as error:
                 if error.errno not in _NO_SPACE:
                     with self._lock:
@@ -595,7 +600,7 @@ class PartitionLog:
 
     def _clear_reserve(self) -> None:
         try:
-            reserve.clear(self._disk, self._folder)
+            clear_reserve(self._disk, self._folder)
         except OSError:
             _log.warning("log.reserve_not_cleared", partition=self._name, error="some offsets will be skipped")
 

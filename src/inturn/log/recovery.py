@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from inturn.log import checkpoint as checkpoints
-from inturn.log.checkpoint import Checkpoint
+from inturn.log.checkpoint import Checkpoint, load_checkpoint
 from inturn.log.disk import Disk
 from inturn.log.producer_table import ProducerTable
 from inturn.log.segment import Segment, parse_name
@@ -88,7 +87,7 @@ def recover(disk: Disk, folder: str, partition: str, seed: int, every_bytes: int
     """Find the good part of a log and cut a torn tail. The good part is synced when this returns. Raises OSError."""
     disk.make_folder(folder)
     segments = _segments(disk, folder, seed, every_bytes)
-    checkpoint = checkpoints.load(disk, folder, seed)
+    checkpoint = load_checkpoint(disk, folder, seed)
     producers = ProducerTable(partition)
     if not segments:
         damage = None

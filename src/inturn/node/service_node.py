@@ -42,7 +42,7 @@ from inturn.protocol.commands import (
     ReadyPart,
     Reply,
 )
-from inturn.protocol.reply import session_of
+from inturn.protocol.request import session_of
 from inturn.store.cluster import BrokerGroupRows
 from inturn.store.database import Database
 from inturn.store.groups import Groups, Members

@@ -21,7 +21,7 @@ from inturn.outbox.scanner import Connected, Scanner
 from inturn.outbox.store import OutboxStore, open_engine
 from inturn.outbox.table import DEFAULT_TABLE, OutboxSettings, check_table_name, make_tables
 from inturn.producer.fallback import FallbackRow
-from inturn.producer.options import MessageOptions
+from inturn.producer.validation import MessageOptions
 from inturn.protocol.commands import Node
 
 

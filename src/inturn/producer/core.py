@@ -13,10 +13,9 @@ from inturn.model.routing import SLOT_COUNT, slot_of
 from inturn.model.settings import ProducerSettings, Routing, Strategy
 from inturn.model.subject import Subject
 from inturn.producer.fallback import FallbackQueue, FallbackRow
-from inturn.producer.options import Selector
 from inturn.producer.partition_queue import PartitionQueue
 from inturn.producer.send_batch import SendBatch
-from inturn.producer.validation import as_bytes, checked_id, checked_properties, checked_tags, not_text
+from inturn.producer.validation import Selector, as_bytes, checked_id, checked_properties, checked_tags, not_text
 from inturn.protocol.commands import Append, Appended
 
 # Counted for a message beside body, key and properties, so that empty messages count for the buffer, too.

@@ -29,9 +29,9 @@ from inturn.model.subject import Subject, check_name
 from inturn.model.time import Clock
 from inturn.producer.core import ProducerCore, SendAttempt
 from inturn.producer.fallback import FallbackQueue, FallbackStore, FallbackThread
-from inturn.producer.options import SendOptions
 from inturn.producer.send_batch import SendHandle, Stored
 from inturn.producer.send_hook import HookedSends, SendHook, Sending
+from inturn.producer.validation import SendOptions
 from inturn.protocol.commands import Answer, FindSubject, Node, OpenProducer, ProducerOpened
 from inturn.protocol.request import ask
 

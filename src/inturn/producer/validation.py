@@ -1,14 +1,36 @@
-"""Checks of every message before it is accepted, by a producer or by an outbox.
+"""The options of a message, and checks of every message before it is accepted, by a producer or by an outbox.
 
 A check returns the value to store, or raises InvalidInput (LimitExceeded for a value that is too large).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias, TypedDict
 
 from inturn.model.errors import InvalidInput, LimitExceeded
+from inturn.model.message import Outgoing
+from inturn.model.routing import Partition
 from inturn.model.subject import RESERVED
+
+# Called with the partitions of the subject, the message and `arg`; returns the index of a partition.
+Selector: TypeAlias = Callable[[Sequence[Partition], Outgoing, object], int]
+
+
+class MessageOptions(TypedDict, total=False):
+    """Options of `Outbox.put`. Every option may be left out."""
+
+    key: str | bytes | None  # messages of one key are stored in order; None (default): no order
+    tags: tuple[str, ...]  # consumers and readers can filter by tags; default ()
+    properties: dict[str, str] | None  # headers; names must not begin with "%"
+    message_id: str | None  # your own id; by default the id is made of partition and offset
+
+
+class SendOptions(MessageOptions, total=False):
+    """Options of `Producer.send`, `Producer.send_sync` and `AsyncProducer.send`. Every option may be left out."""
+
+    selector: Selector | None  # chooses the partition; only for subjects with routing "selector"
+    arg: object  # given to the selector; also the key, unless `key` is given
 
 
 def as_bytes(what: str, value: object) -> bytes:

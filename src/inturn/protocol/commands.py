@@ -62,21 +62,32 @@ from inturn.protocol.command import Done as Done
 from inturn.protocol.command import Hello as Hello
 from inturn.protocol.command import Ping as Ping
 from inturn.protocol.command import Welcome as Welcome
+from inturn.protocol.consuming import Acknowledge as Acknowledge
+from inturn.protocol.consuming import Acknowledged as Acknowledged
 from inturn.protocol.consuming import Acquire as Acquire
 from inturn.protocol.consuming import Assignment as Assignment
 from inturn.protocol.consuming import Claim as Claim
 from inturn.protocol.consuming import Commit as Commit
 from inturn.protocol.consuming import Committed as Committed
+from inturn.protocol.consuming import Delivery as Delivery
 from inturn.protocol.consuming import Failure as Failure
+from inturn.protocol.consuming import Fetch as Fetch
+from inturn.protocol.consuming import Fetched as Fetched
 from inturn.protocol.consuming import Granted as Granted
 from inturn.protocol.consuming import Heartbeat as Heartbeat
 from inturn.protocol.consuming import Leave as Leave
+from inturn.protocol.consuming import Move as Move
+from inturn.protocol.consuming import OpenDeadLetters as OpenDeadLetters
+from inturn.protocol.consuming import OpenRetry as OpenRetry
+from inturn.protocol.consuming import PartitionReceipts as PartitionReceipts
 from inturn.protocol.consuming import Progress as Progress
 from inturn.protocol.consuming import Pull as Pull
 from inturn.protocol.consuming import Pulled as Pulled
+from inturn.protocol.consuming import Receipt as Receipt
 from inturn.protocol.consuming import Release as Release
 from inturn.protocol.consuming import Renew as Renew
 from inturn.protocol.consuming import Renewed as Renewed
+from inturn.protocol.consuming import Returned as Returned
 from inturn.protocol.keys import DescribeKey as DescribeKey
 from inturn.protocol.keys import FindRequest as FindRequest
 from inturn.protocol.keys import FindTrial as FindTrial
@@ -103,17 +114,6 @@ from inturn.protocol.producing import OpenProducer as OpenProducer
 from inturn.protocol.producing import ProducerOpened as ProducerOpened
 from inturn.protocol.producing import Read as Read
 from inturn.protocol.producing import ResolvePosition as ResolvePosition
-from inturn.protocol.shared import Acknowledge as Acknowledge
-from inturn.protocol.shared import Acknowledged as Acknowledged
-from inturn.protocol.shared import Delivery as Delivery
-from inturn.protocol.shared import Fetch as Fetch
-from inturn.protocol.shared import Fetched as Fetched
-from inturn.protocol.shared import Move as Move
-from inturn.protocol.shared import OpenDeadLetters as OpenDeadLetters
-from inturn.protocol.shared import OpenRetry as OpenRetry
-from inturn.protocol.shared import PartitionReceipts as PartitionReceipts
-from inturn.protocol.shared import Receipt as Receipt
-from inturn.protocol.shared import Returned as Returned
 
 Answer: TypeAlias = (
     Welcome

@@ -26,7 +26,7 @@ from inturn.protocol.commands import (
     Reply,
     SubjectList,
 )
-from inturn.protocol.reply import WrappedReply
+from inturn.protocol.request import WrappedReply
 from inturn.security.audit_log import AuditLog
 from inturn.security.permissions import AS_MEMBER, Need, Permission, derived, is_act, needed
 from inturn.security.rate_limit import PrincipalMeter

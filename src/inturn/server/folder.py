@@ -36,7 +36,7 @@ from inturn.store.database import Database
 from inturn.transport.address import Address
 from inturn.transport.client import RemoteNode
 from inturn.transport.client_stream import StreamSettings
-from inturn.transport.stream_server import StreamServer
+from inturn.transport.server import StreamServer
 from inturn.version import SOFTWARE
 
 LOCK_NAME = "inturn.lock"

@@ -22,9 +22,9 @@ from inturn.model.time import Clock
 from inturn.node.statistics import LOG_STATES, NodeFigures, Statistics
 from inturn.protocol.codec import KINDS
 from inturn.protocol.commands import Answer, Append, Command, Commit, DiskRoom, ReadyPart, Release, Reply
-from inturn.protocol.reply import WrappedReply
+from inturn.protocol.request import WrappedReply
+from inturn.transport.server import StreamServer
 from inturn.transport.server_session import ServedNode
-from inturn.transport.stream_server import StreamServer
 from inturn.version import VERSION
 
 # From 0.1 ms (a sync of a fast disk) to more than a client waits.

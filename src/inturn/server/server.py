@@ -17,8 +17,8 @@ from inturn.security.guard import Guard
 from inturn.security.settings import SecuritySettings
 from inturn.server.folder import OpenedFolder, listen_in
 from inturn.transport.address import DEFAULT_PORT, Address
+from inturn.transport.server import StreamServer
 from inturn.transport.server_session import ServedNode, ServerSettings
-from inturn.transport.stream_server import StreamServer
 from inturn.version import SOFTWARE
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from inturn.transport.server_session import ServerSettings
 from inturn.transport.server_stream import ServerStream
 
 if TYPE_CHECKING:
+    from inturn.transport.server import StreamServer
     from inturn.transport.server_session import GuardProtocol
-    from inturn.transport.stream_server import StreamServer
 
 
 class CountedConnection(Protocol):

@@ -62,7 +62,7 @@ from inturn.protocol.commands import (
     Welcome,
 )
 from inturn.protocol.frames import NUMBER_MAX, Frame, FrameReader
-from inturn.protocol.reply import SessionReply
+from inturn.protocol.request import SessionReply
 
 
 class GuardProtocol(Protocol):

@@ -13,7 +13,7 @@ from inturn.transport.server_session import ServerSession
 
 if TYPE_CHECKING:
     from inturn.transport.listener import CountedConnection
-    from inturn.transport.stream_server import StreamServer
+    from inturn.transport.server import StreamServer
 
 _log = get_logger("inturn.wire")
 OUT_BYTES_MAX = 256 << 20  # of answers that the client has not taken

@@ -31,10 +31,18 @@ from inturn.security.credentials import Credentials
 from inturn.security.settings import TlsSettings
 from inturn.spark.ordered.admission import check_target, describe_existing, order_of, tags_of
 from inturn.spark.ordered.drain_report import DrainMonitor, DrainReport, DrainTally, Watch
-from inturn.spark.ordered.job import SparkJob, is_spark_alive, summary_line
 from inturn.spark.ordered.lease_holder import LeaseHolder, make_group
 from inturn.spark.ordered.plan import PartitionBacklog
-from inturn.spark.ordered.rounds import RoundResult, RoundWork, finished_total, key_requests, span_limits
+from inturn.spark.ordered.rounds import (
+    RoundResult,
+    RoundWork,
+    SparkJob,
+    finished_total,
+    is_spark_alive,
+    key_requests,
+    span_limits,
+    summary_line,
+)
 from inturn.spark.ordered.task import PATIENCE_S, ROUND_S, TASK_SETTINGS, connected
 from inturn.spark.shipping import HandlerName, check_executors, load_handler, module_of, ship
 

@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from inturn.client import Connection
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.context import Context
-from inturn.consumer.scope import Scope
+from inturn.consumer.options import Scope
 from inturn.consumer.worker import Handler
 from inturn.model.errors import ConnectionLost, InturnError, LeaseError, LeaseHeld, NotFound, StaleEpoch
 from inturn.model.message import Message

@@ -20,8 +20,8 @@ from inturn.client import Connection
 from inturn.consumer.claimant import ClaimedPart, ClaimingNode
 from inturn.consumer.consumer import Consumer
 from inturn.consumer.flow_limits import STUCK_SHARE
+from inturn.consumer.options import Scope
 from inturn.consumer.outcome import text_of
-from inturn.consumer.scope import Scope
 from inturn.model.errors import ConnectionLost, InturnError, LogDamaged
 from inturn.model.settings import SPAN_MAX, ConsumerSettings, FlowControl, Order
 from inturn.model.time import SystemClock
