@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check test lint docs bench soak lock clean
+.PHONY: help venv demo check test coverage lint docs bench soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +26,12 @@ check: lint ## lint, unit tests, the contract suite on one bed, and 50 simulated
 test: lint ## lint, all tests, and 300 simulated histories (PYTEST_ARGS="-n 3")
 	$(PY) -m pytest $(PYTEST_ARGS)
 	$(PY) -m simulator.soak --seeds 300
+
+coverage: $(INSTALLED) ## the share of lines and branches that the tests of `make check` run
+	$(PY) -m coverage erase
+	$(PY) -m coverage run -m pytest --quick
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report --skip-covered --sort=cover
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(PY) -m ruff check .
@@ -54,8 +60,8 @@ lock: | $(PY) ## write requirements.lock again (LOCK_ARGS=--upgrade for newer ve
 		--no-annotate --quiet $(LOCK_ARGS) --output-file requirements.lock
 
 clean: ## remove .venv, caches and what was built
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
+	find src tests examples benchmarks simulator demo -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
