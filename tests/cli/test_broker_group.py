@@ -16,13 +16,13 @@ from tests.contract.bed import GroupedBed, eventually
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[GroupedBed]:
     with contextlib.closing(GroupedBed(tmp_path / "cluster")) as made:
-        made.silent_s = 2.0  # one of them dies
+        made.silent_s = 2.0  # a broker dies in a test
         yield made
 
 
 @pytest.fixture
 def address(cluster: GroupedBed) -> str:
-    """Of the meta server of a cluster."""
+    """The address of a cluster's meta server."""
     return cluster.open().target
 
 

@@ -17,7 +17,7 @@ from tests.cli.conftest import Cli
 
 
 def _fingerprint(folder: Path) -> dict[str, tuple[int, str]]:
-    """Everything in the folder: names, times of change, contents."""
+    """All files of the folder: names, times of change, contents."""
     return {
         str(path.relative_to(folder)): (
             path.stat().st_mtime_ns,
@@ -28,7 +28,7 @@ def _fingerprint(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _examine(folder: Path) -> list[Finding]:
-    """What is not ok; and that nothing was changed by looking."""
+    """The findings that are not ok. The doctor must not change the folder."""
     before = _fingerprint(folder)
     findings = examine(folder)
     assert _fingerprint(folder) == before
@@ -48,7 +48,7 @@ def _flip(path: Path, at: int) -> None:
 
 @pytest.fixture
 def batches(tmp_path: Path) -> Path:
-    """A folder with one partition of ten batches, one message each."""
+    """A folder with a partition of ten batches, a single message each."""
     with inturn.connect(tmp_path / "data") as connection:
         connection.create_subject("orders", partitions=1)
         with connection.producer() as producer:
@@ -138,7 +138,7 @@ def test_a_log_that_is_gone_is_an_error_if_it_was_read(orders: Cli) -> None:
     shutil.rmtree(orders.data / "log" / "p1")
     (found,) = _examine(orders.data)
     assert (found.level, found.partition) == (Level.WARNING, "orders/0")
-    orders("subject", "list")  # makes it again, empty
+    orders("subject", "list")  # creates the log again, empty
     orders("consume", "orders", "--group", "billing")
     shutil.rmtree(orders.data / "log" / "p2")
     (found,) = _examine(orders.data)

@@ -1,4 +1,4 @@
-"""`inturn doctor --server`: what is wrong with a server that runs, and what to do about it."""
+"""`inturn doctor --server`: problems of a running server, and the advice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.contract.bed import Seen, eventually, quick, send, send_all
 
 
 class Changed:
-    """The node of a connection, some of whose answers are changed on the way."""
+    """The node of a connection. Some answers are changed on the way."""
 
     def __init__(self, mq: Connection, changes: Mapping[Any, Callable[[Any], Answer | InturnError]]) -> None:
         self._node = mq.node
@@ -51,7 +51,7 @@ class Changed:
 
 
 def troubles(mq: Connection, sleep: Callable[[float], None] = lambda _: None, **changes: Any) -> list[Finding]:
-    """What is not ok, when these fields of the node's description were so."""
+    """The findings that are not ok, after changing fields of the node's description."""
 
     def changed(described: NodeDescription) -> NodeDescription:
         return msgspec.structs.replace(described, **changes)
@@ -85,7 +85,7 @@ def test_the_option_is_that_of_the_other_commands(cli: Cli) -> None:
     ran = cli("doctor", "--server", "nowhere")
     assert ran.code == 2
     with cli.serve() as served:
-        assert cli("doctor", "--server", served.address, "--json").json["ok"] is True  # though a folder is exported
+        assert cli("doctor", "--server", served.address, "--json").json["ok"] is True  # although a folder is exported
 
 
 def test_a_server_that_is_not_there_is_a_finding(cli: Cli) -> None:
@@ -174,7 +174,7 @@ def test_a_lag_that_nobody_works_on_is_told(mq: Connection) -> None:
 
 
 def grouped(**changes: Any) -> Callable[[GroupDescription], GroupDescription]:
-    """A group of one member, which is assigned partition 0; but for the changes of that partition."""
+    """A group with a single member that is assigned partition 0, with changes of that partition."""
     place = GroupPartition(0, 0, LAG_MIN, "m", 7, 1.0, done_per_s=0.0)
     partition = msgspec.structs.replace(place, **{k: v for k, v in changes.items() if k != "assigned"})
     held = () if partition.owner is None else (0,)
@@ -253,14 +253,14 @@ def test_a_member_that_holds_more_than_it_is_assigned_is_looked_at_twice(joined:
     assert (member.check, member.partition) == ("members", "orders/0")
     assert "m holds partition orders/0 in group billing (epoch 7), which is not assigned to it" in member.what
     assert len(slept) == 1
-    # given back meanwhile, or held under another epoch: it was a hand-over
+    # released meanwhile, or held under a different epoch: this was a hand-over
     answers = [beyond, grouped(assigned=(), end_offset=0, epoch=8)]
     found = examine_server(Changed(joined, {DescribeGroup: lambda one: answers.pop(0)(one)}), sleep=slept.append)
     assert all(one.level is Level.OK for one in found)
 
 
 def test_a_handler_that_runs_on_after_a_hand_over_is_found(mq: Connection) -> None:
-    """The real thing: two members, and the first cannot let go."""
+    """The real case: two members, and the first member cannot release the lease."""
     let, began = threading.Event(), threading.Event()
 
     def handle(message: Message, context: Context) -> None:
