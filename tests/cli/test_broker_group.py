@@ -90,7 +90,7 @@ def test_the_doctor_and_the_list_of_subjects_tell_of_a_broker_that_is_dead(
     eventually(lambda: not groups()[1]["is_heard"], "west is counted dead")
     told = cli("doctor", *to)
     assert told.code == 1
-    assert "the broker of group west was not heard for" in told.out
+    assert "the broker of broker group west was not heard for" in told.out
     listed = cli("subject", "list", *to, "--json").json["subjects"]
     assert [(one["name"], one["state"]) for one in listed] == [("both", "unreached"), ("easts", "ok")]
     assert cli("broker-group", "set", "east", "read-only", *to).code == 0

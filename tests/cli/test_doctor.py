@@ -195,7 +195,7 @@ def test_offsets_outside_the_log_are_told(batches: Path) -> None:
     os.truncate(segment, segment.stat().st_size // 10 * 6)
     (found,) = _examine(batches)
     assert (found.check, found.level, found.offset) == ("offsets", Level.WARNING, 10)
-    assert "billing is at offset 10 of partition orders/0, which has 0 to 6" in found.what
+    assert "billing is at offset 10 of partition orders/0; the log has 0 to 6" in found.what
 
 
 _HOLDER = """
@@ -239,7 +239,7 @@ def test_the_leases_of_a_dead_process_are_told(orders: Cli, holder: subprocess.P
     (found,) = _examine(orders.data)
     assert (found.check, found.level) == ("leases", Level.WARNING)
     assert str(holder.pid) in found.what
-    assert "released at the next open" in found.next_step
+    assert "the next open releases the leases" in found.next_step
     orders("subject", "list")
     assert _examine(orders.data) == []
 
