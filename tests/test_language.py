@@ -17,6 +17,7 @@ ROOT = DOCS.parent
 PAGES = [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md")), ROOT / "deploy" / "README.md"]
 PACKAGES = sorted(path for path in (ROOT / "src" / "inturn").iterdir() if (path / "__init__.py").is_file())
 BESIDE = [ROOT / name for name in ("benchmarks", "demo", "examples", "simulator")]
+TESTS = [ROOT / "tests", *sorted(path for path in (ROOT / "tests").iterdir() if any(path.glob("*.py")))]
 SHARE_MAX = 0.04
 README_LINES_MAX = 180
 GLOSSARY_ENTRIES_MAX = 149
@@ -137,7 +138,7 @@ def prose(page: str) -> str:
     return re.sub(r"\]\([^)]*\)", "]", without_definitions)
 
 
-@pytest.mark.parametrize("folder", [*PACKAGES, *BESIDE], ids=lambda folder: str(folder.relative_to(ROOT)))
+@pytest.mark.parametrize("folder", [*PACKAGES, *BESIDE, *TESTS], ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_docstrings_name_their_subjects(folder: Path) -> None:
     found = measure("\n".join(docstrings(folder)))
     assert found.share <= SHARE_MAX, str(found)
