@@ -10,14 +10,16 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-# How long an example takes says something about the machine, which may have other work.
+# No deadline for an example: the machine may be busy.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# The first test of such a file makes a slow fixture for all tests of the file: one process runs the whole file.
+# The first test of such a file makes a slow fixture for all tests of the file. So the whole file runs in the same
+# process.
 TOGETHER = {"tests/cli/test_demo.py", "tests/spark/test_cluster.py", "tests/simulator/test_simulation.py"}
 
-# Tests that share a Spark session. A Java process starts slowly and is slow while cold: one process has the session.
+# Tests that share a Spark session. A Java process starts slowly and is slow while cold, so a single process has the
+# session.
 WITH_SESSION = {
     f"tests/spark/test_{name}.py"
     for name in (
@@ -35,7 +37,7 @@ WITH_SESSION = {
 }
 
 HERE = Path(__file__).parent
-# `pytest --quick` runs the files in `tests`, the unit tests, and the contract suite on one bed.
+# `pytest --quick` runs the files in `tests`, the unit tests, and the contract suite on a single bed.
 QUICK_FOLDERS = {
     "broker",
     "cluster",
@@ -51,7 +53,7 @@ QUICK_FOLDERS = {
     "transport",
 }
 QUICK_BED = "embedded"
-# Files among these whose tests start programs, servers or clusters.
+# Quick folders contain some files whose tests start programs, servers or clusters. These files are not quick.
 NOT_QUICK = {
     "cluster/test_cluster.py",
     "cluster/test_growth.py",
@@ -96,10 +98,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """Programs that tests start end on SIGINT, also where a shell runs the tests in the background.
+    """Programs that tests start end on SIGINT, even where a shell runs the tests in the background.
 
-    A shell lets its background jobs ignore SIGINT, and a program inherits an ignored signal, but not a handler. This
-    process goes on ignoring SIGINT, with a handler that does nothing.
+    A shell lets background jobs ignore SIGINT, and a program inherits an ignored signal, but not a handler. This
+    process still ignores SIGINT, with an empty handler.
     """
     named = [HERE / name for name in (*QUICK_FOLDERS, *NOT_QUICK)]
     named += [HERE.parent / name for name in (*TOGETHER, *WITH_SESSION)]
@@ -111,7 +113,10 @@ def pytest_configure() -> None:
 
 
 class _Together(LoadScopeScheduling):  # type: ignore[misc]
-    """A test goes to a free process. Tests of a file above go to one process, tests with the session to one process."""
+    """A test goes to a free process.
+
+    Tests of a file in TOGETHER share a process; tests with the session share a process.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]

@@ -1,4 +1,4 @@
-"""Markdown, as far as tests of the documentation have to understand it."""
+"""The parts of Markdown that tests of the documentation read."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def sections(text: str) -> dict[str, str]:
-    """What is below each heading, up to the next one of any level."""
+    """The text below every heading, up to the next heading of any level."""
     parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def rows(text: str) -> Iterator[list[str]]:
-    """The cells of all rows of all tables, but for heads and the lines below them."""
+    """The cells of all rows of all tables, without heads and the lines below the heads."""
     lines = text.splitlines()
     for line, before, behind in zip(lines, ["", *lines], [*lines[1:], ""], strict=False):
         if line.startswith("|") and not _is_rule(line) and not (_is_rule(behind) and not before.startswith("|")):
@@ -28,7 +28,7 @@ def _is_rule(line: str) -> bool:
 
 
 def code(cell: str) -> str:
-    """The text of a cell that is nothing but code."""
+    """The text of a cell that contains only code."""
     found = re.fullmatch(r"`([^`]+)`", cell)
     assert found is not None, f"{cell!r} should be code"
     return found[1]

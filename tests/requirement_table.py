@@ -1,7 +1,7 @@
 """Which tests prove which requirement: read from the tests, written to docs/requirements.md.
 
-A test names the ids that it proves at the beginning of its docstring: `C9, C10: …`. One that names none has those at
-the beginning of its module's docstring. `make docs` writes the page; `tests/test_requirements.py` compares it.
+A test names the proved ids at the beginning of the docstring: `C9, C10: …`. A test without ids has the ids at the
+beginning of the module's docstring. `make docs` writes the page; `tests/test_requirements.py` compares the page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "docs" / "requirements.toml"
 PAGE = ROOT / "docs" / "requirements.md"
 ID = re.compile(r"\b[PMBCS]\d{1,2}\b")
-# Then comes the end, or what is said about it.
+# After the ids comes the end, or the text about the requirement.
 AT_THE_BEGINNING = re.compile(r"[PMBCS]\d{1,2}(?:, [PMBCS]\d{1,2})*(?=[.:,]|\Z)")
 
 EVERY_BED = ("embedded", "served", "shared", "grouped")  # see tests/contract/bed.py
@@ -54,17 +54,17 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A test, by its file (relative to the folder of all tests) and its name."""
+    """A test, by file (relative to the folder of all tests) and name."""
 
     file: str
     name: str
     ids: tuple[str, ...]
-    beds: tuple[str, ...]  # empty: it tests a part of the whole
+    beds: tuple[str, ...]  # empty: the test is about a part, without a bed
 
 
 @dataclass(slots=True)
 class TestFile:
-    """What is said about ids in one file, and which fixtures its tests are given."""
+    """The ids in the docstrings of a file, and the fixtures of the tests."""
 
     path: str
     docstring: str
@@ -110,7 +110,7 @@ def read_file(path: Path, name: str) -> TestFile:
 
 @functools.cache
 def proofs() -> tuple[Proof, ...]:
-    """All tests that name an id, or whose file does."""
+    """All tests with an id, in the docstring of the test or of the file."""
     files = files_of_tests()
     secured = {
         (module.removeprefix("tests.").replace(".", "/") + ".py", name)
@@ -138,7 +138,7 @@ def beds_of(file: TestFile, given: list[str]) -> tuple[str, ...]:
 def _reached(names: list[str], fixtures: Mapping[str, list[str]]) -> Iterator[str]:
     for name in names:
         yield name
-        # a fixture that is made from one of the same name means the one outside of its file, which is nearer to the bed
+        # A fixture that takes a fixture of the same name means the fixture outside of the file, nearer to the bed.
         yield from _reached([one for one in fixtures.get(name, []) if one != name], fixtures)
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/errors.md has every error there is, with its bases, its fields and whether it is retriable."""
+"""docs/reference/errors.md lists every error, with bases, fields and `retriable`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def real(kind: type[InturnError]) -> Row:
 
 
 def _fields(kind: type[InturnError]) -> list[str]:
-    """What its own `__init__` sets on itself, as far as it says something to others."""
+    """The attributes that the class's own `__init__` sets."""
     if "__init__" not in vars(kind):
         return []
     made = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))
@@ -48,7 +48,7 @@ def _fields(kind: type[InturnError]) -> list[str]:
         for node in ast.walk(made)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
     ]
-    return [name for name in names if not (kind is tree.GateClosed and name == "owner")]  # there is none
+    return [name for name in names if not (kind is tree.GateClosed and name == "owner")]  # a closed gate has no owner
 
 
 def documented() -> dict[str, Row]:

@@ -17,10 +17,10 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 WITH_SPARK = [path for path in EXAMPLES if path.name.startswith("spark_")]
 README = ROOT / "README.md"
 NO_RUN = "<!-- no-run -->"
-TIME_S_MAX = 50.0  # they take less than 3; the rest is for a machine with other work
-SPARK_TIME_S_MAX = 200.0  # with Spark, which takes its time to start; the same
+TIME_S_MAX = 50.0  # an example takes less than 3 s; the rest is for a busy machine
+SPARK_TIME_S_MAX = 200.0  # Spark takes long to start; the rest is for a busy machine
 
-# What each of them promises to print, as regular expressions, in this order.
+# The promised output of every example, as regular expressions, in this order.
 PRINTS = {
     "quickstart.py": [r"^order-42 created\norder-42 paid\norder-42 shipped\n$"],
     "orders.py": [
@@ -76,7 +76,7 @@ README_PRINTS = [
     r"\d+ done, 0 left, handed back after \d+ s\n",
     r"(?s)created.*paid.*shipped",
 ]
-# The same for pages in docs/how-to/ whose Python blocks are run, all blocks of a page in one namespace.
+# The same for pages in docs/how-to/ with Python blocks that run: all blocks of a page in the same namespace.
 PAGES = {
     "check-order.md": [r"2 violations", r"OVERLAP: .*order-42", r"SKIPPED: .*order-42"],
     "grow.md": [r"^8 partitions\n20 jobs, each in order: True\n$"],
@@ -99,7 +99,7 @@ class Block:
 
 
 def python_blocks(text: str) -> list[Block]:
-    """The blocks that are marked as Python; one after a comment `<!-- no-run -->` is not run."""
+    """The blocks that are marked as Python. A block after a comment `<!-- no-run -->` is left out."""
     blocks = []
     for found in re.finditer(r"^([ \t]*)```python[^\n]*\n(.*?)^\1```[ \t]*$", text, re.MULTILINE | re.DOTALL):
         before = text[: found.start()].rstrip()
@@ -109,7 +109,7 @@ def python_blocks(text: str) -> list[Block]:
 
 
 def script(blocks: list[Block], name: str) -> str:
-    """One program: all blocks in one namespace. Blank lines give every line the number that it has in the text."""
+    """A program of all blocks in the same namespace. Blank lines keep the line numbers of the text."""
     lines = ["scope = {'__name__': '__main__'}"]
     for block in blocks:
         padded = "\n" * (block.line - 1) + block.code

@@ -1,4 +1,4 @@
-"""What `inturn` exports is public; everything else may change."""
+"""The exports of `inturn` are public. All other names may change."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_nothing_is_listed_twice() -> None:
 def test_every_public_name_says_what_it_is(name: str) -> None:
     thing = getattr(inturn, name)
     text = thing.__dict__.get("__doc__") if inspect.isclass(thing) else inspect.getdoc(thing)
-    generated = f"{name}("  # what dataclass writes when nobody else did
+    generated = f"{name}("  # the docstring that dataclass writes by default
     assert text, f"inturn.{name} has no docstring"
     assert not text.startswith(generated), f"inturn.{name} has only the signature that dataclass writes"
 
@@ -107,7 +107,7 @@ def test_every_public_method_that_takes_arguments_says_what_it_does(name: str) -
         and not inspect.getdoc(function)
     ]
     if name in ("Hook", "SendHook"):
-        undocumented = []  # the class says it for its two methods
+        undocumented = []  # the docstring of the class covers both methods
     assert undocumented == []
 
 

@@ -1,4 +1,4 @@
-"""A forked child shares nothing with its parent: there everything says Closed, and it holds nothing back."""
+"""A forked child shares no state with the parent. In the child all objects are closed, and the child holds no lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import inturn
 
-# The child says what each call did, then lives until stdin ends. The parent goes on, then vanishes.
+# The child prints the result of every call, then lives until stdin ends. The parent continues, then vanishes.
 FORK = """
 import os, signal, sys, time
 import inturn
@@ -96,8 +96,7 @@ producer.flush(60)
 mq.close()
 print(sent, *codes)
 """
-# Forks while another thread is closing a connection, or opening one: then says whether the folder is free while the
-# child lives.
+# Fork while a thread is closing or opening a connection. Then print whether the folder is free while the child lives.
 MEANWHILE = """
 import os, sys, threading
 import inturn
@@ -140,7 +139,7 @@ except inturn.errors.FolderInUse as error:
 os.close(end)
 os.waitpid(child, 0)
 """
-# A number that was the parent's lock file is somebody else's in the child; so says its exit code.
+# The file number of the parent's lock file names a different file in the child. The exit code proves this.
 FOREIGN = """
 import os, sys
 from inturn.server.folder import Folder
@@ -162,7 +161,7 @@ except Exception as error:
 
 
 class Forked:
-    """What the child and the parent said, until the parent was gone. The child still lives."""
+    """The output of child and parent up to the end of the parent. The child still lives."""
 
     def __init__(self, folder: Path, end: str) -> None:
         self.process = subprocess.Popen(
@@ -204,7 +203,7 @@ def test_everything_of_the_parents_says_closed_in_a_forked_child_and_the_folder_
     assert said.pop("connect") == ("returned", "soon"), "as a client of its parent"
     assert said.pop("parent") == ("acknowledged", "soon")
     assert said == dict.fromkeys(said, ("Closed", "soon"))
-    with inturn.connect(tmp_path / "data") as mq:  # the child lives on
+    with inturn.connect(tmp_path / "data") as mq:  # the child still lives
         assert forked.process.returncode is not None
         assert [message.body for message in mq.reader("orders")] == [b"before", b"after"]
         with mq.producer() as producer:
@@ -212,7 +211,7 @@ def test_everything_of_the_parents_says_closed_in_a_forked_child_and_the_folder_
 
 
 def test_forking_while_threads_send_hurts_neither_parent_nor_child(tmp_path: Path) -> None:
-    """Locks may be held at that moment by threads that the child does not have."""
+    """At the fork, threads that the child does not have may hold locks."""
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BUSY, str(tmp_path)], capture_output=True, text=True, timeout=90
     )

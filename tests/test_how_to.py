@@ -1,4 +1,4 @@
-"""The programs in docs/how-to/ that need nothing but inturn run as they stand."""
+"""The programs in docs/how-to/ that need only inturn run as written."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def test_a_program_of_a_how_to_runs(name: str, tmp_path: Path) -> None:
         assert ran.stdout == PRINTS[name]
         assert ran.stderr == ""
 
-    # The bound: the program does its work within its `timeout_s`, all of which a run takes.
-    times_s = iter((2, 20))  # the longer one for a machine with other work
+    # The bound: the program finishes within the `timeout_s`, and every run takes all of this time.
+    times_s = iter((2, 20))  # the longer time is for a busy machine
     in_one_of(2, lambda: prints_it(next(times_s)))

@@ -17,11 +17,12 @@ ROOT = DOCS.parent
 PAGES = [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md")), ROOT / "deploy" / "README.md"]
 PACKAGES = sorted(path for path in (ROOT / "src" / "inturn").iterdir() if (path / "__init__.py").is_file())
 BESIDE = [ROOT / name for name in ("benchmarks", "demo", "examples", "simulator")]
+TESTS = [ROOT / "tests", *sorted(path for path in (ROOT / "tests").iterdir() if any(path.glob("*.py")))]
 SHARE_MAX = 0.04
 README_LINES_MAX = 180
 GLOSSARY_ENTRIES_MAX = 149
 
-# A sentence with one of these words as its subject or object makes the reader look back for the noun.
+# A pronoun as subject or object makes the reader look back for the noun.
 PRONOUNS = frozenset(
     [
         "it",
@@ -56,7 +57,7 @@ PRONOUNS = frozenset(
         "others",
     ]
 )
-# These stand before a noun as often as in place of a noun. They count where the next word cannot be a noun.
+# Determiners stand before a noun as often as in place of a noun. A determiner counts if the next word cannot be a noun.
 DETERMINERS = frozenset(["this", "that", "these", "those", "which", "what", "each", "another", "either", "neither"])
 NO_NOUN = frozenset(
     [
@@ -113,7 +114,7 @@ class Measure:
 
 
 def measure(text: str) -> Measure:
-    """Inline code counts as a single word that is no pronoun."""
+    """Inline code counts as a single word and is no pronoun."""
     words = re.findall(r"[a-z']+", re.sub(r"`[^`]*`", "x", text.lower()))
     found = Counter(
         word
@@ -137,7 +138,7 @@ def prose(page: str) -> str:
     return re.sub(r"\]\([^)]*\)", "]", without_definitions)
 
 
-@pytest.mark.parametrize("folder", [*PACKAGES, *BESIDE], ids=lambda folder: str(folder.relative_to(ROOT)))
+@pytest.mark.parametrize("folder", [*PACKAGES, *BESIDE, *TESTS], ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_docstrings_name_their_subjects(folder: Path) -> None:
     found = measure("\n".join(docstrings(folder)))
     assert found.share <= SHARE_MAX, str(found)
@@ -151,7 +152,7 @@ def test_pages_name_their_subjects(page: Path) -> None:
 
 @pytest.mark.parametrize("folder", [*PACKAGES, *BESIDE], ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_every_package_says_what_it_holds(folder: Path) -> None:
-    """The docstring of the package is the first thing that a newcomer reads. Examples are programs, not a package."""
+    """A newcomer reads the docstring of a package first. Examples are programs, not a package."""
     inside = [file for file in folder.rglob("__init__.py") if "examples" not in folder.parts]
     assert [
         str(file.relative_to(ROOT)) for file in inside if not ast.get_docstring(ast.parse(file.read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""Dependencies point inwards: what each package under `src/inturn` may import of the others."""
+"""Dependencies point inwards: the imports that every package under `src/inturn` may have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "inturn"
 
-# Package or module directly under inturn → the others it may import. "inturn" is inturn/__init__.py: the public names.
+# A package or module directly under inturn → the allowed imports. "inturn" is inturn/__init__.py: the public names.
 LAYERS: dict[str, set[str]] = {
     "model": set(),
     "version": set(),
@@ -43,14 +43,14 @@ LAYERS["cli"] = set(LAYERS)
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One imported name: `from inturn.log import segment` in model/batch.py is (("log", "segment"), …)."""
+    """An imported name: `from inturn.log import segment` in model/batch.py is (("log", "segment"), …)."""
 
     target: tuple[str, ...]  # without the leading "inturn"
     where: str
 
 
 def wrong_imports(source: Path) -> list[str]:
-    """What is wrong with the imports of the tree whose top folder is the package inturn."""
+    """The wrong imports of the tree whose top folder is the package inturn."""
     wrong = []
     for file in sorted(source.rglob("*.py")):
         inside = file.relative_to(source).with_suffix("").parts
@@ -74,7 +74,10 @@ def _this_file() -> str:
 
 
 def _layer(source: Path, parts: tuple[str, ...]) -> str:
-    """The part of the tree that these names below inturn belong to; names that are no module are inturn's own."""
+    """The package or module directly under inturn that contains the names.
+
+    Names that are no module belong to inturn itself.
+    """
     if parts and ((source / parts[0]).is_dir() or (parts[0] != "__init__" and (source / f"{parts[0]}.py").is_file())):
         return parts[0]
     return "inturn"
@@ -85,7 +88,7 @@ def _is_private(name: str) -> bool:
 
 
 def _imports(file: Path, inside: tuple[str, ...]) -> Iterator[Import]:
-    """Every import of inturn in the file, wherever it stands: in functions and under TYPE_CHECKING too."""
+    """Every import of inturn in the file, also in functions and under TYPE_CHECKING."""
     shown = "/".join(inside) + ".py"
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
         match node:
@@ -102,7 +105,7 @@ def _imports(file: Path, inside: tuple[str, ...]) -> Iterator[Import]:
 
 
 def _from(node: ast.ImportFrom, inside: tuple[str, ...]) -> tuple[str, ...]:
-    """The absolute module that names are imported from; each leading dot is one folder up."""
+    """The absolute module of an import. Every leading dot is a folder up."""
     named = tuple(node.module.split(".")) if node.module else ()
     if node.level == 0:
         return named

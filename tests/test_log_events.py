@@ -1,4 +1,4 @@
-"""Every event that is logged stands in docs/reference/logs.md, with its level and its fields; and nothing else does."""
+"""docs/reference/logs.md lists exactly the logged events, with level and fields."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One place that logs."""
+    """A call of the logger."""
 
     where: str
     name: str

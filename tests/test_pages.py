@@ -1,4 +1,4 @@
-"""The documentation: every page is in the index, every link leads somewhere, every guarantee names its tests."""
+"""The documentation: every page is in the index, every link has a target, every guarantee names tests."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ USE = re.compile(r"\]\[(\w+)\]")
 
 
 def text_of(page: Path) -> str:
-    """Without what is code."""
+    """The text without code."""
     return re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def links(page: Path) -> Iterator[str]:
-    """Those that stay within the repository."""
+    """Links within the repository."""
     text = text_of(page)
     found = [*INLINE.findall(text), *(target for _, target, _ in DEFINITION.findall(text))]
     return (target for target in found if "://" not in target and not target.startswith("mailto:"))
 
 
 def anchors(page: Path) -> set[str]:
-    """Of headings, as hosts of repositories make them."""
+    """The anchors of headings, as repository hosts make anchors."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", title)).strip().lower().replace(" ", "-") for title in titles}
 
@@ -69,7 +69,7 @@ def test_every_test_that_guarantees_name_is_used_and_every_use_is_named() -> Non
 
 
 def test_every_fault_in_the_guarantees_has_a_test() -> None:
-    """Rows of tables whose last column is for tests."""
+    """Checks the rows of tables whose last column is for tests."""
     bare = []
     for title, text in sections(GUARANTEES.read_text(encoding="utf-8")).items():
         for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):

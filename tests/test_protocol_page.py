@@ -1,4 +1,4 @@
-"""docs/reference/protocol.md has every command, answer and value of the protocol, with its number and its fields."""
+"""docs/reference/protocol.md lists every command, answer and value of the protocol, with number and fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS = {kind.__name__ for kind in KINDS.values() if issubclass(kind, Command
 
 
 def fields_of(kind: type) -> list[str]:
-    """In their order; a question mark behind those that may be left out."""
+    """The fields in order. A question mark follows an optional field."""
     if issubclass(kind, msgspec.Struct):
         return [f"{one.name}{'' if one.required else '?'}" for one in msgspec.structs.fields(kind)]
     made = dataclasses.fields(kind)  # type: ignore[arg-type]
@@ -42,7 +42,7 @@ def is_array(kind: type) -> bool:
 
 @functools.cache
 def values_inside() -> tuple[type, ...]:
-    """What commands and answers are made of, in the order in which it is met."""
+    """The values inside commands and answers, in the order of the first use."""
     found: dict[type, None] = {}
     for kind in KINDS.values():
         _look_into(kind, found)
@@ -80,7 +80,7 @@ def test_every_command_says_what_it_is_answered_with() -> None:
 
 
 def test_commands_are_answered_with_what_our_own_code_waits_for() -> None:
-    """Where somebody asks and waits, the call names both: `ask(node, FindSubject(name), Subject)`."""
+    """A call that waits for an answer names both kinds: `ask(node, FindSubject(name), Subject)`."""
     page = {code(name): code(answer) for _, name, _, _, answer, _ in rows(PAGE["Commands"])}
     waited_for = set(_asked())
     assert len(waited_for) > 20
@@ -124,7 +124,7 @@ def test_the_figures_in_the_text_are_right(said: str) -> None:
 
 
 def test_a_frame_is_what_the_page_says() -> None:
-    """Taken apart by the table, not by our own reader."""
+    """Decoded by the table of the page, not by the reader of the package."""
     sizes = {code(name): int(size) for name, size, _ in rows(PAGE["Frames"]) if size}
     assert sizes == {"length": 4, "guard": 2, "code": 2, "checksum": 4, "number": 4}
     frame, taken = frames.frame_of(7, 3, b"\x80"), {}

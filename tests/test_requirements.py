@@ -1,4 +1,4 @@
-"""Every requirement that is there has tests, in process and served; and docs/requirements.md says which."""
+"""Every requirement has tests, embedded and served, and docs/requirements.md lists the tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_THE_CORE = [id for id in requirements().ids if not id.startswith("S")]
 
 
 def _proved() -> dict[str, set[str]]:
-    """By id, the beds that it is tested on."""
+    """By id, the beds of the tests."""
     found: dict[str, set[str]] = {}
     for proof in proofs():
         for id in proof.ids:

@@ -1,4 +1,4 @@
-"""docs/reference/settings.md has every setting there is, with its type, its default and its unit; and nothing else."""
+"""docs/reference/settings.md lists exactly the existing settings, with type, default and unit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _found() -> Iterator[tuple[str, str]]:
 
 
 def shown(name: str, value: Any) -> str:
-    """A default as the page says it."""
+    """A default in the notation of the page."""
     match value:
         case None | bool():
             return str(value)
@@ -71,7 +71,7 @@ def shown_bytes(value: int) -> str:
 
 
 def real(kind: type) -> dict[str, tuple[str, str, str]]:
-    """By name: type, default, and the unit if the name tells it."""
+    """By name: type, default, and the unit if the name ends with a unit."""
     made = {}
     for field in dataclasses.fields(kind):
         default: Any = field.default

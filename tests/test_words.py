@@ -1,4 +1,4 @@
-"""Nothing in the repository names the machine it was written on."""
+"""No file of the repository names the machine of the author."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REGISTRY = re.compile(r"https?://|--(extra-)?index-url|--find-links")
 
 
 def _repository_files() -> list[Path]:
-    """What is tracked, or would be if it was added."""
+    """Files that are tracked, or would be tracked after `git add`."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

@@ -150,15 +150,13 @@ def _families(snapshot: _Snapshot) -> Iterator[Metric]:
 def _of_handling(snapshot: _Snapshot) -> Iterator[Metric]:
     handled = CounterMetricFamily(
         "inturn_consumer_handled_messages",
-        "Messages that handlers were called with, by what became of them: ok or failed.",
+        "Messages passed to handlers, by result: ok or failed.",
         labels=[*_CONSUMER, "result"],
     )
     slow = CounterMetricFamily(
-        "inturn_consumer_slow_calls", "Calls that took longer than handler_timeout_s.", labels=_CONSUMER
+        "inturn_consumer_slow_calls", "Handler calls longer than handler_timeout_s.", labels=_CONSUMER
     )
-    spent = CounterMetricFamily(
-        "inturn_consumer_handling_seconds", "Time in handlers, all of them together.", labels=_CONSUMER
-    )
+    spent = CounterMetricFamily("inturn_consumer_handling_seconds", "Total time in all handlers.", labels=_CONSUMER)
     for key, one in sorted(snapshot.handled.items()):
         handled.add_metric([*key, "ok"], one.ok)
         handled.add_metric([*key, "failed"], one.failed)
@@ -168,19 +166,23 @@ def _of_handling(snapshot: _Snapshot) -> Iterator[Metric]:
 
 
 _GAUGES: tuple[tuple[str, str, Callable[[ConsumerStatistics], float]], ...] = (
-    ("inturn_consumer_partitions", "Partitions that are held.", lambda one: len(one.partitions)),
-    ("inturn_consumer_lag_messages", "Messages of those partitions that are not done.", lambda one: one.lag),
-    ("inturn_consumer_waiting_messages", "Messages pulled, and not handled yet.", lambda one: one.waiting_count),
-    ("inturn_consumer_failing_messages", "Messages that failed and will be repeated.", lambda one: one.failing_count),
-    ("inturn_consumer_parked_keys", "Keys whose messages are parked.", lambda one: len(one.parked)),
-    ("inturn_consumer_paused_partitions", "Partitions that flow control has paused.", lambda one: len(one.paused)),
+    ("inturn_consumer_partitions", "Leased partitions.", lambda one: len(one.partitions)),
+    ("inturn_consumer_lag_messages", "Unfinished messages of the leased partitions.", lambda one: one.lag),
+    ("inturn_consumer_waiting_messages", "Messages pulled and not handled yet.", lambda one: one.waiting_count),
+    (
+        "inturn_consumer_failing_messages",
+        "Failed messages that will be retried or wait for an operator.",
+        lambda one: one.failing_count,
+    ),
+    ("inturn_consumer_parked_keys", "Parked keys.", lambda one: len(one.parked)),
+    ("inturn_consumer_paused_partitions", "Partitions paused by flow control.", lambda one: len(one.paused)),
     (
         "inturn_consumer_blocked_partitions",
-        "Partitions that are paused because of one key.",
+        "Partitions paused because of a single key.",
         lambda one: len(one.blocking),
     ),
-    ("inturn_consumer_missing_messages", "Offsets gone before they could be read.", lambda one: one.missing),
-    ("inturn_consumer_concurrency", "How many handlers may run at once.", lambda one: one.concurrency),
+    ("inturn_consumer_missing_messages", "Offsets that retention deleted before reading.", lambda one: one.missing),
+    ("inturn_consumer_concurrency", "Maximum of concurrent handlers.", lambda one: one.concurrency),
 )
 
 
@@ -195,18 +197,18 @@ def _of_consumers(snapshot: _Snapshot) -> Iterator[Metric]:
 def _of_producers(snapshot: _Snapshot) -> Iterator[Metric]:
     messages = CounterMetricFamily(
         "inturn_producer_messages",
-        "Messages sent, by what became of them: acknowledged or failed.",
+        "Messages sent, by result: acknowledged or failed.",
         labels=[*_PRODUCER, "result"],
     )
-    resent = CounterMetricFamily("inturn_producer_resent_batches", "Batches that were sent again.", labels=_PRODUCER)
+    resent = CounterMetricFamily("inturn_producer_resent_batches", "Resent batches.", labels=_PRODUCER)
     for name, one in sorted(snapshot.sent.items()):
         messages.add_metric([name, "acknowledged"], one.acknowledged)
         messages.add_metric([name, "failed"], one.failed)
         resent.add_metric([name], one.resent)
-    waiting = GaugeMetricFamily(
-        "inturn_producer_waiting_messages", "Messages that are not acknowledged yet.", labels=_PRODUCER
+    waiting = GaugeMetricFamily("inturn_producer_waiting_messages", "Messages not acknowledged yet.", labels=_PRODUCER)
+    waiting_bytes = GaugeMetricFamily(
+        "inturn_producer_waiting_bytes", "Bytes of messages not acknowledged yet.", labels=_PRODUCER
     )
-    waiting_bytes = GaugeMetricFamily("inturn_producer_waiting_bytes", "The same in bytes.", labels=_PRODUCER)
     for name, found in sorted(snapshot.open.items()):
         waiting.add_metric([name], sum(one.waiting_count for one in found))
         waiting_bytes.add_metric([name], sum(one.waiting_bytes for one in found))

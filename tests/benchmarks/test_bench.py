@@ -1,4 +1,4 @@
-"""`inturn bench`: the shape of what it says. The figures themselves are for people, on quiet machines."""
+"""`inturn bench`: the shape of the output. The figures are for people, on quiet machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.contract.bed import in_one_of
 
 APP = "from inturn.cli.main import app; app()"
 COMMAND = "import typer; from inturn.cli.checkout import run_bench; typer.run(run_bench)"
-# A finder that knows nothing of matplotlib, as if it was not installed.
+# An import finder that hides matplotlib, as if matplotlib were not installed.
 WITHOUT_MATPLOTLIB = (
     "import importlib.util as util; find = util.find_spec;"
     "util.find_spec = lambda name, *more: None if name == 'matplotlib' else find(name, *more);"

@@ -1,4 +1,4 @@
-"""Benchmarks with processes of their own: the shape of what they say, and that none of the processes is left behind."""
+"""Benchmarks that start processes: the shape of the output. No process is left behind."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from inturn.protocol.commands import Done
 from inturn.transport.client import RemoteNode
 from tests.benchmarks.test_bench import APP, check_shape, read
 
-MARK = "INTURN_BENCH_TEST"  # children inherit it, so they are found by it
+MARK = "INTURN_BENCH_TEST"  # children inherit the variable, so the test finds the children
 END_S = 60.0
 
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """No process that was started with it outlives the test."""
+    """No process that was started with the mark outlives the test."""
     if not Path("/proc/self/environ").exists():
         pytest.skip("processes are found in /proc")
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
-    with tempfile.TemporaryDirectory() as folder:  # not tmp_path, whose name may be too long for a socket in it
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: the path may be too long for a Unix socket
         monkeypatch.setenv("TMPDIR", folder)
         yield mark
         until_s = time.monotonic() + END_S
@@ -51,13 +51,13 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def processes(mark: str) -> list[int]:
-    """All but this one, whose environment in /proc is the one it was started with."""
+    """All other processes with the mark, by the start environment in /proc."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
-        except OSError:  # it ended just now, or is somebody else's
+        except OSError:  # the process has just ended, or belongs to a different user
             continue
     return found
 
@@ -72,7 +72,7 @@ def report_of(name: str, mark: str) -> dict[str, Any]:
 
 
 def test_wire_measures_one_client_many_and_one_that_pipelines(mark: str) -> None:
-    """Each on an event loop and with threads."""
+    """Every case on an event loop and with threads."""
     report = report_of("wire", mark)
     assert [row["unit"] for row in report["rows"]] == ["ms"] * 2 + ["round trips/s"] * 4
     assert all(row["is_met"] == (row["ratio"] <= 2) for row in report["rows"][:2])
@@ -151,7 +151,7 @@ def test_children_end_when_the_benchmark_is_ended(mark: str, number: signal.Sign
     command = [sys.executable, "-c", APP, "bench", "end-to-end", "--json"]
     ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until_s = time.monotonic() + END_S
-    while len(processes(mark)) < 5 and time.monotonic() < until_s:  # itself, server, echo, consumer and producer
+    while len(processes(mark)) < 5 and time.monotonic() < until_s:  # benchmark, server, echo, consumer and producer
         time.sleep(0.05)
     assert len(processes(mark)) == 5
     ran.send_signal(number)
@@ -172,7 +172,7 @@ def test_a_child_is_killed_when_its_block_raises(mark: str, tmp_path: Path) -> N
     def fail() -> None:
         with served(tmp_path) as child:
             child.hear()
-            os.kill(child.pid, signal.SIGSTOP)  # it would not notice that its stdin is closed
+            os.kill(child.pid, signal.SIGSTOP)  # so that the child does not notice the closed stdin
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

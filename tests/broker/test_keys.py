@@ -1,4 +1,4 @@
-"""What people see of keys: failures, parking lots and requests of one key are one entry."""
+"""The key list of an operator: failures, parking lots and key requests of the same key are a single entry."""
 
 from __future__ import annotations
 

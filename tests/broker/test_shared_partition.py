@@ -1,5 +1,7 @@
-"""C12: one partition of a shared group. Never two live receipts for one message, what is acknowledged never comes
-again, and everything else does."""
+"""C12: a partition of a shared group.
+
+No message has two valid receipts at a time. An acknowledged message is never delivered again; every other message is.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def part_with(count: int, member: str = "a", now_s: float = 0.0) -> tuple[Shared
 
 
 def again(part: SharedPartition, now_s: float, member: str = "b", ask: int = 1) -> list[tuple[int, int]]:
-    """Give out what is due; returns offsets and how often each was given out."""
+    """Deliver the messages that are due. Return the offsets with the number of deliveries."""
     part.expire(now_s)
     part.hear(member, ask, ask - 1, now_s)
     given = [part.give(offset, member, ask, now_s + VISIBILITY_S) for offset in part.due(now_s, 100)]
@@ -149,13 +151,13 @@ class Sharing(RuleBasedStateMachine):
         self.stored: tuple[int, bytes, dict[int, Failure]] = (0, b"", {})
         self.asks = dict.fromkeys(self.members, 0)
         self.answered = dict.fromkeys(self.members, 0)
-        # Of each member: what it believes to have, with the epoch and the time it counts with.
+        # Per member: the receipts that the member considers valid, with epoch and end of visibility.
         self.believed: dict[str, dict[Receipt, tuple[int, float]]] = {member: {} for member in self.members}
         self.restart()
 
     @rule(luck=st.integers(0, 5))
     def restart(self, luck: int = 0) -> None:
-        if luck:  # not too often, or nothing gets old
+        if luck:  # rarely, or no delivery would ever expire
             return
         self.epoch += 1
         low, finished, failures = self.stored
@@ -234,7 +236,7 @@ class Sharing(RuleBasedStateMachine):
         assert len(live) == len(set(live))
 
     def teardown(self) -> None:
-        """One member that acknowledges whatever it gets comes to the end of everything."""
+        """A single member that acknowledges every delivery finishes the partition."""
         self.now_s += 2 * VISIBILITY_S
         part = self.part
         part.expire(self.now_s)

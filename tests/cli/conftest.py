@@ -1,4 +1,4 @@
-"""Running commands: in this process through typer's runner, or as a real process."""
+"""Run commands: in this process through typer's runner, or as a separate process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ran:
 
     @property
     def error(self) -> Any:
-        """What a failed command with --json said; stdout must be empty then."""
+        """The error of a failed command with --json. Stdout must be empty."""
         assert self.code == 1
         assert self.out == ""
         return json.loads(self.err)["error"]
@@ -45,7 +45,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that runs; `ready` is what it said."""
+    """A running server. `ready` is the first line of the output."""
 
     process: subprocess.Popen[bytes]
     ready: dict[str, Any]
@@ -55,7 +55,7 @@ class Served:
         return str(self.ready["address"])
 
     def end(self, number: int = signal.SIGTERM) -> Ran:
-        """Send a signal, wait, and return what it said after the ready line."""
+        """Send a signal, wait for the end, and return the output after the ready line."""
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=60)
         return Ran(self.process.returncode, out.decode(), err.decode())
@@ -109,7 +109,7 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture
 def orders(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Cli:
-    """A folder with the subject orders, 3 partitions, 30 messages of 5 keys in it: a copy of the first one."""
+    """A folder with the subject orders: 3 partitions, 30 messages of 5 keys. A copy of the first such folder."""
     if not _made:
         first = Cli(tmp_path_factory.mktemp("orders") / "data")
         assert first("subject", "create", "orders", "--partitions", "3").code == 0
@@ -122,7 +122,7 @@ def orders(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Cli:
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """Commands configure logging; the other tests of this process are not to notice."""
+    """Commands configure logging. Restore the configuration for the other tests of the process."""
     library = logging.getLogger("inturn")
     handlers, propagate, level = library.handlers, library.propagate, library.level
     yield

@@ -59,8 +59,7 @@ def test_a_trace_is_proved_with_its_log_and_a_damaged_one_is_not(recorded: Path)
 
 
 def _run_in_one_process(*commands: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Exit codes and outputs. One after the other in a process of their own: a Java that is warm is three times as
-    fast."""
+    """Exit codes and outputs, in sequence in a separate process: a warm Java is three times as fast."""
     code = (
         "import json, sys; from typer.testing import CliRunner; from inturn.cli.main import app\n"
         "ran = [CliRunner().invoke(app, one) for one in json.loads(sys.argv[1])]\n"
@@ -77,7 +76,7 @@ def _run_in_one_process(*commands: tuple[str, ...]) -> list[tuple[int, str]]:
 
 
 def _drop_runs(path: Path) -> None:
-    """Leave the chunks of events only, as if nothing had ever run."""
+    """Keep only the chunks with events, as if no run had been recorded."""
     content, kept, at = path.read_bytes(), b"", 0
     while at < len(content):
         _, _, kind, _, head_bytes, body_bytes, _ = HEAD.unpack_from(content, at)

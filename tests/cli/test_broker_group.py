@@ -16,13 +16,13 @@ from tests.contract.bed import GroupedBed, eventually
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[GroupedBed]:
     with contextlib.closing(GroupedBed(tmp_path / "cluster")) as made:
-        made.silent_s = 2.0  # one of them dies
+        made.silent_s = 2.0  # a broker dies in a test
         yield made
 
 
 @pytest.fixture
 def address(cluster: GroupedBed) -> str:
-    """Of the meta server of a cluster."""
+    """The address of a cluster's meta server."""
     return cluster.open().target
 
 
@@ -90,7 +90,7 @@ def test_the_doctor_and_the_list_of_subjects_tell_of_a_broker_that_is_dead(
     eventually(lambda: not groups()[1]["is_heard"], "west is counted dead")
     told = cli("doctor", *to)
     assert told.code == 1
-    assert "the broker of group west was not heard for" in told.out
+    assert "the broker of broker group west was not heard for" in told.out
     listed = cli("subject", "list", *to, "--json").json["subjects"]
     assert [(one["name"], one["state"]) for one in listed] == [("both", "unreached"), ("easts", "ok")]
     assert cli("broker-group", "set", "east", "read-only", *to).code == 0

@@ -133,7 +133,7 @@ def test_a_signal_stops_a_following_member_after_a_commit(orders: Cli, number: s
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(30)]
     assert all(line.startswith(b"{") for line in lines)
-    time.sleep(0.3)  # it waits for more
+    time.sleep(0.3)  # the command waits for more messages
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, b"", b"")
@@ -148,7 +148,7 @@ def test_ctrl_c_ends_following_without_a_group(orders: Cli) -> None:
     assert process.stdout is not None
     for _ in range(30):
         process.stdout.readline()
-    time.sleep(0.3)  # it waits for more
+    time.sleep(0.3)  # the command waits for more messages
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, b"30 messages\n")
@@ -182,7 +182,7 @@ def test_a_reader_that_goes_away_is_no_error(cli: Cli) -> None:
 
 
 def test_what_could_not_be_printed_is_not_committed(cli: Cli) -> None:
-    """It breaks off somewhere in the pipe's buffer; whatever was not written has to come again."""
+    """The command stops somewhere in the pipe's buffer. Every message that was not written is delivered again."""
     cli("subject", "create", "long", "--partitions", "1")
     cli("produce", "long", stdin="".join(f"{number} {'x' * 200}\n" for number in range(5000)))
     process = cli.process("consume", "long", "--group", "g", "--json")
@@ -198,7 +198,7 @@ def test_what_could_not_be_printed_is_not_committed(cli: Cli) -> None:
 
 
 def test_what_a_member_does_can_be_traced(orders: Cli, tmp_path: Path) -> None:
-    """S5: what `inturn audit` reads."""
+    """S5: the trace is the input of `inturn audit`."""
     traces = tmp_path / "traces"
     ran = orders("consume", "orders", "--group", "g", "--limit", "30", "--trace", str(traces), "--json")
     assert len(ran.json_lines) == 30

@@ -1,4 +1,4 @@
-"""What commands work on: a folder, a folder that another process has open, or a server."""
+"""The target of commands: a folder, a folder that a different process has open, or a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ with inturn.connect(sys.argv[1]):
     print("ready", flush=True)
     sys.stdin.read()
 """
-WHERE = {"PYTHONPATH": os.pathsep.join(sys.path)}  # children run what this process does, and have nothing else of it
+WHERE = {"PYTHONPATH": os.pathsep.join(sys.path)}  # children run the code of this process and inherit no other variable
 COMMANDS = [
     ["subject", "create", "more"],
     ["subject", "list"],
@@ -47,7 +47,7 @@ def _run(*arguments: str, **environment: str) -> Ran:
 
 @pytest.fixture(params=["free folder", "open folder", "server"])
 def target(request: pytest.FixtureRequest, orders: Cli) -> Iterator[str]:
-    """The folder of `orders`, or the way to it."""
+    """The folder of `orders` (free, or open in a second process), or the address of a server with the folder."""
     if request.param == "free folder":
         yield str(orders.data)
     elif request.param == "server":
@@ -95,7 +95,7 @@ def test_produce_counts_its_own_messages_only(target: str, orders: Cli) -> None:
 
 
 def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
-    with socket.socket() as nobody:  # bound, but nobody listens
+    with socket.socket() as nobody:  # bound, but without a listener
         nobody.bind(("127.0.0.1", 0))
         address = f"inturn://127.0.0.1:{nobody.getsockname()[1]}"
         for command in COMMANDS:
@@ -137,7 +137,7 @@ def test_the_flush_of_a_server_is_its_own(orders: Cli) -> None:
 
 
 def _completed(words: str, **environment: str) -> list[str]:
-    """What the shell is told for the last word."""
+    """The completions that the shell gets for the last word."""
     asked = {"_INTURN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     ran = subprocess.run(
         [sys.executable, "-c", "from inturn.cli.main import app; app(prog_name='inturn')"],

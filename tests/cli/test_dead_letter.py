@@ -17,7 +17,7 @@ def dead(cli: Cli) -> Cli:
 
 
 def listed(cli: Cli, *options: str) -> list[int]:
-    """Where they came from."""
+    """The origins of the listed dead letters."""
     found = cli("dead-letter", "list", "orders", *GROUP, *options, "--json").json["dead_letters"]
     return sorted(one["origin"]["offset"] for one in found)
 

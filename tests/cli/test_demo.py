@@ -1,4 +1,4 @@
-"""The demo, as a user starts it: a real process."""
+"""The demo as a user starts the demo: as a separate process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from inturn.testing.history import HandlerEnd, HandlerStart
 from tests.cli.conftest import Cli
 from tests.contract.bed import eventually
 
-TIME_S_MAX = 400.0  # it takes about 30; the rest is for a machine with other work
+TIME_S_MAX = 400.0  # the demo takes about 30 s; the rest is for a busy machine
 DEMO = [sys.executable, "-c", "from inturn.cli.main import app; app()", "demo", "--quick"]
 
 
@@ -64,7 +64,7 @@ pytestmark = pytest.mark.timeout(500)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the demo is started, and puts its page."""
+    """The folder where the demo is started and writes the page."""
     return tmp_path_factory.mktemp("demo")
 
 
@@ -74,7 +74,7 @@ def result(folder: Path) -> dict[str, Any]:
     ran = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=450, check=False, cwd=folder)
     took_s = time.monotonic() - started_s
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stderr == ""  # what fails on purpose is not warned of
+    assert ran.stderr == ""  # failures on purpose cause no warnings
     assert took_s < TIME_S_MAX
     assert ran.stdout.count("\n") == 1
     decoded: dict[str, Any] = json.loads(ran.stdout)
@@ -92,7 +92,8 @@ def test_everything_sent_is_handled(result: dict[str, Any]) -> None:
     assert result["orders"] == result["orders_in_order"] == QUICK.orders
     assert result["messages_sent"] == result["messages_handled"] == QUICK.messages
     assert sum(result["handled_by"].values()) == result["messages_handled"] + result["duplicates"]
-    # besides successes: the failed attempts, and what ran when the consumer died, at most one per partition
+    # Besides successes: failed attempts, and the attempts that ran when the consumer died, at most a single attempt per
+    # partition.
     at_death = result["handler_calls"] - result["messages_handled"] - result["duplicates"] - result["retries"]
     assert 0 <= at_death <= 4
 
@@ -109,7 +110,7 @@ def test_the_partitions_of_the_dead_consumer_are_taken_over(result: dict[str, An
     for one in after_crash:
         assert one["before"] == result["died"] != one["after"]
         assert one["epoch"] > 1
-        assert one["took_s"] >= QUICK.lease.life_s / 3  # its lease had to end first
+        assert one["took_s"] >= QUICK.lease.life_s / 3  # the lease of the dead consumer had to end first
 
 
 def test_who_joins_later_gets_a_partition_without_repeats(result: dict[str, Any]) -> None:
@@ -140,7 +141,8 @@ def test_the_poisoned_key_is_parked_and_resumed_in_its_order(result: dict[str, A
     assert poisoned["key"] == key_of(QUICK.poisoned_order)
     assert poisoned["attempts"] == by_key["failed_attempts"] == ATTEMPTS_MAX
     assert poisoned["error"] == "ValueError: no exchange rate for XAU"
-    assert poisoned["waiting"] == 4  # packed, shipped, delivered, and what was sent while it was parked
+    # Packed, shipped, delivered, and the message that was sent while the key was parked.
+    assert poisoned["waiting"] == 4
     assert poisoned["steps"] == [*STEPS, *LATER_STEPS]
     assert poisoned["is_in_order"] is True
     assert by_key["still_held_back"] == []
@@ -172,7 +174,7 @@ def test_the_partitions_of_the_killed_process_go_on_in_others(result: dict[str, 
     for one in served["take_overs"]:
         assert one["after"] != served["killed"]
         assert one["epoch"] > 1
-        assert one["took_s"] >= QUICK.served.lease_s / 3  # its lease had to end first
+        assert one["took_s"] >= QUICK.served.lease_s / 3  # the lease of the dead consumer had to end first
 
 
 def test_no_process_of_the_demo_is_left(result: dict[str, Any]) -> None:
@@ -219,7 +221,7 @@ def report(result: dict[str, Any], folder: Path) -> str:
 
 
 class _Tags(HTMLParser):
-    """What is open, and what was never closed or never opened."""
+    """Collects open tags, tags that were never closed, and end tags without a start."""
 
     VOID = frozenset({"meta", "input"})
 
@@ -270,7 +272,8 @@ def test_the_page_needs_nothing_from_elsewhere(report: str) -> None:
 
 def test_the_page_shows_what_the_verdict_says(report: str, result: dict[str, Any]) -> None:
     data, incident = _embedded(report), result["incident"]
-    assert msgspec.to_builtins(data.result) == {**incident, "report": None}  # it was drawn before it had a place
+    # The page was drawn before the report had a path.
+    assert msgspec.to_builtins(data.result) == {**incident, "report": None}
     assert data.ok is True
     handled_by = {who: round(sum(rates) * data.part_s) for who, rates in zip(data.who, data.per_s, strict=True)}
     assert handled_by == incident["handled_by"]
@@ -340,7 +343,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Dead, but nobody has waited for it: so it is where process 1 of a container does not."""
+    """Whether the process is dead but not reaped. Process 1 of a container may never reap a process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -349,7 +352,7 @@ def _is_zombie(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where Spark is not installed."""
+    """The output where Spark is not installed."""
     folder = tmp_path_factory.mktemp("without-spark")
     (folder / "pyspark.py").write_text("raise ModuleNotFoundError('no pyspark here', name='pyspark')\n")
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -397,7 +400,7 @@ def test_without_spark_the_last_act_is_left_out_in_one_line(lines: str) -> None:
     assert len(left_out) == 1
     assert left_out[0].startswith("the last act is left out: ")
     assert "big sale" not in lines
-    assert "inturn --help" in lines  # it went well all the same
+    assert "inturn --help" in lines  # the demo succeeds without the last act
 
 
 def test_life_cycles_interleave_orders_and_keep_each_in_order() -> None:
@@ -422,7 +425,7 @@ def test_the_ledger_finds_a_step_that_came_too_early() -> None:
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a demo that does not reach the last act: start no JVM in this process."""
+    """For a demo that stops before the last act: start no JVM in this process."""
     monkeypatch.setattr(demo_incident, "missing_for_spark", lambda: "no Spark in this test")
 
 
@@ -447,7 +450,7 @@ def test_newer_messages_that_overtake_a_parked_key_make_the_demo_fail(
     ran = cli("demo", "--quick", "--json")
     assert ran.code == 1
     assert ran.json["ok"] is False
-    assert ran.json["violations"] == []  # the first act is not concerned
+    assert ran.json["violations"] == []  # the first act is not affected
     by_key = ran.json["by_key"]
     assert by_key["ok"] is False
     assert by_key["is_complete"] is True
@@ -485,7 +488,7 @@ def test_a_consumer_that_stops_by_itself_ends_the_demo_at_once(cli: Cli, monkeyp
     assert "broken on purpose" in ran.err
 
 
-# The third act alone: it says who its processes are, and goes on until it is stopped from outside.
+# The third act alone. The program prints the ids of all processes, and runs until a signal stops the program.
 THIRD_ACT = """
 import sys, time
 from dataclasses import replace
@@ -543,7 +546,7 @@ def test_handlers_that_overlap_in_two_processes_are_found(tmp_path: Path) -> Non
         with board.records(name).open("ab") as file:
             for record in (HandlerRecord(started_ns, start), HandlerRecord(ended_ns, end)):
                 file.write(msgspec.json.encode(record) + b"\n")
-            file.write(b'{"at_ns": 9')  # what it was writing when it was killed
+            file.write(b'{"at_ns": 9')  # the line that the process was writing when it was killed
         board.joined(name, 1)
 
     write("ada", 0, 100, 300)

@@ -1,4 +1,4 @@
-"""The last act of the demo, and its page. The act itself is played with the others: see `test_demo.py`."""
+"""The last act of the demo, and the page. `test_demo.py` plays the act together with the other acts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_customer_is_sent_its_notifications_in_order_and_some_far_more_tha
 
 def test_the_inbox_finds_who_was_told_something_too_early() -> None:
     inbox = Inbox()
-    for number in (1, 2, 2, 1, 3):  # again is no harm
+    for number in (1, 2, 2, 1, 3):  # a repetition does no harm
         inbox.note(notification_id("customer-1", number))
     for number in (1, 3, 2):
         inbox.note(notification_id("customer-2", number))
@@ -74,7 +74,7 @@ def test_what_a_consumer_recorded_is_read_back(tmp_path: Path) -> None:
         counts = HandledCounts(tmp_path / "traces")
         with mq.consumer(INCIDENT_SUBJECT, INCIDENT_GROUP, handle, order="key", settings=settings, name="ada"):
             assert is_over.wait(30)
-            counts.read()  # in the middle of it
+            counts.read()  # while the trace is being written
         handled = read_handled(tmp_path / "traces")
         stored = {(one.partition, one.offset): one for one in mq.reader(INCIDENT_SUBJECT)}
     assert counts.read() == counts.read() == {"ada": 201}
@@ -87,7 +87,7 @@ def test_what_a_consumer_recorded_is_read_back(tmp_path: Path) -> None:
 
 
 def _messages(count: int) -> dict[tuple[int, int], Message]:
-    """All of one customer."""
+    """Messages of a single customer."""
     origin = Origin(INCIDENT_SUBJECT, 0)
     return {
         (0, offset): Message(
@@ -120,7 +120,7 @@ def _audit(broken: dict[ViolationKind, int], unseen_epochs: int = 0) -> AuditVer
 
 
 def _played(tmp_path: Path, handled: Sequence[Handled], audit: AuditVerdict | None) -> bool:
-    """Whether an act that went so is taken as good."""
+    """Whether the verdict on such an act is good."""
     board = IncidentBoard(QUICK_INCIDENT, Events(time.monotonic()), tmp_path)
     act = IncidentAct(QUICK_INCIDENT, tmp_path, board, SparkStart())
     act.stored, act.handled, act.audit = _messages(4), list(handled), audit
@@ -135,11 +135,11 @@ def _played(tmp_path: Path, handled: Sequence[Handled], audit: AuditVerdict | No
     ("handled", "audit", "ok"),
     [
         (IN_ORDER, _audit({}), True),
-        (TOO_EARLY, _audit({}), False),  # the order checker alone finds it
-        (IN_ORDER, _audit({ViolationKind.SKIPPED: 1}), False),  # the audit alone does
-        (IN_ORDER, _audit({}, unseen_epochs=1), False),  # somebody did not record
+        (TOO_EARLY, _audit({}), False),  # only the order checker finds the violation
+        (IN_ORDER, _audit({ViolationKind.SKIPPED: 1}), False),  # only the audit finds the violation
+        (IN_ORDER, _audit({}, unseen_epochs=1), False),  # a lease without a trace
         (IN_ORDER, None, False),
-        (IN_ORDER[:3], _audit({}), False),  # one was lost, and nobody went on after the hand-back
+        (IN_ORDER[:3], _audit({}), False),  # a message was lost: no consumer continued after the hand-back
     ],
 )
 def test_the_act_is_good_only_if_the_audit_and_the_order_checker_both_say_so(

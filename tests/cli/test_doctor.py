@@ -17,7 +17,7 @@ from tests.cli.conftest import Cli
 
 
 def _fingerprint(folder: Path) -> dict[str, tuple[int, str]]:
-    """Everything in the folder: names, times of change, contents."""
+    """All files of the folder: names, times of change, contents."""
     return {
         str(path.relative_to(folder)): (
             path.stat().st_mtime_ns,
@@ -28,7 +28,7 @@ def _fingerprint(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _examine(folder: Path) -> list[Finding]:
-    """What is not ok; and that nothing was changed by looking."""
+    """The findings that are not ok. The doctor must not change the folder."""
     before = _fingerprint(folder)
     findings = examine(folder)
     assert _fingerprint(folder) == before
@@ -48,7 +48,7 @@ def _flip(path: Path, at: int) -> None:
 
 @pytest.fixture
 def batches(tmp_path: Path) -> Path:
-    """A folder with one partition of ten batches, one message each."""
+    """A folder with a partition of ten batches, a single message each."""
     with inturn.connect(tmp_path / "data") as connection:
         connection.create_subject("orders", partitions=1)
         with connection.producer() as producer:
@@ -138,7 +138,7 @@ def test_a_log_that_is_gone_is_an_error_if_it_was_read(orders: Cli) -> None:
     shutil.rmtree(orders.data / "log" / "p1")
     (found,) = _examine(orders.data)
     assert (found.level, found.partition) == (Level.WARNING, "orders/0")
-    orders("subject", "list")  # makes it again, empty
+    orders("subject", "list")  # creates the log again, empty
     orders("consume", "orders", "--group", "billing")
     shutil.rmtree(orders.data / "log" / "p2")
     (found,) = _examine(orders.data)
@@ -195,7 +195,7 @@ def test_offsets_outside_the_log_are_told(batches: Path) -> None:
     os.truncate(segment, segment.stat().st_size // 10 * 6)
     (found,) = _examine(batches)
     assert (found.check, found.level, found.offset) == ("offsets", Level.WARNING, 10)
-    assert "billing is at offset 10 of partition orders/0, which has 0 to 6" in found.what
+    assert "billing is at offset 10 of partition orders/0; the log has 0 to 6" in found.what
 
 
 _HOLDER = """
@@ -239,7 +239,7 @@ def test_the_leases_of_a_dead_process_are_told(orders: Cli, holder: subprocess.P
     (found,) = _examine(orders.data)
     assert (found.check, found.level) == ("leases", Level.WARNING)
     assert str(holder.pid) in found.what
-    assert "released at the next open" in found.next_step
+    assert "the next open releases the leases" in found.next_step
     orders("subject", "list")
     assert _examine(orders.data) == []
 

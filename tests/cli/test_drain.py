@@ -81,7 +81,7 @@ def _described(cli: Cli) -> Any:
     return found
 
 
-# What is wrong is said before Spark is started
+# Mistakes are reported before Spark is started
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_estimates_are_bound_by_what_is_slowest() -> None:
     assert (lane.bound, round(lane.seconds, 6)) == ("lane", 20.0)
 
 
-# How it looks
+# Output
 
 
 HELD = KeyDescription(b"c-7", 1, "failing", 5, 3, "boom", 0, 12)
@@ -361,7 +361,7 @@ def test_a_task_is_named_by_its_number() -> None:
     assert task_name("somebody") == "somebody"
 
 
-# With Spark, in a process of its own
+# With Spark, in a separate process
 
 
 def _start(cli: Cli, *options: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -414,7 +414,7 @@ def test_a_signal_hands_the_group_back(billing: Cli, number: signal.Signals) -> 
         assert time.monotonic() < until_s
         time.sleep(0.05)
     if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does: Java and the workers hear it, too
+        os.killpg(process.pid, number)  # as a terminal does: Java and the workers get the signal, too
     else:
         process.send_signal(number)
     out, err = process.communicate(timeout=60)

@@ -27,7 +27,7 @@ def blocked(cli: Cli) -> Cli:
 
 
 def work(cli: Cli, *, until: int) -> list[bytes]:
-    """The group's consumers are well again, until so many keys are left; returns what they handled."""
+    """Run consumers that succeed until the given number of keys is left. Return the handled bodies."""
     handled: list[bytes] = []
 
     def handle(message: inturn.Message, context: inturn.Context) -> None:

@@ -65,7 +65,7 @@ def test_an_installed_wheel_says_in_one_line_how_to_get_the_demo_and_the_benchma
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)  # as in an environment that has the wheel only
+    monkeypatch.setitem(sys.modules, package, None)  # as in an environment with only the wheel
     arguments = [command, *(["all"] if command == "bench" else [])]
     ran = cli(*arguments)
     assert (ran.code, ran.out) == (1, "")
@@ -85,7 +85,10 @@ def test_a_checkout_that_misses_a_module_is_not_taken_for_a_wheel(
 
 
 def test_help_is_quick() -> None:
-    """About five times as long as what it is made of takes to load. Processor time: the machine may have other work."""
+    """The limit is about five times the load time of the dependencies.
+
+    Processor time, because the machine may be busy.
+    """
 
     def takes_s(code: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -109,7 +112,7 @@ def test_warnings_of_the_library_are_short_lines(capsys: pytest.CaptureFixture[s
     logger = get_logger("inturn.test")
     logger.info("test.hidden")
     logger.warning("test.shown", partition=3, error=None)
-    logger.warning("test.shown", partition=3)  # the same again is left out
+    logger.warning("test.shown", partition=3)  # a repetition is left out
     logs.mute("test.muted", command="Pull")
     logger.warning("test.muted", command="Pull")
     logger.warning("test.muted", command="Commit")

@@ -1,4 +1,4 @@
-"""C12: on the command line. Consuming in a shared or a broadcast group, looking at them, and deciding about order."""
+"""C12: on the command line. Consume in shared and broadcast groups, list the groups, and decide the order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P8: `inturn outbox`, for those who scan with a command."""
+"""P8: `inturn outbox`, the scanner as a command."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def _bodies(cli: Cli, subject: str = "orders") -> list[str]:
 
 @pytest.fixture
 def one(cli: Cli) -> Cli:
-    """The subject orders with one partition, so that all messages have an order."""
+    """The subject orders with a single partition, so that all messages have an order."""
     assert cli("subject", "create", "orders", "--partitions", "1").code == 0
     return cli
 
@@ -125,7 +125,7 @@ def test_a_subject_with_selector_takes_a_partition(cli: Cli) -> None:
     assert "0 to 2" in cli("produce", "chosen", "--partition", "3", "--json", stdin="x\n").error["message"]
     sent = cli("produce", "chosen", "--key", "k", "--partition", "2", "--json", stdin="x\n").json
     assert sent["partitions"] == [{"partition": 2, "sent": 1}]
-    # The slot says nothing about the partition there, so all of them are looked at.
+    # On a subject with selectors the slot does not tell the partition, so the command reads all partitions.
     assert [one["partition"] for one in cli("consume", "chosen", "--key", "k", "--json").json_lines] == [2]
 
 

@@ -20,7 +20,7 @@ from inturn.protocol.commands import GroupName
 
 README = Path(__file__).parent.parent.parent / "README.md"
 KILL = "kill -9 %1"
-LINE = re.compile(r"(ann|bob) job-(\d+) (\d+)(?!\d)")  # threads may end their lines in another's
+LINE = re.compile(r"(ann|bob) job-(\d+) (\d+)(?!\d)")  # threads may end a line inside a line of a different thread
 
 
 def _blocks() -> list[str]:
@@ -30,7 +30,7 @@ def _blocks() -> list[str]:
 
 
 class Terminal:
-    """A shell in the folder of the test; what it says goes to a file."""
+    """A shell in the folder of the test. The output goes to a file."""
 
     def __init__(self, folder: Path, name: str, port: int) -> None:
         self.port = port
@@ -38,7 +38,7 @@ class Terminal:
         programs = folder / "bin"
         with self._said.open("wb") as said:
             self._shell = subprocess.Popen(
-                ["bash", "-m"],  # with job control, as a terminal has it
+                ["bash", "-m"],  # with job control, as in a terminal
                 cwd=folder,
                 env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
                 stdin=subprocess.PIPE,
@@ -48,7 +48,7 @@ class Terminal:
             )
 
     def type(self, text: str) -> None:
-        """The port of the text is the one thing that is changed: other tests use it."""
+        """Only the port of the text is changed, because other tests use the same port."""
         assert self._shell.stdin is not None
         self._shell.stdin.write(text.replace("7420", str(self.port)).encode())
         self._shell.stdin.flush()
@@ -58,7 +58,7 @@ class Terminal:
         return self._said.read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
-        """Ends what was started in it, too: all jobs, by the ids the shell knows them by."""
+        """End all jobs of the shell, too, by job id."""
         self.type("\nkill -9 $(jobs -p) 2>/dev/null\nexit\n")
         assert self._shell.stdin is not None
         self._shell.stdin.close()
@@ -66,7 +66,7 @@ class Terminal:
 
 
 def free_port() -> int:
-    """Not one of those that the system gives away, which somebody could get before the server listens there."""
+    """A port outside the range that the system assigns: no other process can get the port before the server listens."""
     while True:
         port = random.randrange(20_000, 30_000)
         with socket.socket() as free, contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def _member_count(mq: inturn.Connection) -> int:
 
 
 def _wait(terminal: Terminal, condition: Callable[[str], object], wait_s: float = 80.0) -> str:
-    """Until what the terminal said is as wanted; then that."""
+    """Wait until the output of the terminal matches. Return the output."""
     until_s = time.monotonic() + wait_s
     while not condition(said := terminal.said):
         assert time.monotonic() < until_s, f"it did not happen; it said {said[-2000:]}"
@@ -112,7 +112,7 @@ def test_the_section_on_serving_works_as_it_is_written(terminals: list[Terminal]
     first, second, third = terminals
     serve, workers, look = _blocks()
     assert look.rstrip().endswith("\ninturn top")
-    # in the background, so that the shell can be told to end it
+    # in the background, so that the shell can end the server
     first.type(f"{serve.rstrip()} --port {first.port} &\n")
     _wait(first, lambda said: "serving ./data at" in said)
     second.type(workers)

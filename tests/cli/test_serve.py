@@ -16,7 +16,8 @@ import inturn
 from tests.cli.conftest import Cli
 
 LINES = "".join(f"k{number % 5}:{number}\n" for number in range(20))
-# A consumer in a process of its own; it says when it holds everything, and ends when the server asked for all back.
+# A consumer in a separate process. The consumer prints a line when all partitions are held, and ends when the server
+# has asked for all partitions back.
 CONSUMER = """
 import sys, time, inturn
 with inturn.connect(sys.argv[1]) as mq:
@@ -33,7 +34,7 @@ def _consumer(address: str) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", CONSUMER, address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # that the connection is lost in the end
+        stderr=subprocess.DEVNULL,  # the consumer reports the lost connection at the end
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -75,7 +76,7 @@ def test_commands_work_through_the_server(cli: Cli) -> None:
         (described,) = cli("group", "describe", "billing", "--data", served.address, "--json").json["subjects"]
         assert (described["subject"], described["lag"]) == ("orders", 0)
         assert served.end().code == 0
-    # and it is all in the folder
+    # all messages are in the folder
     assert len(cli("consume", "orders", "--json").json_lines) == 20
 
 
@@ -104,14 +105,14 @@ def test_a_stop_waits_for_consumers_to_give_back_what_they_hold(cli: Cli) -> Non
     waiting, stopped = err.decode().splitlines()[-2:]
     assert waiting.startswith("stopping: waiting up to 50 s for 4 leases")
     assert stopped == "stopped"
-    assert took_s < 25  # they were given back: it did not wait for the end of the grace
+    assert took_s < 25  # the consumer released all partitions: the server did not wait for the end of the grace
 
 
 def test_a_second_signal_ends_it_at_once(cli: Cli) -> None:
     cli("subject", "create", "orders")
     with cli.serve("--grace-s", "60") as served:
         consumer = _consumer(served.address)
-        os.kill(consumer.pid, signal.SIGSTOP)  # so that it gives nothing back
+        os.kill(consumer.pid, signal.SIGSTOP)  # so that the consumer releases no partition
         try:
             served.process.send_signal(signal.SIGTERM)
             time.sleep(1.0)
@@ -162,7 +163,7 @@ def test_a_folder_in_use_is_told_with_who_has_it(cli: Cli) -> None:
 def test_a_server_that_is_restarted_finds_its_folder_free_though_others_use_it(
     cli: Cli, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`inturn top --data` and programs on the same machine: they wait for it, and do not take its place."""
+    """`inturn top --data` and programs on the same machine wait for the server and do not take the folder."""
     monkeypatch.setattr("inturn.server.folder.SERVER_BACK_S", 60.0)  # a process may take long to start
     with cli.serve() as served, inturn.connect(cli.data) as mq:
         mq.create_subject("orders")
@@ -213,7 +214,7 @@ def test_a_server_does_not_wait_for_ever(cli: Cli, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_address_that_others_reach_needs_authentication_or_a_word(cli: Cli) -> None:
-    """Without tokens or client certificates, only --insecure serves others, and says what that means."""
+    """Without tokens or client certificates, only --insecure serves other machines. The server prints a warning."""
     error = cli("serve", "--host", "0.0.0.0", "--port", "0", "--json").error
     assert error["type"] == "InvalidInput"
     assert "--insecure serves without authentication: all clients that reach the port" in error["message"]

@@ -14,7 +14,7 @@ from tests.contract.bed import eventually
 
 @pytest.fixture
 def tagged(cli: Cli) -> Cli:
-    """The subject orders, one partition: 0 and 1 are paid, 2 is shipped, 3 has no tag."""
+    """The subject orders with a single partition: 0 and 1 are paid, 2 is shipped, 3 has no tag."""
     cli("subject", "create", "orders", "--partitions", "1")
     for lines, tags in (("a\nb\n", ["--tag", "paid"]), ("c\n", ["--tag", "shipped", "--tag", "late"]), ("d\n", [])):
         assert cli("produce", "orders", *tags, stdin=lines).code == 0
@@ -32,7 +32,7 @@ def test_messages_are_looked_at_by_their_tags(tagged: Cli, expression: str, bodi
 
 
 def test_a_member_of_a_group_prints_what_has_its_tags_and_passes_the_rest(tagged: Cli) -> None:
-    """B7: the offset moves past all of it."""
+    """B7: the offset moves past all messages."""
     ran = tagged("consume", "orders", "--group", "billing", "--tags", "shipped || paid", "--json")
     assert [one["body"] for one in ran.json_lines] == ["a", "b", "c"]
     described = tagged("group", "describe", "billing", "--json").json["subjects"][0]

@@ -1,4 +1,4 @@
-"""`inturn token`, and commands against a server that asks for one."""
+"""`inturn token`, and commands against a server that requires a token."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def test_what_makes_no_sense_is_refused(cli: Cli, arguments: tuple[str, ...]) ->
 
 
 def test_a_server_with_tokens_beside_its_data_asks_for_them(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And commands take theirs from the environment; after a SIGHUP, or by itself, the server knows new ones."""
+    """Commands read the token from the environment.
+
+    The server learns new tokens after a SIGHUP, or without a signal.
+    """
     token = cli("token", "create", "ops", "--json").json["token"]
     monkeypatch.delenv(TOKEN, raising=False)
     with cli.serve() as served:
@@ -72,7 +75,7 @@ def test_a_server_with_tokens_beside_its_data_asks_for_them(cli: Cli, monkeypatc
         _wait_until_let_in(served.address, later)
         ended = served.end()
     assert ended.code == 0
-    assert "the server asks for a token" in ended.err  # a warning, that somebody came without
+    assert "the server asks for a token" in ended.err  # a warning: a client came without a token
     assert not any(one.rpartition("_")[2] in ended.err for one in (token, later))
 
 
@@ -109,7 +112,7 @@ def test_rules_and_the_audit_log_of_a_server(cli: Cli, tmp_path: Path, monkeypat
 def test_top_and_doctor_tell_what_they_may_not_see(
     orders: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever may steer a group may see the group, but not its subject; producers see no group."""
+    """A principal that may steer a group may see the group, but not the subject. Producers see no group."""
     assert orders("consume", "orders", "--group", "billing", "--limit", "10").code == 0
     rules = [("looker", "describe"), ("producer", "produce"), ("steerer", "steer")]
     access = tmp_path / "access.toml"
@@ -154,7 +157,7 @@ def test_settings_that_make_no_sense_are_told_before_anything_is_made(
 
 
 def test_a_server_with_tls_and_client_certificates(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands take theirs from the environment."""
+    """Commands read the certificate from the environment."""
     certificates = Certificates(tmp_path / "certificates")
     cert, key = certificates.issue("server", "127.0.0.1")
     client_cert, client_key = certificates.issue("client", "ops.example.com", common_name="ops")

@@ -1,4 +1,4 @@
-"""`inturn top`: every group, live."""
+"""`inturn top`: all groups, live."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.cli import troubled
 from tests.cli.conftest import Cli
 from tests.contract.bed import eventually
 
-# Ctrl-C reaches a process only if the terminal is its own.
+# Ctrl-C reaches a process only from the controlling terminal of the process.
 IN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from inturn.cli.main import app; app()"
 KEY = KeyDescription(b"customer-4711", 0, "failing", 17, 3, "boom", 0, 1234)
 
@@ -48,7 +48,7 @@ def text_of(rows: list[GroupRow], columns: int, lines: int | None = None) -> lis
     return out.getvalue().splitlines()
 
 
-# What is known
+# Data
 
 
 def test_the_largest_lag_comes_first() -> None:
@@ -264,7 +264,7 @@ def test_live_in_a_terminal_until_q_or_ctrl_c(orders: Cli, end: bytes) -> None:
 
 
 def _in_terminal(cli: Cli, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
-    """`inturn top` in a terminal, and our end of that."""
+    """`inturn top` in a terminal, and the test's end of the terminal."""
     mine, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", IN_TERMINAL, "top", "--interval", "0.1", *arguments],
@@ -293,7 +293,7 @@ def _read_to_end(fd: int) -> bytes:
     while True:
         try:
             some = os.read(fd, 65536)
-        except OSError:  # so a terminal ends on Linux
+        except OSError:  # how a terminal ends on Linux
             return shown
         if not some:
             return shown

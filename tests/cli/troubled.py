@@ -1,4 +1,4 @@
-"""Folders in which handlers have failed: made with the API, looked at with the commands."""
+"""Folders in which handlers have failed: made with the API, read with the commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def consume(
     order: str = "key",
     handler: Callable[[Message, Context], object] = fail,
 ) -> None:
-    """As the group billing of the subject orders, until the condition holds."""
+    """Consume as the group billing of the subject orders until the condition holds."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     settings = ConsumerSettings(
         max_attempts=2,
@@ -43,7 +43,7 @@ def states(mq: Connection) -> list[str]:
 
 
 def make(path: Path, on_exhausted: str) -> None:
-    """Offsets 0 to 3 of "orders", which has one partition: bad, good, bad, worse."""
+    """Offsets 0 to 3 of "orders", a subject with a single partition: bad, good, bad, worse."""
     with inturn.connect(path, flush="os") as mq:
         mq.create_subject("orders", 1)
         with mq.producer() as producer:

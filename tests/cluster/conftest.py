@@ -13,7 +13,7 @@ from tests.contract.bed import GroupedBed
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[GroupedBed]:
-    """One meta server and the brokers "east" and "west", started by `open`."""
+    """A meta server and the brokers "east" and "west", started by `open`."""
     made = GroupedBed(tmp_path / "cluster")
     yield made
     made.close()
@@ -21,7 +21,7 @@ def cluster(tmp_path: Path) -> Iterator[GroupedBed]:
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[GroupedBed]:
-    """The same, for tests whose brokers die: one that is silent for two seconds counts as dead."""
+    """The same, for tests with dying brokers: a broker that is silent for two seconds is dead."""
     made = GroupedBed(tmp_path / "cluster")
     made.silent_s = 2.0
     yield made
@@ -35,7 +35,7 @@ def mq(cluster: GroupedBed) -> Connection:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Handlers that fail on purpose are not written about."""
+    """Do not log handlers that fail on purpose."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()

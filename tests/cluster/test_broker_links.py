@@ -1,4 +1,4 @@
-"""Streams to brokers that are not let in, or whose files cannot be read for a moment."""
+"""Streams to brokers that refuse the stream, or whose files cannot be read for a moment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Refusable:
 
 
 def test_a_stream_that_was_refused_is_made_anew_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """M1: a broker learns of a token, or is brought up to date, and nobody else has to be started again."""
+    """M1: a broker gets a token, or is upgraded, and no other process has to be restarted."""
     monkeypatch.setattr(links, "RemoteNode", Refusable)
     clock = FakeClock()
     made = BrokerStreams(lambda _: "inturn://127.0.0.1:1", clock, NONE)

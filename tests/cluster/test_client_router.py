@@ -1,4 +1,4 @@
-"""M1: what is about partitions of several brokers is divided, and the answers are one again."""
+"""M1: a command about partitions of several brokers is divided, and the answers are joined."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_answers_are_put_together() -> None:
 
 
 def test_of_what_could_not_be_asked_nothing_is_said() -> None:
-    """Neither that it was taken nor that it was refused: a deadline that counts on is safe."""
+    """A partition of a broker that did not answer is neither renewed nor refused: the earlier deadline still counts."""
     parts = divided(renew(0, 1), HOMES.__getitem__)
     assert joined(parts, {"east": Renewed((0,)), "west": LOST}) == Renewed((0,), (), (1,))
     parts = divided(commit(0, 1, 3), HOMES.__getitem__)
@@ -71,13 +71,13 @@ def test_errors_of_all_and_those_that_last_are_told() -> None:
     assert joined(parts, {"east": LOST, "west": LOST}) is LOST
     wrong = InvalidInput("no")
     assert joined(parts, {"east": Committed((0,)), "west": wrong}) is wrong
-    # All of it is stored, or nobody says so: it is sent again as it is.
+    # An acknowledgement is stored completely or reported as lost. The member sends the whole acknowledgement again.
     parts = divided(acknowledge(0, 1), HOMES.__getitem__)
     assert joined(parts, {"east": Acknowledged(), "west": LOST}) is LOST
 
 
 class _Late:
-    """A node that answers when it is told to."""
+    """A node that answers when the test says so."""
 
     def __init__(self) -> None:
         self.replies: list[Reply] = []

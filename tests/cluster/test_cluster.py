@@ -1,4 +1,4 @@
-"""M1: meta and brokers as processes of their own: killed, started again, mistaken for each other."""
+"""M1: meta and brokers as separate processes: killed, restarted, and started with the wrong folder or role."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 class Traffic:
-    """One producer and one consumer, which go on through everything, until it was enough."""
+    """A producer and a consumer that run through all faults, until enough messages are handled."""
 
     def __init__(self, mq: Connection) -> None:
         self.stored = 0
@@ -94,7 +94,7 @@ class Traffic:
         return sum(len(set(one)) for one in self.by_key.values())
 
     def check(self) -> None:
-        """All of it, each key in its order; after a crash a key may begin again at something that was not committed."""
+        """All messages are handled, and every key in order. After a crash a key may repeat uncommitted messages."""
         assert self.handled == self.stored
         for key, numbers in self.by_key.items():
             first = [number for at, number in enumerate(numbers) if number not in numbers[:at]]
@@ -105,7 +105,7 @@ class Traffic:
 def test_what_is_killed_and_started_again_costs_nothing_that_was_acknowledged(
     processes: Processes, victim: str
 ) -> None:
-    """Producers and consumers go on within their authorisation while meta is away."""
+    """Producers and consumers continue within the authorisation while meta is away."""
     process = processes.meta if victim == "meta" else processes.brokers[victim]
     with inturn.connect(processes.meta.address) as mq:
         eventually(lambda: len(mq.broker_groups()) == 2, "both brokers are heard")
@@ -145,7 +145,7 @@ def test_a_named_producer_is_fenced_at_all_brokers(mq: Connection) -> None:
 
 
 def test_a_fence_holds_at_a_broker_that_was_away_when_it_was_made(mortal: GroupedBed) -> None:
-    """P5: it hears of it when it comes back."""
+    """P5: the broker learns of the fence when the broker comes back."""
     mq = mortal.open()
     mq.create_subject("orders", 1, broker_groups=["east"])
     first = mq.producer("writer", PATIENT)
@@ -174,7 +174,7 @@ def test_one_does_not_connect_to_a_broker_nor_open_the_folder_of_one(cluster: Gr
 
 
 def test_a_broker_group_is_one_folder(cluster: GroupedBed, mq: Connection) -> None:
-    """Where a disk is not mounted, an empty folder would take messages that nobody finds again."""
+    """Where a disk is not mounted, an empty folder would store messages that are lost later."""
     mq.create_subject("orders", 2)
     with mq.producer(settings=PATIENT) as producer:
         sent = [producer.send_sync("orders", b"0", key=f"k{number}", timeout_s=WAIT_S) for number in range(20)]
@@ -194,7 +194,7 @@ def test_a_broker_group_is_one_folder(cluster: GroupedBed, mq: Connection) -> No
 def test_a_folder_that_meta_has_not_seen_waits_for_meta(
     cluster: GroupedBed, mq: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may be the wrong one: nothing is stored there before meta has said that it is not."""
+    """The folder may be wrong: the broker stores no message before meta has confirmed the folder."""
     mq.create_subject("orders", 2)
     with mq.producer(settings=PATIENT) as producer:
         stored = [producer.send_sync("orders", b"0", key=f"k{number}", timeout_s=WAIT_S) for number in range(20)]
@@ -217,7 +217,7 @@ def test_a_folder_that_meta_has_not_seen_waits_for_meta(
 
 
 def test_a_group_that_begins_at_the_end_begins_there_at_all_brokers(cluster: GroupedBed, mq: Connection) -> None:
-    """What is sent after it was joined is not passed by, also where a broker was away meanwhile."""
+    """The group gets all messages sent after the first member joined, even on a broker that was away."""
     mq.create_subject("orders", 2)
     seen: list[bytes] = []
 
@@ -265,7 +265,7 @@ def test_a_broker_starts_without_meta_and_serves_what_it_knows(cluster: GroupedB
 def test_members_that_are_there_keep_their_partitions_when_meta_is_started_again(
     cluster: GroupedBed, mq: Connection
 ) -> None:
-    """Who holds what is known by the brokers: nothing moves for want of a memory."""
+    """The brokers know the lease holders, so no partition moves although meta has lost the memory."""
     mq.create_subject("orders", 4)
     with (
         mq.consumer("orders", "g", lambda *_: None, settings=quick()),

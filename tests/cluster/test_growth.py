@@ -1,4 +1,4 @@
-"""M4, M5: a growth over several brokers is decided by meta, and whatever dies on the way, no order is lost."""
+"""M4, M5: meta decides a growth over several brokers. No order is lost, whichever process dies on the way."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_a_subject_whose_broker_is_dead_does_not_grow_and_goes_on_as_it_was(mort
 def test_a_seal_outlives_its_broker_and_is_broken_when_its_growth_came_to_nothing(
     cluster: GroupedBed, mq: Connection
 ) -> None:
-    """The ends that meta was told must hold until it has decided, or else it must never use them."""
+    """The barriers that meta got must hold until meta has decided. Otherwise meta must never use the barriers."""
     mq.create_subject("orders", 1, broker_groups=["east"])
     assert cluster.meta is not None
     address = cluster.meta.address
     with mq.producer(settings=PATIENT) as producer:
         producer.send_sync("orders", b"0", key="k", timeout_s=WAIT_S)
-        cluster.meta.close(0.0)  # so that nobody breaks it
+        cluster.meta.close(0.0)  # so that the seal is not broken
         link = link_to(cluster, "east")
         assert ask(link, SealSubject("orders", 2, "a-growth"), Sealed).barriers == ((0, 1),)
         link.close()
@@ -106,7 +106,7 @@ def test_order_holds_while_a_subject_grows_twice_and_brokers_and_meta_are_restar
 def test_a_seal_of_a_growth_that_came_to_nothing_is_broken_while_named_producers_come_and_go(
     cluster: GroupedBed, mq: Connection
 ) -> None:
-    """M5: each of them changes the catalogue, which a broker reads before it breaks a seal."""
+    """M5: every named producer changes the catalogue, and a broker reads the catalogue before breaking a seal."""
     mq.create_subject("orders", 1, broker_groups=["east"])
     is_over = threading.Event()
 

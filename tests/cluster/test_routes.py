@@ -1,4 +1,4 @@
-"""M1, M2: where the partitions of a subject are."""
+"""M1, M2: the broker groups of a subject's partitions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_two_with_the_fewest_partitions_are_chosen(cluster: GroupedBed, mq: 
 def test_an_operator_sets_the_route_by_hand(mq: Connection) -> None:
     assert homes(mq.create_subject("a", 2, broker_groups=["west"])) == ["west", "west"]
     assert homes(mq.create_subject("b", 3, broker_groups=["west", "east", "east"])) == ["west", "east", "east"]
-    assert homes(mq.create_subject("a", 2)) == ["west", "west"]  # fixed from then on
+    assert homes(mq.create_subject("a", 2)) == ["west", "west"]  # the route is fixed from now on
     with pytest.raises(AlreadyExists, match="broker groups west, west \\(not east, east\\)"):
         mq.create_subject("a", 2, broker_groups=["east"])
     with pytest.raises(NotFound, match="no broker group 'south'; there are: east, west"):
@@ -57,7 +57,7 @@ def test_an_operator_sets_the_route_by_hand(mq: Connection) -> None:
 
 
 def test_children_are_in_the_broker_group_of_their_parents(mq: Connection) -> None:
-    """M5: whoever has the log of the parent knows when the child opens."""
+    """M5: the broker with the log of the parent knows when the child opens."""
     mq.create_subject("orders", 2)
     grown = mq.grow_subject("orders", 5)
     assert homes(grown) == ["east", "west", "east", "west", "east"]

@@ -1,4 +1,4 @@
-"""A cluster whose servers ask everybody who they are, each other too."""
+"""A cluster whose servers authenticate all clients and each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P9: a broker group that is read-only, unavailable or dead: strict waits, best effort goes round it."""
+"""P9: broker groups that are read-only, unavailable or dead: strict waits, best effort uses other broker groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENT = ProducerSettings(backoff_min_s=0.01, backoff_max_s=0.02)
 
 
 def key_in(mq: Connection, subject: str, broker_group: str) -> str:
-    """A key whose messages belong there."""
+    """A key of the given broker group."""
     route = mq.subject(subject).route
     return next(
         key
@@ -105,7 +105,7 @@ def test_what_is_read_only_is_consumed_and_what_is_unavailable_waits(mq: Connect
             mq.set_broker_group("east", "available")
             waiting.result(WAIT_S)
         seen.wait_for(42)
-    assert sorted(seen.bodies[40:]) == [b"later", b"now"]  # nothing came twice: the leases stayed
+    assert sorted(seen.bodies[40:]) == [b"later", b"now"]  # no message twice: the leases stayed
 
 
 def test_a_state_is_kept_when_meta_and_brokers_are_started_again(cluster: GroupedBed, mq: Connection) -> None:
@@ -138,13 +138,13 @@ def test_best_effort_goes_round_a_broker_that_is_dead_and_strict_waits_for_it(mo
         waits_because(waiting, "dead")
         with pytest.raises(BrokerGroupClosed, match="'east' is dead"):
             mq.describe_subject("tight")
-        mortal.start_broker("east")  # at another port
+        mortal.start_broker("east")  # at a different port
         assert (waiting.result(WAIT_S).partition, waiting.result().offset) == (0, 1)
     assert [message.body for message in mq.reader("tight")] == [b"0", b"1"]
 
 
 def test_a_consumer_keeps_what_it_holds_at_one_broker_while_another_is_dead(mortal: GroupedBed) -> None:
-    """B3: a commit or a renewal for both is not lost for the one that is there."""
+    """B3: a commit or renewal for both brokers still reaches the living broker."""
     mq = mortal.open(lease=SHORT_LEASE)
     mq.create_subject("line", 2)
     east, west = key_in(mq, "line", "east"), key_in(mq, "line", "west")
@@ -157,7 +157,7 @@ def test_a_consumer_keeps_what_it_holds_at_one_broker_while_another_is_dead(mort
         numbers = iter(range(1, 1_000_000))
 
         def newest() -> tuple[str, int]:
-            """The last one that came from there, and the epoch that it came with."""
+            """The last message from the broker group, and the epoch of the lease."""
             return [
                 (message.body.decode(), epoch)
                 for message, epoch in zip(seen.messages, seen.epochs, strict=False)
@@ -182,7 +182,7 @@ def test_a_consumer_keeps_what_it_holds_at_one_broker_while_another_is_dead(mort
 def test_what_fails_in_a_read_only_broker_group_moves_to_where_its_retry_subject_is(
     mq: Connection, quiet: None
 ) -> None:
-    """B6: the broker that has the lease checks it and passes the message on."""
+    """B6: the broker with the lease checks the lease and passes the message on."""
     mq.create_subject("line", 2)
     east, west = key_in(mq, "line", "east"), key_in(mq, "line", "west")
     send(mq, "line", f"{east}:in-east", f"{west}:in-west")
@@ -198,7 +198,7 @@ def test_what_fails_in_a_read_only_broker_group_moves_to_where_its_retry_subject
         found = mq.group("line", "g").dead_letters().list()
         assert {(one.message.body, one.partition) for one in found} == {(b"in-east", 0), (b"in-west", 1)}
         eventually(lambda: committed(mq) == 2, "neither is open here any more")
-        mq.set_broker_group("east", "read-only")  # where the dead letters are
+        mq.set_broker_group("east", "read-only")  # the broker group of the dead letters
         mq.set_broker_group("west", "available")
         send(mq, "line", f"{west}:later")
         described = mq.group("line", "g").describe().partitions[1]
@@ -225,7 +225,7 @@ def test_a_node_without_a_cluster_can_be_made_read_only(tmp_path: Path) -> None:
 
 
 def test_a_key_that_may_be_with_a_dead_broker_is_not_said_to_be_nowhere(mortal: GroupedBed) -> None:
-    """M2: where partitions are chosen by a selector, any broker may have the key."""
+    """M2: where a selector chooses partitions, any broker may have the key."""
     mq = mortal.open()
     mq.create_subject("chosen", 2, routing="selector")
     with mq.consumer("chosen", "g", lambda message, context: None, settings=quick()):

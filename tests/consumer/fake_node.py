@@ -1,4 +1,4 @@
-"""A consumer core in the test's hands: it sees every command and chooses every answer and the time."""
+"""A consumer core in the hands of the test: the test sees every command, and chooses every answer and the time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def damaged(batch: StoredBatch) -> StoredBatch:
 
 
 def undecodable(base_offset: int, count: int) -> StoredBatch:
-    """The checksum is right, but this program cannot read it: written by a newer one, say."""
+    """The checksum is right, but this program cannot decode the batch: for example, a newer program wrote the batch."""
     payload = bytes(2 * count) + b"\xc1 not msgpack"
     header = BatchHeader(0, len(payload), count, 1, base_offset, 0, 0, 0, 0, 0, payload_checksum(payload))
     return StoredBatch(header, memoryview(payload))
@@ -93,7 +93,7 @@ class StoredLot:
 
 @dataclass(slots=True)
 class StoredPartition:
-    """What a node keeps of one partition for one group."""
+    """The stored state of a partition for a group."""
 
     epoch: int = 0
     offset: int = 0
@@ -105,7 +105,7 @@ class StoredPartition:
     position: int = 0
 
     def apply(self, progress: Progress) -> bool:
-        """False if the epoch is over. A late copy changes nothing."""
+        """Return False if the epoch is over. A late copy changes nothing."""
         if progress.epoch != self.epoch:
             return False
         if progress.number <= self.number:
@@ -132,12 +132,12 @@ class StoredPartition:
 
 
 class FakeNode:
-    """What is durable, so that another consumer can go on with it."""
+    """The durable state, so that a second consumer can continue."""
 
     def __init__(self) -> None:
         self.partitions = {index: StoredPartition() for index in range(PARTITIONS)}
         self.logs: dict[int, list[StoredBatch]] = {index: [] for index in range(PARTITIONS)}
-        self.requests: list[KeyRequest] = []  # not acted upon yet
+        self.requests: list[KeyRequest] = []  # not yet acted upon
         self.request_mark = 0
         self.moves: list[Move] = []
         self.lot_rows_max = 1000  # how many rows of a lot are read at once
@@ -176,7 +176,7 @@ class FakeNode:
 
 
 class Job:
-    """A run in the test's hands, driven as a worker would."""
+    """A run in the hands of the test, driven as by a worker."""
 
     def __init__(self, bench: Bench, run: Run, count: int) -> None:
         self._bench = bench
@@ -185,7 +185,10 @@ class Job:
         self._is_begun = False
 
     def next_batch(self) -> list[Message] | None:
-        """What is given to the handler next; the call before succeeded, unless `settle` said something else."""
+        """The messages of the next call of the handler.
+
+        The call before succeeded, unless `settle` gave a different outcome.
+        """
         self._is_begun = True
         given = next(self._calls, None)
         for message in given or ():
@@ -204,7 +207,7 @@ class Job:
         return self.run.context
 
     def over(self) -> None:
-        """The handler returns, and nothing more is started."""
+        """The handler returns, and no further message is started."""
         self.run.until_s = NEVER
         if self._is_begun:
             assert next(self._calls, None) is None
@@ -218,7 +221,7 @@ Decide = Callable[[Message, Context], Outcome | None]
 
 
 class Bench:
-    """One consumer. `node` is what it talks to; epochs rise with every grant."""
+    """A consumer that talks to `node`. Epochs rise with every grant."""
 
     def __init__(
         self,
@@ -242,10 +245,10 @@ class Bench:
         self.assigned = tuple(assigned)
         self.generation = 1
         self.keyless = keyless
-        self.chunk = CHUNK_MAX  # how many messages a worker takes at once; as if handlers had been as quick as that
-        self.watch: Callable[[Message], None] = lambda message: None  # called with all that is given to a handler
+        self.chunk = CHUNK_MAX  # how many messages a worker takes at once, as if handlers were quick enough
+        self.watch: Callable[[Message], None] = lambda message: None  # called with every message that goes to a handler
         self._beat_at_s = now_s
-        self._jobs: list[Job] = []  # one that nobody refers to would be closed
+        self._jobs: list[Job] = []  # without a reference, a job would be closed
         self.pending: list[Command] = []
         self.seen: list[Command] = []
 
@@ -266,7 +269,7 @@ class Bench:
     # The node
 
     def poll(self) -> list[Command]:
-        """New commands; they wait in `pending` for their answers."""
+        """New commands, which wait in `pending` for answers."""
         commands = self.core.poll(self.now_s)
         if any(isinstance(command, Heartbeat) for command in commands):
             self._beat_at_s = self.now_s
@@ -275,7 +278,7 @@ class Bench:
         return commands
 
     def take_command(self, kind: type[Command], partition: int | None = None) -> Command:
-        """The oldest of its kind that waits for an answer."""
+        """The oldest command of the kind that waits for an answer."""
         for command in self.pending:
             if isinstance(command, kind) and (partition is None or getattr(command, "partition", None) == partition):
                 self.pending.remove(command)
@@ -297,7 +300,7 @@ class Bench:
         self.core.answered(command, answer, self.now_s)
 
     def good_answer(self, command: Command) -> object | None:
-        """What an honest node would say; None: it holds the command back."""
+        """The answer of an honest node. None: the node holds the command back."""
         node = self.node
         match command:
             case Heartbeat():
@@ -337,7 +340,7 @@ class Bench:
         self.logs[partition].append(batch_of(self.end(partition), count))
 
     def store_keys(self, keys: str, partition: int = 0, body: bytes = b"x") -> None:
-        """A message for each letter, with that key; a dash is one without a key."""
+        """Store a message for every letter, with the letter as key. A dash stands for a message without a key."""
         messages = [Outgoing(body, None if key == "-" else key.encode()) for key in keys]
         self.logs[partition].append(stored_batch(self.end(partition), messages))
 
@@ -346,12 +349,12 @@ class Bench:
         self.assigned = partitions
 
     def request(self, kind: KeyAction, key: bytes, offset: int | None = None, partition: int = 0) -> int:
-        """Somebody asks for something; the consumer learns of it with the next heartbeat."""
+        """An operator makes a key request. The consumer learns of the request with the next heartbeat."""
         self.generation += 1
         return self.node.request(kind, key, offset, partition)
 
     def answer_all(self, *but: type[Command]) -> bool:
-        """Answer what waits, but for these kinds; whether there was something."""
+        """Answer the waiting commands except for the given kinds. Return whether any command was answered."""
         answered = False
         for command in [one for one in self.pending if not isinstance(one, but)]:
             answer = self.good_answer(command)
@@ -362,7 +365,7 @@ class Bench:
         return answered
 
     def settle(self, *but: type[Command]) -> None:
-        """Poll and answer, until there is nothing more to say at this moment; these kinds are left unanswered."""
+        """Poll and answer until no command is left at this moment. Do not answer the given kinds."""
         for _ in range(100):
             self.poll()
             if not self.answer_all(*but) and not self.poll():
@@ -380,7 +383,7 @@ class Bench:
             self.settle()
 
     def successor(self, member: str = "m2", **settings: object) -> Bench:
-        """Another consumer of the same group that takes over what is durable: this one is dead."""
+        """A second consumer of the same group that takes over the durable state. The first consumer is dead."""
         return Bench(
             self.assigned,
             LEASE,
@@ -414,7 +417,7 @@ class Bench:
             yield job
 
     def work(self, decide: Decide = lambda message, context: None) -> list[tuple[int, int]]:
-        """Let workers do all there is to do at this moment; (offset, attempt) of every call, in order."""
+        """Let workers do all work that is ready at this moment. Return (offset, attempt) of every call, in order."""
         calls = []
         for job in self.jobs():
             while (message := job.next()) is not None:
@@ -430,5 +433,5 @@ class Bench:
 
 
 def failing(outcome: Outcome, *offsets: int) -> Decide:
-    """These messages end like this, the others well."""
+    """The given messages end with the outcome, all other messages succeed."""
     return lambda message, context: outcome if message.offset in offsets else None

@@ -1,4 +1,4 @@
-"""Handlers that worker processes import. They note what they do in the file that INTURN_TEST_NOTES names."""
+"""Handlers that worker processes import. The handlers write notes to the file in INTURN_TEST_NOTES."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from inturn.model.time import SystemClock
 
 NOTES = "INTURN_TEST_NOTES"
 WAIT_S = 60.0
-LINE_BYTES = 512  # of all lines: none lies across two pages, where a kill could cut it
+LINE_BYTES = 512  # of every line: no line crosses a page border, where a kill could cut the line
 
 
 def note(event: str, message: Message, context: Context) -> None:
-    """One line, written at once or not at all: lines of several processes are in the order of what they tell."""
+    """Write a line at once or not at all. The lines of several processes are in the order of the events."""
     line = {
         "event": event,
         "at_s": SystemClock.monotonic(),
@@ -44,14 +44,14 @@ def noted(message: Message, context: Context) -> None:
 
 
 def slow(message: Message, context: Context) -> None:
-    """Long enough that a worker takes one at a time."""
+    """Slow enough that a worker takes a single message at a time."""
     note("start", message, context)
     time.sleep(0.004)
     note("end", message, context)
 
 
 def told(message: Message, context: Context) -> object:
-    """Does at its first attempt what its body says."""
+    """Do what the body says, at the first attempt."""
     note("start", message, context)
     if context.attempt == 1:
         match message.body:
@@ -74,7 +74,7 @@ def always_dies(message: Message, context: Context) -> None:
 
 
 def waits(message: Message, context: Context) -> None:
-    """As long as there is no file named as the notes are, with `.go` behind it, if its body says so."""
+    """If the body is `wait`, wait for the file with the name of the notes and `.go`."""
     note("start", message, context)
     gate = Path(os.environ[NOTES] + ".go")
     until_s = time.monotonic() + WAIT_S

@@ -1,4 +1,4 @@
-"""A program with a consumer that runs its handler in processes: `python process_program.py FOLDER [leave]`."""
+"""A program with a consumer that runs the handler in processes: `python process_program.py FOLDER [leave]`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if __name__ == "__main__":
         mq.consumer("line", "g", waits, order="key", processes=1).start()
         while not Path(os.environ[NOTES]).exists():
             time.sleep(0.01)
-        sys.exit()  # without a word: what runs is finished all the same
+        sys.exit()  # without stopping: running handlers still finish
     mq.run()
     print(mq.group("line", "g").describe().partitions[0].committed, flush=True)
     mq.close()

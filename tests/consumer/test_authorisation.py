@@ -1,4 +1,4 @@
-"""M9: a member stops by itself when its authorisation has run out. Life 10 s, margin 1 s, renewal every 2 s."""
+"""M9: a member stops by itself when the authorisation ends. Life 10 s, margin 1 s, renewal every 2 s."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inturn.consumer.partition_lease import Stage
 from inturn.protocol.commands import Acquire, Assignment, Command, Heartbeat, Pull, Release
 from tests.consumer.fake_node import LEASE, SUBJECT, Bench
 
-UNHEARD = Heartbeat  # the kind of command that is not answered
+UNHEARD = Heartbeat  # the kind of command that gets no answer
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def bench() -> Bench:
 
 
 def live_unheard(bench: Bench, seconds: float, step_s: float = 0.5) -> None:
-    """The node answers everything but heartbeats: leases are renewed."""
+    """The node answers all commands except heartbeats: leases are renewed."""
     until_s = bench.now_s + seconds
     while bench.now_s < until_s:
         bench.now_s = min(until_s, bench.now_s + step_s)
@@ -133,7 +133,7 @@ def test_the_end_of_the_authorisation_is_a_moment_to_poll(bench: Bench) -> None:
 
 
 def test_an_authorisation_that_is_over_when_it_comes_does_not_make_it_ask_without_end() -> None:
-    """Two clocks, or two settings, that do not fit together."""
+    """For example, two clocks or two settings that do not match."""
     bench = Bench()
     for _ in range(10):
         bench.poll()

@@ -1,4 +1,4 @@
-"""ConsumerCore without threads: every command, answer and moment is the test's."""
+"""ConsumerCore without threads: the test chooses every command, answer and moment."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bench() -> Bench:
 
 
 def active(bench: Bench, count: int = 5) -> None:
-    """Partition 0 is held, with so many messages waiting."""
+    """Partition 0 is held, with the given number of waiting messages."""
     bench.store(0, count)
     bench.settle()
     assert bench.core.partitions[0].lease.stage is Stage.ACTIVE
@@ -95,7 +95,7 @@ def test_grant_pull_run_commit(bench: Bench) -> None:
 
 
 def test_what_is_done_is_committed_while_the_run_goes_on_and_nothing_else_is(bench: Bench) -> None:
-    """A slow handler is not to hold back the commits of its partition until a run is over."""
+    """A slow handler must not hold back the commits of the partition until the end of the run."""
     active(bench)
     job = bench.job()
     for _ in range(3):
@@ -137,12 +137,12 @@ def test_partitions_take_turns() -> None:
     assert sorted(order[:3]) == sorted(order[3:]) == [0, 1, 2]
 
 
-# Answers that are lost, late, or doubled
+# Answers that are lost, late or doubled
 
 
 @pytest.mark.parametrize(("kind", "after_s"), [(Heartbeat, 3.0), (Acquire, 4.0), (Pull, 4.0)])
 def test_a_command_without_an_answer_is_sent_again(kind: type, after_s: float) -> None:
-    """The first heartbeat is not to be held back."""
+    """The first heartbeat must not be held back."""
     bench = Bench(answer_timeout_s=3.0, pull_wait_s=1.0, heartbeat_s=1.0)
     for _ in range(5):
         bench.poll()
@@ -158,7 +158,7 @@ def test_a_command_without_an_answer_is_sent_again(kind: type, after_s: float) -
     bench.wait(0.2)
     bench.poll()
     assert bench.has(kind)
-    bench.answer(lost, bench.good_answer(lost))  # late: it is not waited for any more
+    bench.answer(lost, bench.good_answer(lost))  # late: the command is not waiting any more
     assert bench.has(kind)
 
 
@@ -283,7 +283,7 @@ def test_a_lost_lease_starts_nothing_and_commits_nothing(lose) -> None:
 
 @pytest.mark.parametrize("lose", LOSING)
 def test_a_lost_lease_is_asked_for_again_only_when_its_handler_has_ended(lose) -> None:
-    """C2: never two handlers of one partition in one consumer."""
+    """C2: a consumer never runs two handlers of a partition at once."""
     bench = Bench()
     active(bench)
     job = bench.job()
@@ -301,7 +301,7 @@ def test_a_lost_lease_is_asked_for_again_only_when_its_handler_has_ended(lose) -
 
 
 def test_the_deadline_is_looked_at_before_every_message(bench: Bench) -> None:
-    """The contract: no handler starts after the deadline, though nobody polled."""
+    """The contract: no handler starts after the deadline, even without a poll."""
     active(bench)
     job = bench.job()
     job.run.until_s = FOR_EVER
@@ -336,7 +336,7 @@ def test_renewals_keep_the_lease_for_as_long_as_they_are_answered(bench: Bench) 
 
 
 def test_a_lease_lost_while_idle_is_taken_again_at_once(bench: Bench) -> None:
-    """Nothing runs, so nothing is to wait for: the next poll asks again."""
+    """No handler runs, so there is no wait: the next poll asks again."""
     bench.settle()
     lose_by_pull(bench)
     bench.settle()
@@ -344,7 +344,7 @@ def test_a_lease_lost_while_idle_is_taken_again_at_once(bench: Bench) -> None:
     assert bench.core.partitions[0].lease.epoch == 2
 
 
-# Giving back
+# Release
 
 
 def test_draining_waits_for_the_running_handler_then_commits_and_releases(bench: Bench) -> None:
@@ -402,7 +402,7 @@ def test_stopping_with_nothing_held_leaves_at_once(bench: Bench) -> None:
 
 
 def test_stopping_while_waiting_for_a_lease_leaves_at_once(bench: Bench) -> None:
-    """C17: nothing runs and nothing is held, so there is nothing to wait for."""
+    """C17: no handler runs and no lease is held, so there is no wait."""
     bench.poll()
     beat = bench.take_command(Heartbeat)
     bench.answer(beat, bench.good_answer(beat))
@@ -427,7 +427,7 @@ def test_stopping_after_a_lost_lease_leaves_at_once(bench: Bench) -> None:
 
 
 def test_stopping_gives_a_partition_in_trouble_back_at_once(bench: Bench) -> None:
-    """C17: the pause after a failed pull is for pulling."""
+    """C17: the pause after a failed pull is for pulls only."""
     bench.settle()
     bench.answer(bench.take_command(Pull), LogDamaged("local/p0", 0, "a checksum does not fit"))
     bench.core.stop(bench.now_s)
@@ -451,7 +451,7 @@ def test_what_cannot_pass_stops_the_consumer_and_is_kept(bench: Bench, error: Ex
 
 @pytest.mark.parametrize("good_count", [0, 1, 2])
 def test_whatever_is_not_allowed_stops_the_consumer(bench: Bench, good_count: int) -> None:
-    """Not only a heartbeat: a broadcast consumer may join, and yet not read."""
+    """Not only a heartbeat: a broadcast consumer may be allowed to join, but not to read."""
     denied = AccessDenied("shop", "consume on subject 'orders'", "ask for a rule")
     kinds: list[type[Command]] = [Heartbeat, Acquire, Pull]
     for kind in kinds[:good_count]:
@@ -473,7 +473,7 @@ def test_an_error_of_the_state_is_waited_out(bench: Bench) -> None:
     assert bench.has(Heartbeat)
 
 
-# Trouble in a partition
+# A failing partition
 
 
 def test_a_partition_in_trouble_does_not_stop_another() -> None:
@@ -499,13 +499,13 @@ def test_a_damaged_batch_is_not_skipped(bench: Bench) -> None:
     assert bench.committed() == 2
     assert isinstance(bench.core.partitions[0].lease.error, LogDamaged)
     assert bench.core.partitions[0].lease.error.offset == 2
-    bench.logs[0][1] = bad  # it was only damaged on its way
+    bench.logs[0][1] = bad  # the batch was damaged only in transit
     bench.live(10.0)
     assert bench.handle_all() == [2, 3, 4, 5]
 
 
 def test_damage_in_a_batch_that_is_half_done_repeats_nothing() -> None:
-    """The contract: what was committed is not started again."""
+    """The contract: a committed message is not started again."""
     bench = Bench()
     bench.node.partitions[0].offset = 3
     whole = batch_of(0, 6)
@@ -518,7 +518,7 @@ def test_damage_in_a_batch_that_is_half_done_repeats_nothing() -> None:
 
 
 def test_a_batch_that_cannot_be_decoded_is_not_skipped() -> None:
-    """The contract: none is skipped. Such as zstd without the extra, or a newer format."""
+    """The contract: no message is skipped. Examples: zstd without the extra, or a newer format."""
     bench = Bench()
     bench.logs[0] = [batch_of(0, 2), undecodable(2, 2), batch_of(4, 2)]
     bench.settle()
@@ -534,7 +534,7 @@ def test_a_batch_that_cannot_be_decoded_is_not_skipped() -> None:
 
 
 def test_a_gap_at_the_end_of_the_log_is_passed_when_everything_before_it_is_done(bench: Bench) -> None:
-    """A tail that was lost: nothing is stored there, so nothing is skipped."""
+    """A tail was lost: the gap holds no message, so no message is skipped."""
     bench.store(0, 3)
     bench.settle()
     pull = bench.take_command(Pull)
@@ -570,7 +570,10 @@ def test_a_full_disk_at_the_node_is_tried_again_soon(bench: Bench) -> None:
 
 
 def finish_with(bench: Bench, done: int, outcome: Outcome) -> list[tuple[int, int]]:
-    """Handle so many messages well, then one with this outcome; returns (offset, attempt) of each."""
+    """Handle the given number of messages with success, then a message with the outcome.
+
+    Return (offset, attempt) of each call.
+    """
     job = bench.job()
     calls = []
     for _ in range(done):
@@ -616,7 +619,7 @@ def test_a_suspended_partition_does_not_hold_back_another() -> None:
 
 
 def test_a_run_ends_after_its_time_and_goes_on_later(bench: Bench) -> None:
-    """C4: at most about CHUNK_S in one go, so that the others have their turn."""
+    """C4: a run lasts about CHUNK_S at most, so that other lanes get a turn."""
     active(bench)
     job = bench.job()
     assert job.next() is not None
@@ -629,7 +632,7 @@ def test_a_run_ends_after_its_time_and_goes_on_later(bench: Bench) -> None:
 
 
 def test_every_message_of_a_rollback_counts_another_attempt() -> None:
-    """C9: an attempt is one call of a handler for one message; a repeated message gets another."""
+    """C9: an attempt is a call of a handler for a message. A repeated message gets a new attempt."""
     bench = Bench(ack="manual")
     active(bench, 3)
     seen: list[list[int]] = []
@@ -688,7 +691,7 @@ def test_a_partition_that_could_not_be_pulled_is_dropped_and_taken_again() -> No
     assert bench.core.partitions[0].lease.epoch == 2
 
 
-# Never busy for nothing
+# No busy loop
 
 actions = st.lists(
     st.sampled_from(
@@ -736,7 +739,7 @@ def act(bench: Bench, action: str, jobs: list[Job], choose: st.DataObject) -> No
 @given(actions=actions, choose=st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_core_with_nothing_to_say_sleeps(actions: list[str], choose: st.DataObject) -> None:
-    """No busy loop: after a poll without commands, the next look is later than now."""
+    """After a poll without commands, the next due time is later than now."""
     bench = Bench(assigned=(0, 1), commit_interval_s=0.1)
     jobs: list[Job] = []
     for action in actions:
@@ -748,7 +751,10 @@ def test_a_core_with_nothing_to_say_sleeps(actions: list[str], choose: st.DataOb
 @given(actions=actions, choose=st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_poll_says_everything_there_is_to_say(actions: list[str], choose: st.DataObject) -> None:
-    """Whoever polls sleeps when there are no commands: what a second poll would send would wait for a heartbeat."""
+    """The caller sleeps after a poll without commands.
+
+    A command that only a second poll returns would wait for a heartbeat.
+    """
     bench = Bench(assigned=(0, 1), commit_interval_s=0.1)
     jobs: list[Job] = []
     for action in actions:
@@ -760,7 +766,7 @@ def test_a_poll_says_everything_there_is_to_say(actions: list[str], choose: st.D
 @given(actions=actions, choose=st.data())
 @settings(max_examples=150, deadline=None)
 def test_committed_offsets_never_pass_what_was_handled(actions: list[str], choose: st.DataObject) -> None:
-    """The contract: none is skipped."""
+    """The contract: no message is skipped."""
     bench = Bench(assigned=(0, 1), commit_interval_s=0.1)
     jobs: list[Job] = []
     handled = HandledSoFar()
@@ -772,7 +778,7 @@ def test_committed_offsets_never_pass_what_was_handled(actions: list[str], choos
 
 
 class HandledSoFar:
-    """How far each partition was given to handlers, without a hole."""
+    """How far the handlers got in every partition, without a hole."""
 
     def __init__(self) -> None:
         self.ends = {0: 0, 1: 0, 2: 0}

@@ -1,4 +1,4 @@
-"""Corners where two things happen at once: moving and handing over, skipping and reading, failing and draining."""
+"""Corner cases of two events at once: moving and handing over, skipping and reading, failing and draining."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.consumer.test_parking import ask, lot, parked
 
 
 def test_an_empty_pull_makes_no_lane() -> None:
-    """All of a batch was finished already: a lane for nothing would stand beside the real one."""
+    """All messages of a batch were finished already: an empty lane would stand beside the real lane."""
     bench = Bench(order=Order.PARTITION)
     bench.store(0, 3)
     bench.settle()
@@ -32,7 +32,7 @@ def test_an_empty_pull_makes_no_lane() -> None:
 
 
 def test_a_batch_has_only_messages_that_were_tried_as_often() -> None:
-    """Otherwise those that came later would be given up with the one that failed."""
+    """Otherwise later messages would be given up together with the failed message."""
     bench = keyed("a", batch=10, max_attempts=3, on_exhausted=OnExhausted.DEAD_LETTER)
     for _ in range(2):
         job = bench.job(10)
@@ -67,7 +67,7 @@ def test_a_lot_message_that_is_being_moved_leaves_the_lot_though_its_partition_i
 
 
 def test_a_message_that_is_skipped_before_it_is_read_does_not_run() -> None:
-    """The read goes out before the commit that removes it."""
+    """The read is sent before the commit that removes the message."""
     bench = parked("aaaa", rows_max=2)
     ask(bench, KeyAction.RESUME)
     job = bench.job()
@@ -153,7 +153,7 @@ def test_big_messages_behind_a_stuck_key_do_not_stop_the_others_at_once() -> Non
 
 
 def test_a_message_on_its_own_becomes_a_dead_letter_whatever_was_chosen() -> None:
-    """Nobody could release it: requests name a key."""
+    """No operator could resume the message: key requests name a key."""
     bench = keyed("-a", max_attempts=1, on_exhausted=OnExhausted.BLOCK)
     bench.work(failing(RAISED, 0, 1))
     bench.live(1.0)
@@ -174,7 +174,7 @@ def test_kept_messages_are_not_named_as_failed() -> None:
 
 
 def test_handlers_that_hang_do_not_keep_others_from_running_while_the_process_is_busy() -> None:
-    """Those that get on are counted, not those that have begun."""
+    """The count is of handlers that make progress, not of handlers that have started."""
     room = [0]
     lock = threading.Lock()
     workers = WorkerThreads("test", 4, lock, lambda run, takes: None, None, lambda now_s, cores: room[0])  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ BUSY = DiskFull("state")
 
 
 def keyed(keys: str = "", **settings: object) -> Bench:
-    """Partition 0 is held in order of keys, with a message waiting for each letter."""
+    """Partition 0 is held under order by key, with a waiting message for every letter."""
     bench = Bench(order=Order.KEY, **settings)  # type: ignore[arg-type]
     if keys:
         bench.store_keys(keys)
@@ -65,7 +65,7 @@ def offsets(calls: list[tuple[int, int]]) -> list[int]:
 
 
 def work_out(bench: Bench, seconds: float = 40.0) -> list[int]:
-    """Everything succeeds from now on, until nothing is left; the offsets in the order they were handled."""
+    """All handlers succeed from now on, until no message is left. Return the offsets in the order of handling."""
     bench.settle()
     handled = bench.handle_all()
     until_s = bench.now_s + seconds
@@ -83,7 +83,7 @@ def moved_offsets(move: object) -> list[int]:
     return [int(message.properties["%offset"]) for message in messages]
 
 
-# What runs beside what
+# Which lanes run at the same time
 
 
 def test_keys_are_independent_and_each_is_handled_in_order() -> None:
@@ -200,7 +200,7 @@ def test_a_failing_key_holds_back_only_itself() -> None:
 
 
 def test_what_is_finished_behind_a_failing_message_is_not_repeated_after_a_crash() -> None:
-    """C7: the finished ones are committed with the offset."""
+    """C7: the finished offsets are committed with the committed offset."""
     bench = keyed("abab-a")
     bench.work(failing(SUSPENDED, 0))
     bench.live(0.5)
@@ -223,7 +223,7 @@ def test_no_retry_before_the_commit_that_tells_of_the_failure_is_answered() -> N
 
 
 def test_the_commit_that_counts_is_the_one_with_the_failure() -> None:
-    """A commit that was on its way already says nothing of a failure that came after it."""
+    """A commit that was already sent does not contain a later failure."""
     bench = keyed("aab")
     bench.chunk = 1
     other = bench.job()
@@ -323,11 +323,11 @@ def test_best_effort_goes_on_when_the_message_is_safe_in_the_retry_subject() -> 
     assert (move.to_subject, move.to_partition) == (retry_subject("billing", "orders"), 2), "the third level"
 
 
-# Attempts that are used up
+# Exhausted attempts
 
 
 def used_up(on_exhausted: str, keys: str = "aabab", **settings: object) -> Bench:
-    """Message 0 has failed twice, of two times."""
+    """Message 0 has failed in both of two attempts."""
     bench = keyed(keys, max_attempts=2, on_exhausted=on_exhausted, **settings)
     for attempt in (1, 2):
         assert (0, attempt) in bench.work(failing(RAISED, 0))
@@ -381,7 +381,7 @@ def test_a_key_resumed_before_its_block_was_stored_is_resumed() -> None:
 
 
 def test_a_dead_letter_is_durable_before_its_offset_is_finished_and_its_key_goes_on() -> None:
-    """The contract: none is lost."""
+    """The contract: no message is lost."""
     bench = used_up("dead-letter")
     for _ in range(5):
         bench.settle(Move)
@@ -457,7 +457,7 @@ def test_park_takes_the_key_away_and_the_others_do_not_notice() -> None:
     assert bench.state.buffer.waiting_count == bench.state.buffer.waiting_bytes == 0
 
 
-# Commits that are lost, late, or refused
+# Commits that are lost, late or refused
 
 
 def test_a_commit_without_an_answer_is_said_again_with_a_higher_number() -> None:
@@ -480,7 +480,7 @@ def test_a_commit_without_an_answer_is_said_again_with_a_higher_number() -> None
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_failure_whose_commit_did_not_arrive_is_said_again_though_nothing_else_happens(is_lost: bool) -> None:
-    """Nothing is finished, so the offsets give no reason for a commit: the failure alone must."""
+    """No message is finished, so the offsets give no reason for a commit. The failure alone must cause the commit."""
     bench = keyed("a", answer_timeout_s=1.0)
     bench.work(failing(RAISED, 0))
     bench.poll()
@@ -536,7 +536,7 @@ def test_order_by_partition_refuses_a_group_with_parked_keys() -> None:
     assert isinstance(bench.core.error, GroupConflict)
 
 
-# Hand-over, whatever a key is doing
+# Hand-over in every state of a key
 
 
 def is_suspended(bench: Bench) -> None:
@@ -687,7 +687,7 @@ def test_keys_behind_a_slow_handler_of_the_same_run_go_on_with_another_worker() 
 
 
 def fill(bench: Bench, keys: str, times: int) -> None:
-    """Messages come, and are handled as they come."""
+    """Messages arrive, and are handled on arrival."""
     for _ in range(times):
         more(bench, keys)
         bench.handle_all()

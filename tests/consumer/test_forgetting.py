@@ -1,4 +1,7 @@
-"""What is given back is forgotten. Lanes are hidden from the garbage collector, so a circle through one is for ever."""
+"""Released partitions are freed.
+
+Lanes are hidden from the garbage collector: a reference cycle through a lane would leak.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def partitions_in_memory() -> int:
 
 
 def is_waiting(bench: Bench) -> None:
-    """Messages wait, and nothing else."""
+    """Messages wait. No other state."""
 
 
 def is_running(bench: Bench) -> None:
@@ -51,7 +54,7 @@ def is_resumed(bench: Bench) -> None:
 
 
 def is_released(bench: Bench) -> None:
-    """Before its last commit was answered."""
+    """Released before the last commit was answered."""
     bench.core.stop(bench.now_s)
     bench.settle(Commit)
     end_runs(bench)

@@ -1,4 +1,4 @@
-"""A consumer that has nothing to do says so: `next_due_s` lies ahead while a handler runs."""
+"""An idle consumer does not poll: `next_due_s` lies ahead while a handler runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.consumer.fake_node import Bench, failing
 
 @pytest.fixture
 def bench() -> Bench:
-    """With the usual settings, and partition 0 held, with five messages waiting."""
+    """The default settings. Partition 0 is held, with five waiting messages."""
     made = Bench()
     made.store(0, 5)
     made.settle()
@@ -32,7 +32,7 @@ def test_a_run_that_has_handled_nothing_yet_is_no_reason_to_poll_again(bench: Be
 
 
 def test_a_handler_that_blocks_for_long_is_looked_after_at_leisure(bench: Bench) -> None:
-    """Poll whenever the core asks for it, for ten seconds of its time: not more often than commits are looked for."""
+    """Poll whenever the core asks, for ten seconds of simulated time: not more often than the commit interval."""
     job = bench.job()
     assert job.next() is not None
     until_s = bench.now_s + 10.0
@@ -96,7 +96,7 @@ def handled_by(bench: Bench) -> None:
 
 @pytest.mark.parametrize("what", [handled_by, failed_by])
 def test_a_commit_that_fails_is_sent_again_after_a_pause(bench: Bench, what: Callable[[Bench], None]) -> None:
-    """Also one that is urgent, since an attempt waits for it: the pause after an error is for everybody."""
+    """The pause after an error also applies to an urgent commit, when an attempt waits for the commit."""
     what(bench)
     bench.wait(0.2)
     bench.poll()
@@ -113,7 +113,7 @@ def test_a_commit_that_fails_is_sent_again_after_a_pause(bench: Bench, what: Cal
 
 
 def test_a_partition_whose_lease_has_ended_is_not_taken_again_and_again(bench: Bench) -> None:
-    """Whoever talks to the node may be held up by it, so that nobody polls: workers must not be busy with nothing."""
+    """The thread that polls may be waiting for the node, so no poll happens. Workers must not run a busy loop."""
     bench.wait(9.5)
     for _ in range(3):
         job = bench.take()
@@ -125,7 +125,7 @@ def test_a_partition_whose_lease_has_ended_is_not_taken_again_and_again(bench: B
 
 
 def test_keys_behind_a_slow_handler_are_no_reason_to_poll_again_while_all_workers_are_busy() -> None:
-    """Some of them were taken back, and wait for a worker: when there is one, it looks for itself."""
+    """Some of the keys were taken back, and wait for a worker. An idle worker looks for work without a poll."""
     bench = Bench(order=Order.KEY)
     bench.store_keys("abcdefghij")
     bench.settle()

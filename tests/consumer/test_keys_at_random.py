@@ -1,8 +1,9 @@
-"""Keys under everything that can happen to them, in any order: ConsumerCore with a node that forgets nothing.
+"""Keys under random events in any order: ConsumerCore with a node that keeps all state.
 
-Handlers succeed, fail, ask for time; keys are parked, resumed, skipped; answers are lost, late, or errors; the consumer
-dies or is drained, and another takes over. After every step: what runs, runs in the order of its key, one at a time;
-what is durable as finished never runs again. In the end: everything was handled, or skipped because somebody said so.
+Handlers succeed, fail and suspend. Keys are parked, resumed and skipped. Answers are lost, late, or errors. The
+consumer dies or is drained, and a second consumer takes over. After every step: the messages of a key run in order and
+never at the same time, and no durably finished message runs again. At the end: every message was handled, or skipped on
+request.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class Keys(RuleBasedStateMachine):
         self.jobs: list[Job] = []
         self.running: dict[Job, Message] = {}
         self.done: dict[str, list[int]] = {}  # by key: handled with success, in order
-        self.kept: dict[str, list[int]] = {}  # manual: of those, not committed by the handler
+        self.kept: dict[str, list[int]] = {}  # manual: the part of `done` that the handler has not committed
         self.skipped: set[int] = set()
         self.member = 1
         self.steps = 0
         self.bench.settle()
 
-    # What comes
+    # Arrivals
 
     @rule(keys=st.text(KEYS, min_size=1, max_size=6))
     def store(self, keys: str) -> None:
@@ -84,7 +85,7 @@ class Keys(RuleBasedStateMachine):
     @precondition(lambda self: self.bench.pending)
     @rule(choice=st.randoms(use_true_random=False), how=st.sampled_from(["answer", "lose", "store and lose", "error"]))
     def one_answer(self, choice: random.Random, how: str) -> None:
-        """The node answers, does not get it, answers in vain, or cannot."""
+        """The node answers, does not get the command, answers without effect, or fails."""
         bench = self.bench
         command: Command = choice.choice(bench.pending)
         if how == "error" and isinstance(command, Commit | Pull | ReadLot | Move | Renew):
@@ -109,7 +110,7 @@ class Keys(RuleBasedStateMachine):
         key=st.sampled_from([b"a", b"b"]),
     )
     def ask(self, kind: KeyAction, key: bytes) -> None:
-        """As the node would: only the first message of a key that is parked or fails can be skipped."""
+        """Like the node: only the first message of a parked or failing key can be skipped."""
         stored = self.bench.node.partitions[0]
         offset = None
         if kind is KeyAction.SKIP:
@@ -122,7 +123,7 @@ class Keys(RuleBasedStateMachine):
             self.skipped.add(offset)
         self.bench.request(kind, key, offset)
 
-    # What runs
+    # Runs
 
     @rule()
     def take(self) -> None:
@@ -160,7 +161,7 @@ class Keys(RuleBasedStateMachine):
             job.settle(outcome)
 
     def _forget_kept(self, key: str) -> None:
-        """They are to be handled again."""
+        """The uncommitted messages have to be handled again."""
         kept = self.kept.pop(key, [])
         self.done[key] = [offset for offset in self.done.get(key, []) if offset not in kept]
 
@@ -181,7 +182,7 @@ class Keys(RuleBasedStateMachine):
         self.running[job] = message
 
     def bench_offsets(self, key: str) -> list[int]:
-        """All that is stored of a key, in order."""
+        """All stored offsets of a key, in order."""
         return [offset for offset, one in enumerate(self.keys_in_log()) if one == key or key == f"-{offset}"]
 
     def keys_in_log(self) -> list[str]:
@@ -201,7 +202,7 @@ class Keys(RuleBasedStateMachine):
 
     @rule(outcomes=st.lists(st.sampled_from([None, None, KEEP, RAISED, SUSPENDED]), min_size=1, max_size=8))
     def serve(self, outcomes: list[Outcome | None]) -> None:
-        """A worker takes something, as soon as there is something, and its handlers end like this."""
+        """A worker takes work as soon as work is ready, and the handlers end with the given outcomes."""
         self.bench.live(0.5)
         self.take()
         for outcome in outcomes:
@@ -211,7 +212,7 @@ class Keys(RuleBasedStateMachine):
             self._is_over(job, outcome)
             self._go_on(job)
 
-    # Who is at it: for some time, at least
+    # The consumer in charge: every consumer works for some time
 
     @precondition(lambda self: self.steps > 12)
     @rule()
@@ -222,7 +223,7 @@ class Keys(RuleBasedStateMachine):
     @precondition(lambda self: self.steps > 12)
     @rule()
     def drain(self) -> None:
-        """Running handlers end well, then everything is given back."""
+        """Running handlers succeed, then all leases are released."""
         self.bench.core.stop(self.bench.now_s)
         self.bench.settle()
         for job in list(self.jobs):
@@ -259,7 +260,7 @@ class Keys(RuleBasedStateMachine):
             assert offset in handled or not self.is_durably_done(offset), f"{offset} is lost"
 
     def teardown(self) -> None:
-        """Everything succeeds from now on, and whatever is parked or blocked is resumed: nothing is left."""
+        """All handlers succeed from now on, and all parked or blocked keys are resumed: no message is left."""
         if not hasattr(self, "bench"):
             return
         for job in list(self.jobs):
@@ -267,7 +268,7 @@ class Keys(RuleBasedStateMachine):
                 self._is_over(job, None)
                 self._go_on(job)
         if self.kept:
-            self.drain()  # or they would wait for a later message of their key
+            self.drain()  # otherwise uncommitted messages would wait for a later message of the key
         stored = self.bench.node.partitions[0]
         for _ in range(200):
             self.bench.live(0.5)

@@ -14,7 +14,7 @@ def _one(commands: list[Command], kind: type[Command]) -> Command:
 
 
 def test_the_life_of_a_lease_is_what_its_grantor_says_at_the_grant_and_at_every_renewal() -> None:
-    """A consumer that is set to longer leases than the node gives must not work on after the node's."""
+    """A consumer with settings for longer leases must not work past the end of the lease that the node granted."""
     lease = LeaseSettings(life_s=15.0, renew_s=0.5, margin_s=0.1)
     core = ConsumerCore("s", "g", "m", Order.PARTITION, "first", ConsumerSettings(), lease)
     core.answered(_one(core.poll(0.0), Heartbeat), Assignment(1, (0,), SUBJECT, 60.0), 0.0)

@@ -1,4 +1,4 @@
-"""C1, C2, M9: a partition that only waits for its pull is left alone, until something is the matter with it."""
+"""C1, C2, M9: a partition that only waits for a pull costs no work until an event."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = ConsumerSettings(pull_wait_s=5.0, answer_timeout_s=1.0, heartbeat_s=3
 
 
 class Member:
-    """A consumer that holds all partitions, with a pull of each on its way at 0.0."""
+    """A consumer that holds all partitions. At 0.0 every partition has a pull in flight."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lease = LeaseSettings(life_s=LIFE_S, renew_s=2.0, margin_s=1.0)
@@ -76,7 +76,7 @@ class Member:
         self.core.answered(self.beat, answer, now_s)
 
     def give(self, index: int, now_s: float) -> None:
-        """One message."""
+        """Deliver a single message."""
         pulled = decode_pull(Pulled((batch_of(0, 1),), 1, 1, 0), "orders", index)
         self.core.answered(self.pulls[index], pulled, now_s)
 

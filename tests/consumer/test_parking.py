@@ -31,7 +31,7 @@ def ask(bench: Bench, kind: KeyAction, offset: int | None = None, key: bytes = b
 
 
 def parked(keys: str, rows_max: int = 1000, **settings: object) -> Bench:
-    """Key a is parked, with all its messages; the others are done."""
+    """Key a is parked with all messages. All other messages are finished."""
     bench = keyed(keys, **settings)
     bench.node.lot_rows_max = rows_max
     ask(bench, KeyAction.PARK)
@@ -147,11 +147,11 @@ def test_only_order_by_key_can_park(order: Order) -> None:
     assert len(bench.handle_all()) == 2
 
 
-# How requests come
+# Delivery of key requests
 
 
 def test_a_request_counts_only_above_the_mark() -> None:
-    """An assignment may be older than the grant: what was asked before the grant came with the grant."""
+    """An assignment may be older than the grant. The grant carried all requests from before the grant."""
     bench = keyed("ab")
     old = KeyRequest(3, 0, b"a", KeyAction.PARK.value)
     bench.state.progress.last_request_id = 3
@@ -277,7 +277,7 @@ def test_a_lot_is_read_in_pieces_and_newer_messages_go_to_its_tail_until_its_end
 
 
 def test_a_message_that_comes_while_the_end_is_being_read_runs_behind_it_once() -> None:
-    """Whether the node stored it before or after it read the lot cannot be known."""
+    """The consumer cannot know whether the node stored the message before or after reading the lot."""
     for is_stored_first in (True, False):
         bench = parked("aa")
         bench.request(KeyAction.RESUME, b"a")
@@ -401,7 +401,7 @@ def test_a_resumed_message_that_becomes_a_dead_letter_is_removed_when_it_is_safe
 
 
 def test_rows_removed_by_a_commit_that_was_not_answered_do_not_run_again() -> None:
-    """A key is parked again before the commit that removes its first row is answered, and resumed at once."""
+    """A key is parked again before the answer to the commit that removes the first row, and resumed at once."""
     bench = parked("aaa", rows_max=2)
     ask(bench, KeyAction.RESUME)
     bench.chunk = 1
@@ -536,7 +536,7 @@ def test_skipping_while_the_lot_is_being_read_waits_for_what_is_read() -> None:
 
 
 def test_skipping_a_message_that_was_not_pulled_yet() -> None:
-    """The holder before failed with it; whoever takes over learns of the request with the grant."""
+    """The message failed at the previous lease holder. The next lease holder learns of the request with the grant."""
     bench = keyed("ba")
     bench.work(failing(LONG, 1))
     bench.live(0.5)
@@ -549,7 +549,7 @@ def test_skipping_a_message_that_was_not_pulled_yet() -> None:
 
 
 def test_a_message_that_fails_after_another_was_skipped_waits_for_its_own_commit() -> None:
-    """The answer that the skipped one waited for is not the one that the next one waits for."""
+    """The skipped message and the next message wait for different answers."""
     bench = keyed("aa")
     bench.work(failing(RAISED, 0))
     bench.poll()
@@ -606,7 +606,10 @@ def test_resume_under_order_by_partition_tries_the_first_message_again() -> None
 
 
 def test_a_skip_of_a_message_that_is_over_drops_no_other() -> None:
-    """C11, M5: it was of a parent; the one at the head now has the same offset, but is of this partition."""
+    """C11, M5: the skipped message was in a parent.
+
+    The message at the head has the same offset, but in this partition.
+    """
     settled: list[int] = []
     state = SimpleNamespace(index=2, progress=SimpleNamespace(settle=settled.append))
     requests = object.__new__(KeyRequests)

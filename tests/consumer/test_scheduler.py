@@ -1,4 +1,4 @@
-"""C5, C6: the scheduler with its lanes and runs, and nothing else; in virtual time, driven by the test."""
+"""C5, C6: the scheduler with lanes and runs only, in virtual time, driven by the test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def full_lane(state: PartitionState, count: int, key: bytes = b"k") -> Lane:
 
 
 def work_through(scheduler: Scheduler, run: Run, now_s: float, each_s: float = 0.0) -> tuple[list[Message], float]:
-    """All that the run does, and when it has ended; its lanes are ready again if something waits in them."""
+    """All messages of the run, and the time of the end. A lane is ready again if messages wait."""
     clock = [now_s]
     handled = []
     for given in run.calls(lambda: clock[0]):
@@ -87,7 +87,7 @@ class Lanes(RuleBasedStateMachine):
         return self.now_s
 
     def go_on(self, lanes: Sequence[Lane]) -> None:
-        """What the owner of the scheduler does with lanes that are free again."""
+        """The work of the scheduler's owner when lanes are free again."""
         for lane in lanes:
             assert lane.run is None
             assert lane.bucket == -1
@@ -132,7 +132,7 @@ class Lanes(RuleBasedStateMachine):
     @precondition(lambda self: self.workers)
     @rule(choice=st.randoms(use_true_random=False), took_s=st.sampled_from([0.0, 0.00001, 0.0001, 0.001, 0.01]))
     def step(self, choice: random.Random, took_s: float) -> None:
-        """A handler returns, and its worker goes on."""
+        """A handler returns, and the worker continues."""
         worker = choice.choice(self.workers)
         self.now_s += took_s
         self._is_over(worker)
@@ -223,7 +223,7 @@ class Lanes(RuleBasedStateMachine):
         assert chunk * self.scheduler.wanted_workers >= len(ready) > chunk * (self.scheduler.wanted_workers - 1)
 
     def teardown(self) -> None:
-        """Let everything come to its end: nothing is lost."""
+        """Finish all lanes: no message is lost."""
         for worker in list(self.workers):
             while worker in self.workers:
                 self._step_to_end(worker)
@@ -296,7 +296,7 @@ def test_a_lane_that_grows_while_it_is_ready_moves_up() -> None:
 @pytest.mark.parametrize("beside", [0, 1, 3])
 @pytest.mark.parametrize("lengths", [(1000,), (1000, 900, 500), (40, 80, 160, 320, 640, 1280)])
 def test_a_short_lane_among_long_ones_that_never_end_is_taken_in_time(lengths: tuple[int, ...], beside: int) -> None:
-    """The bound of the docstring: AGEING × buckets in use × its place in its bucket."""
+    """The bound of the docstring: AGEING × buckets in use × the position in the bucket."""
     scheduler, state = Scheduler(), leased_for_ever()
     long_lanes = {b"%d" % length: length for length in lengths}
     for key, length in long_lanes.items():
@@ -305,7 +305,7 @@ def test_a_short_lane_among_long_ones_that_never_end_is_taken_in_time(lengths: t
     short = full_lane(state, 1, b"short")
     for lane in (*before, short):
         scheduler.ready(lane)
-    buckets = 2 * len(lengths) + 1  # a long lane that was served leaves an entry behind in the bucket below
+    buckets = 2 * len(lengths) + 1  # a long lane leaves an entry behind in the bucket below after a turn
     bound = AGEING * buckets * (beside + 1)
     for _ in range(bound):
         run = scheduler.take(0.0)
@@ -323,7 +323,7 @@ def test_a_short_lane_among_long_ones_that_never_end_is_taken_in_time(lengths: t
 
 
 def test_every_lane_has_its_turn_though_work_never_ends() -> None:
-    """200 keys of very different length, each refilled as soon as it was served: all are served again and again."""
+    """200 keys of very different length, every key refilled after a turn: all keys get turns again and again."""
     scheduler, state, numbers = Scheduler(), leased_for_ever(), random.Random(3)
     lanes = [full_lane(state, numbers.choice([1, 2, 5, 20, 100, 1000]), b"%d" % number) for number in range(200)]
     for lane in lanes:
@@ -344,7 +344,7 @@ def test_every_lane_has_its_turn_though_work_never_ends() -> None:
 
 
 def test_entries_that_are_void_do_not_pile_up() -> None:
-    """A lane that grows message by message leaves an entry behind in every bucket it passes."""
+    """A lane that grows message by message leaves an entry behind in every earlier bucket."""
     scheduler, state = Scheduler(), leased_for_ever()
     lane = full_lane(state, 0)
     for _ in range(3000):
@@ -356,7 +356,7 @@ def test_entries_that_are_void_do_not_pile_up() -> None:
     assert sum(len(queue) for queue in scheduler._buckets) < 20 * AGEING * 20
 
 
-# How much at once
+# Chunks
 
 
 def serve(scheduler: Scheduler, lane: Lane, runs: int, each_s: float) -> None:
@@ -417,7 +417,7 @@ def test_a_run_is_over_after_its_messages_or_its_time_but_handles_one_at_least()
 
 
 def _with_chunk(scheduler: Scheduler, chunk: int | None = None) -> Scheduler:
-    """The same experience, and no lanes; or that of handlers of which so many fit into a chunk."""
+    """A scheduler without lanes that knows the same handling time, or the handling time for the given chunk."""
     fresh = Scheduler()
     fresh._handling_s = scheduler._handling_s if chunk is None else CHUNK_S / chunk
     return fresh
@@ -454,7 +454,7 @@ def test_what_a_slow_run_has_not_begun_is_taken_back_and_run_by_another() -> Non
 
 
 def test_what_a_slow_run_has_not_begun_is_taken_back_though_there_is_always_something_else_to_do() -> None:
-    """Otherwise a key would wait for a handler of another key, for as long as that is stuck."""
+    """Otherwise a key would wait for a handler of a different key, for as long as that handler is stuck."""
     scheduler, state = _with_chunk(Scheduler(), 100), leased_for_ever()
     stuck, behind, other = full_lane(state, 3, b"stuck"), full_lane(state, 1, b"behind"), full_lane(state, 2, b"other")
     scheduler.ready(stuck)
@@ -490,7 +490,7 @@ def test_what_a_busy_run_is_done_with_is_free_before_it_ends() -> None:
 
 
 def makespan_s(lanes: dict[int, list[float]], workers: int) -> float:
-    """How long so many workers take for these lanes of durations, in virtual time."""
+    """The virtual time that the given number of workers needs for the lanes of durations."""
     scheduler, state, clock = Scheduler(), leased_for_ever(), [0.0]
     for key, durations in lanes.items():
         scheduler.ready(lane_of(state, b"%d" % key, len(durations)))

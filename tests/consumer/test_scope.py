@@ -1,4 +1,4 @@
-"""What a consumer is there for: bounds, keeping leases for others, and working under somebody else's."""
+"""The scope of a consumer: bounds, holding leases for other members, and working under the lease of a holder."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_damage_behind_the_bound_does_not_matter() -> None:
 
 
 def test_a_node_that_is_away_for_a_moment_holds_nothing_up() -> None:
-    """Whoever is held up gives up: only what does not pass by itself counts."""
+    """A consumer that is stuck gives up. Only problems that do not pass by themselves count."""
     bench = bench_with(Scope(until={0: 3}))
     bench.poll()
     bench.answer(bench.take_command(Heartbeat), Assignment(1, (0,), SUBJECT, 1e9))
@@ -147,7 +147,7 @@ def test_a_node_that_is_away_for_a_moment_holds_nothing_up() -> None:
 
 
 def test_it_is_not_through_before_a_lot_that_is_resumed_is_empty() -> None:
-    """Though nothing is to be pulled."""
+    """Although there is nothing to pull."""
     bench = bench_with(Scope(until={0: 0}))
     bench.poll()
     bench.answer(bench.take_command(Heartbeat), Assignment(1, (0,), SUBJECT, 1e9))
@@ -195,7 +195,7 @@ def test_what_was_pulled_and_not_finished_is_known_after_the_end() -> None:
     assert bench.core.left == {0: 4}
 
 
-# Keeping
+# Holding leases
 
 
 def test_a_keeper_holds_and_renews_and_pulls_nothing() -> None:
@@ -241,7 +241,7 @@ def test_what_a_keeper_says_at_its_release_is_older_than_all_that_others_committ
 
 
 class Told:
-    """A node that hears and says what the test wants."""
+    """A node that records commands and gives the answers of the test."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -310,7 +310,7 @@ def test_everything_else_goes_on_as_it_is(claiming: ClaimingNode, told: Told) ->
 def test_a_batch_that_the_node_could_not_cut_is_cut_by_the_claimant(
     claiming: ClaimingNode, told: Told, compression: str | None
 ) -> None:
-    """S3, C5: a server without zstd cannot look into a batch; two claimants must not handle the same messages."""
+    """S3, C5: a server without zstd cannot decode a batch. Two claimants must not handle the same messages."""
     whole = keyed_batch(0, "abcdefgh", compression)
     cut = keyed_batch(8, "abcdefgh")
     answers = answers_to(claiming, Pull("orders", "billing", 2, "m1", 7, 0, 100, tags="*"))
@@ -391,7 +391,7 @@ class Claimed:
         self.bench.poll()
 
     def commit(self) -> list[int]:
-        """What the next commit says is finished; it is not answered."""
+        """The finished offsets of the next commit. The commit gets no answer."""
         self.bench.wait(1.0)
         self.bench.poll()
         self.last = self.bench.take_command(Commit)
@@ -435,7 +435,7 @@ def test_what_was_told_is_told_again_until_it_is_stored() -> None:
     assert one.commit() == [0, 1]
     one.pull(keyed_batch(2, "aa"))
     one.bench.handle_all()
-    one.bench.wait(60.0)  # the answer is given up
+    one.bench.wait(60.0)  # the consumer stops waiting for the answer
     one.bench.core.partitions[0].lease.ends_s = one.bench.now_s + 100.0
     assert one.commit() == [0, 1, 2, 3]
     one.bench.answer(one.last, committed(one.last))

@@ -1,5 +1,8 @@
-"""C12: shared consumers and a node, with a network that loses, repeats and delays, crashes on both sides, and handlers
-that fail or hang. What is acknowledged is not given out again, and in the end everything is handled."""
+"""C12: shared consumers and a node, with a faulty network, crashes on both sides, and handlers that fail or hang.
+
+The network loses, repeats and delays. Acknowledged messages are not delivered again, and at the end every message is
+handled.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ class World:
             self.later(lambda: self.arrive(core, command, answer))
 
     def is_first(self, command: Acknowledge) -> bool:
-        """Nobody listens to the answers of late copies."""
+        """Answers to late copies are dropped."""
         is_first = (command.member, command.number) not in self.said
         self.said.add((command.member, command.number))
         return is_first
@@ -106,7 +109,7 @@ class World:
         else:
             core.answered(command, answer, self.now_s)
 
-    # What happens
+    # Events
 
     def step(self) -> None:
         self.machine.clock.advance(self.random.choice([0.01, 0.1, 0.5, 1.5]))
@@ -118,7 +121,7 @@ class World:
             self.machine.append(count)
             self.stored += count
         if self.chance(0.01):
-            self.machine.restart()  # what it held back is never answered
+            self.machine.restart()  # held commands are never answered
         if self.chance(0.02):
             self.cores.pop(self.random.randrange(len(self.cores)))  # killed
             self.join()

@@ -1,4 +1,4 @@
-"""C12: the core of a shared consumer, with the test as its node and its clock."""
+"""C12: the core of a shared consumer. The test is the node and the clock."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Bench:
         return commands
 
     def only(self, kind: type[_Wanted]) -> _Wanted:
-        """The one of this kind that waits for its answer."""
+        """The only command of the kind that waits for an answer."""
         found = {id(one): one for one in self.sent if isinstance(one, kind) and self.core.awaits(one)}
         assert len(found) == 1, found
         return next(iter(found.values()))
@@ -74,7 +74,10 @@ class Bench:
     def deliver(
         self, *offsets: int, tries: int = 1, epoch: int = 1, waited_s: float = 0.0, fetch: Fetch | None = None
     ) -> Fetch:
-        """Answer the fetch with these; the number of a receipt is its offset + 1000 × how often it was given out."""
+        """Answer the fetch with the given messages.
+
+        The number of a receipt is the offset + 1000 × the number of deliveries.
+        """
         fetch = self.only(Fetch) if fetch is None else fetch
         batches = (batch_of(0, max(offsets) + 1),) if offsets else ()
         deliveries = tuple(Delivery(offset, offset + 1000 * tries, tries) for offset in offsets)
@@ -83,7 +86,7 @@ class Bench:
         return fetch
 
     def work(self, outcome: Callable[[Message], Outcome | None] = lambda message: None) -> list[tuple[int, int]]:
-        """Run what can be run; returns offsets and attempts."""
+        """Run all ready messages. Return offsets and attempts."""
         done = []
         while (run := self.core.take(self.now_s)) is not None:
             for given in run.calls(lambda: self.now_s, self.core._settings.batch):
@@ -282,7 +285,7 @@ def test_a_server_that_is_about_to_stop_gets_back_what_was_not_begun() -> None:
 
 
 def test_what_is_damaged_is_given_back_and_told_and_the_rest_is_handled() -> None:
-    """C12: also what stands behind it: it comes with the damaged ones each time."""
+    """C12: messages behind the damage are handled, too, although every delivery contains the damage."""
     bench = Bench(concurrency=8)
     batches = (batch_of(0, 2), damaged(batch_of(2, 2)), batch_of(4, 1), damaged(batch_of(5, 1)), batch_of(6, 2))
     deliveries = tuple(Delivery(offset, offset + 1000) for offset in range(8))

@@ -1,4 +1,4 @@
-"""Where handlers take microseconds a partition is one straight lane, until something is the matter with a key of it."""
+"""With handlers of microseconds a partition is a single straight lane, until a key needs separate treatment."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_all_keys_run_in_the_order_of_the_log(order: Order) -> None:
 
 @pytest.mark.parametrize("settings", [{"ack": "manual"}, {"batch": 3}])
 def test_what_belongs_to_a_key_is_kept_by_key(settings: dict[str, object]) -> None:
-    """Commits and rollbacks by hand, and batches, are of one key."""
+    """Manual commits, manual rollbacks, and batches belong to a single key."""
     bench = quick("aabb", Order.KEY, **settings)
     assert sorted(map(str, bench.state.buffer.lanes)) == [str(b"a"), str(b"b")]
 
@@ -107,16 +107,16 @@ def test_a_handler_that_takes_long_and_fails_then_is_repeated_before_the_rest_of
 
 
 def test_what_was_taken_and_not_begun_when_it_was_spread_is_not_lost() -> None:
-    """A worker moves on, and only then looks whether it may."""
+    """A worker advances first, and checks for permission afterwards."""
     bench = quick("abab")
     job = bench.job()
     assert job.next() is not None
     lane = straight_of(bench)
     assert lane is not None
-    lane.at += 1  # the next one is taken
+    lane.at += 1  # the next message is taken
     bench.core.dispatcher.spread(lane)
     assert bench.handle_all() == [2], "of the key that was taken nothing runs"
-    lane.at -= 1  # and given back
+    lane.at -= 1  # the message is given back
     job.end()
     assert bench.handle_all() == [1, 3]
 

@@ -1,4 +1,4 @@
-"""What a consumer records of its work."""
+"""The trace of a consumer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNT = 200
 
 
 class Run:
-    """One message of a trace, put together without numpy, to check the columns independently."""
+    """A message of a trace, decoded without numpy, to check the columns independently."""
 
     def __init__(self, **fields: object) -> None:
         self.__dict__.update(fields)
@@ -101,7 +101,7 @@ def _sent(mq: Connection, count: int = COUNT, keys: int = 7) -> None:
 
 
 class _Handled:
-    """A handler that fails where it is told to, and is over when all have succeeded."""
+    """A handler that fails as the test says, and is finished after a success of every message."""
 
     def __init__(self, count: int = COUNT, failing: frozenset[bytes] = frozenset()) -> None:
         self.count = count

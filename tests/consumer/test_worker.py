@@ -1,4 +1,4 @@
-"""Worker and Run: what becomes of a message when something other than the handler breaks."""
+"""Worker and Run: the fate of a message when a part other than the handler raises."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class UnprintableError(Exception):
 
 
 def serve(bench: Bench, worker: Worker, *, is_async: bool = False) -> None:
-    """What a worker's thread or task does with one run."""
+    """The work of a worker's thread or task for a single run."""
     run = bench.core.take(bench.now_s)
     assert run is not None
     try:
@@ -61,7 +61,7 @@ def raises(what: BaseException) -> object:
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("kind", ["a result that cannot be printed", "an error that cannot be printed"])
 def test_a_message_is_repeated_though_what_its_handler_gave_cannot_be_printed(kind: str, is_async: bool) -> None:
-    """The contract: none is skipped, and nothing of its key overtakes it. A worker must not die of it either."""
+    """The contract: no message is skipped or overtaken within the key. The worker must survive."""
     calls: list[int] = []
 
     def handler(message: Message, context: Context) -> object:
@@ -85,7 +85,7 @@ def test_a_message_is_repeated_though_what_its_handler_gave_cannot_be_printed(ki
 
 
 def test_what_was_given_out_is_repeated_if_the_worker_itself_breaks() -> None:
-    """`Worker.broke` comes after the loop over `calls` was left, which closes the generator."""
+    """`Worker.broke` runs after the loop over `calls` has ended, and the end of the loop closes the generator."""
     bench = keyed("aa")
     run = bench.core.take(bench.now_s)
     assert run is not None
@@ -104,7 +104,7 @@ def test_what_was_given_out_is_repeated_if_the_worker_itself_breaks() -> None:
 
 
 def test_an_error_in_every_script_can_be_stored() -> None:
-    """Half a surrogate pair, as from a file name that is not UTF-8, cannot be sent: a commit would fail for ever."""
+    """Half a surrogate pair, as from a file name that is not UTF-8, cannot be encoded: every commit would fail."""
     bench = keyed("a")
     bench.work(failing(Outcome(Next.REPEAT, ResultKind.EXCEPTION, 0.0, ValueError("caf\udce9 " + 1000 * "é")), 0))
     bench.live(0.5)

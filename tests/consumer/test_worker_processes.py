@@ -42,7 +42,7 @@ Line = dict[str, Any]
 
 
 class Notes:
-    """What the handlers wrote, wherever they ran."""
+    """The notes of the handlers in all processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,7 +88,7 @@ def quick(**settings: Any) -> ConsumerSettings:
 
 
 def send(mq: Connection, *texts: str, recorder: Recorder | None = None) -> None:
-    """Each is given as "key:body"."""
+    """Send messages, given as "key:body"."""
     with mq.producer() as producer:
         handles = []
         for text in texts:
@@ -107,7 +107,7 @@ def committed(mq: Connection) -> int:
 
 
 def judged(notes: Notes, recorder: Recorder) -> Verdict:
-    """By the order checker. A call whose process was killed ended before the next one of its message began."""
+    """The verdict of the order checker. A call in a killed process ended before the next call for the message."""
     events: list[Event] = list(recorder.snapshot())
     open_calls: dict[tuple[int, int], Line] = {}  # by offset and epoch
     for line in notes.lines():
@@ -135,7 +135,7 @@ def judged(notes: Notes, recorder: Recorder) -> Verdict:
 def test_keys_stay_in_order_while_worker_processes_are_killed(
     mq: Connection, notes: Notes, recorder: Recorder, handler: Callable[..., None]
 ) -> None:
-    """C18, the contract: quick handlers, which are given several lanes at once, and slow ones."""
+    """C18, the contract: quick handlers in chunks of several lanes, and slow handlers."""
     count = 3000 if handler is handlers.noted else 600
     send(mq, *(f"k{number % 17}:{number}" for number in range(count)), recorder=recorder)
     rng = random.Random(1)
@@ -158,7 +158,7 @@ def test_keys_stay_in_order_while_worker_processes_are_killed(
 
 
 def test_what_a_handler_does_in_its_process_counts_as_anywhere(mq: Connection, notes: Notes) -> None:
-    """C18, C9: raising, suspending, returning nonsense, and ending the process: each is repeated in place."""
+    """C18, C9: raising, suspending, returning nonsense, and ending the process. Each message is repeated in place."""
     send(mq, "a:raise", "a:fine", "b:suspend", "b:fine", "c:nonsense", "c:fine", "d:exit", "d:fine", "e:fine")
     with mq.consumer("line", "g", handlers.told, order="key", settings=quick()) as consumer:
         eventually(lambda: committed(mq) == 9, "all is committed")
@@ -169,7 +169,7 @@ def test_what_a_handler_does_in_its_process_counts_as_anywhere(mq: Connection, n
 
 
 def test_a_message_that_kills_its_process_is_given_up_after_its_attempts(mq: Connection, notes: Notes) -> None:
-    """C18, C11: one that eats all memory must not go on for ever; what happened is told."""
+    """C18, C11: a message that uses all memory must not run for ever. The dead letter names the cause."""
     send(mq, "a:exit", "a:fine", "b:fine")
     settings = quick(max_attempts=2, on_exhausted="dead-letter")
     with mq.consumer("line", "g", handlers.always_dies, order="key", settings=settings):
@@ -180,7 +180,7 @@ def test_a_message_that_kills_its_process_is_given_up_after_its_attempts(mq: Con
 
 
 def test_why_a_handler_failed_is_told_with_where_it_was(mq: Connection, notes: Notes) -> None:
-    """C18, C14: hooks run in the consumer's process, and see what was raised in the other."""
+    """C18, C14: hooks run in the consumer's process, and see the exception from the worker process."""
     seen: list[tuple[str, str]] = []
 
     class Noted(Hook):
@@ -213,11 +213,11 @@ def test_batches_and_manual_acknowledgement_work_in_processes(mq: Connection, no
 
 
 def test_a_key_that_hangs_keeps_nothing_but_itself_from_running(mq: Connection, notes: Notes) -> None:
-    """C18, C10: also where its process was given many lanes at once, and has not begun the others."""
+    """C18, C10: even when the process has taken many lanes at once, and has not started the other lanes."""
     send(mq, *(f"warm{number % 50}:x" for number in range(3000)))
     with mq.consumer("line", "g", handlers.waits, order="key", settings=quick(concurrency=2)) as consumer:
         eventually(lambda: committed(mq) == 3000, "handlers are known to be quick")
-        consumer._core.scheduler.expect(0.0001)  # also where they took longer, for a machine with other work
+        consumer._core.scheduler.expect(0.0001)  # even if handlers took longer on a busy machine
         assert consumer._core.scheduler.chunk > 2
         texts = [f"k{number}:x" for number in range(200)]
         send(mq, *texts[:3], "stuck:wait", *texts[3:])
@@ -251,7 +251,7 @@ def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (ProcessLookupError, FileNotFoundError):  # it may end between the two
+    except (ProcessLookupError, FileNotFoundError):  # the process may end between the two calls
         return False
 
 
@@ -281,7 +281,7 @@ def start_program(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_lets_the_handler_in_its_process_finish(tmp_path: Path, notes: Notes) -> None:
-    """C18: a terminal sends it to all processes at once."""
+    """C18: a terminal sends the signal to all processes at once."""
     with start_program(tmp_path) as program:
         eventually(lambda: notes.count("start") == 1, "the handler runs")
         os.killpg(program.pid, signal.SIGINT)
@@ -295,7 +295,7 @@ def test_ctrl_c_lets_the_handler_in_its_process_finish(tmp_path: Path, notes: No
 
 
 def test_a_program_that_ends_without_stopping_lets_the_handler_finish(tmp_path: Path, notes: Notes) -> None:
-    """C18: processes are not ended before their consumer."""
+    """C18: worker processes do not end before the consumer."""
     with start_program(tmp_path, "leave") as program:
         eventually(lambda: notes.count("start") == 1, "the handler runs")
         time.sleep(0.2)
@@ -308,7 +308,7 @@ def test_a_program_that_ends_without_stopping_lets_the_handler_finish(tmp_path: 
 
 
 def test_processes_end_when_their_consumer_is_killed(tmp_path: Path, notes: Notes) -> None:
-    """C18: kill -9 leaves nobody behind, and whoever comes next waits for the lease, as for one of another machine."""
+    """C18: kill -9 leaves no process behind. The next consumer waits for the lease, as after a crash of a machine."""
     with start_program(tmp_path) as program:
         eventually(lambda: notes.count("start") == 1, "the handler runs")
         (pid,) = {line["pid"] for line in notes.lines()}
@@ -322,7 +322,7 @@ def test_processes_end_when_their_consumer_is_killed(tmp_path: Path, notes: Note
 def test_what_was_to_be_handled_waits_when_no_process_can_be_started(
     mq: Connection, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C18: no room for another process; the keys go on as soon as there is."""
+    """C18: there is no room for a new process. The keys continue as soon as there is room."""
     failures = iter([OSError(errno.EAGAIN, "no room")] * 3)
 
     def start(*arguments: Any) -> WorkerProcess:
@@ -342,7 +342,7 @@ def test_what_was_to_be_handled_waits_when_no_process_can_be_started(
 
 
 def test_what_moved_to_a_partition_is_told_from_what_is_its_own() -> None:
-    """C18, M5: a message of a parent may have the offset of one that is blocked here."""
+    """C18, M5: a message of a parent may have the same offset as a blocked message of this partition."""
     progress = SimpleNamespace(exhausted={10}, attempts={10: 3})
     state: Any = SimpleNamespace(index=2, progress=progress, lease=SimpleNamespace(deadline_s=1.0))
     state.mark = partial(PartitionState.mark, state)
@@ -376,7 +376,7 @@ def nested() -> Callable[..., None]:
     ],
 )
 def test_a_handler_that_a_process_cannot_import_is_refused(mq: Connection, handler: Any, why: str) -> None:
-    """C18: at once, and with the way out."""
+    """C18: at once, and the error names a solution."""
     with pytest.raises(InvalidInput, match=why):
         mq.consumer("line", "g", handler, processes=2)
     assert mq.groups() == []
@@ -385,7 +385,7 @@ def test_a_handler_that_a_process_cannot_import_is_refused(mq: Connection, handl
 def test_a_handler_that_only_this_process_can_import_is_refused_at_the_start(
     mq: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C18: nothing joins the group, and no process is left."""
+    """C18: no member joins the group, and no process is left."""
     (tmp_path / "gone_tomorrow.py").write_text("def handle(message, context): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     import gone_tomorrow  # type: ignore[import-not-found]
@@ -407,14 +407,14 @@ def test_settings_of_processes_are_checked() -> None:
 
 
 def test_a_process_begins_nothing_after_the_deadline_of_the_lease() -> None:
-    """C18, M9: it looks at the clock before each call, however long the message took to reach it."""
+    """C18, M9: the process checks the clock before every call, however long the message took to arrive."""
     calls: list[int] = []
     now_s = SystemClock.monotonic()
     messages = [Message(b"x", b"k", offset=offset, origin=Origin("line", 0)) for offset in range(3)]
 
     def handle(message: Message, context: Context) -> None:
         calls.append(message.offset)
-        lane.deadline_s = now_s  # over by the next one
+        lane.deadline_s = now_s  # the deadline has passed before the next message
 
     lane = GivenLane("line", "g", 0, "c", 1, now_s + 60.0, messages, [1, 1, 1])
     late = GivenLane("line", "g", 0, "c", 1, now_s, messages, [1, 1, 1])

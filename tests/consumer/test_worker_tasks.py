@@ -1,4 +1,4 @@
-"""Workers in a loop that was given: what becomes of them, and of what they were at, when it ends."""
+"""Workers in an event loop of the caller: the fate of workers and running messages when the loop ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def consumer_in(node: LocalNode, handler: Any, **settings: Any) -> Consumer:
 
 
 async def cancel_everybody() -> set[asyncio.Task[Any]]:
-    """As `asyncio.run` does at the end; those that do not end are returned."""
+    """Cancel all tasks, as `asyncio.run` does at the end. Return the tasks that do not end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -147,7 +147,7 @@ def test_a_handler_that_cancels_itself_or_says_so_only_fails(cancels: bool) -> N
 
         consumer = consumer_in(node, handle, concurrency=1)
         consumer.start()
-        await asyncio.wait_for(all_handled.wait(), END_S)  # the only worker is still there, or another in its place
+        await asyncio.wait_for(all_handled.wait(), END_S)  # the only worker is still alive, or was replaced
         assert [offset for offset in handled if offset != 1] == [0, 2]
         assert await asyncio.to_thread(consumer.stop, END_S)
 

@@ -1,4 +1,4 @@
-"""The consumer with real threads and a real event loop, against a node in this process: what no lock guards."""
+"""The consumer with threads and an event loop, against a node in this process: code without locks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from inturn.model.time import SystemClock
 from inturn.protocol.commands import Command, Reply
 from tests.consumer.fake_node import Bench, stored_batch
 
-END_S = 60.0  # for a machine that is busy; usually it is done in one or two
+END_S = 60.0  # for a busy machine; one or two seconds are usual
 
 
 class LocalNode:
-    """Answers at once, in the thread that asks."""
+    """Answers at once, in the caller's thread."""
 
     def __init__(self) -> None:
         self._bench = Bench(order=Order.KEY)
@@ -49,7 +49,7 @@ class LocalNode:
 
 
 class Witness:
-    """Sees every call: per key one at a time, in order; each message once, but for those that failed."""
+    """Checks every call: a single call per key at a time, in order, and every message once unless the call failed."""
 
     def __init__(self, count: int, fail_share: float = 0.0) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class Witness:
                 self.problems.append(f"{message.offset} of {message.key!r} after {handled[-1]}")
 
     def ends(self, message: Message, numbers: random.Random) -> Suspend | None:
-        """What the handler returns: now and then, once for a message, that it has to be repeated."""
+        """The result of the handler: sometimes a suspend, at most once per message."""
         with self._lock:
             self._running.discard(message.key)
             if message.offset not in self._failed and numbers.random() < self._fail_share:
@@ -95,7 +95,7 @@ class Witness:
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads change as often as they can."""
+    """Switch threads as often as possible."""
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -136,7 +136,7 @@ MIXED = (0.0, 0.0, 0.0001, 0.0005)
 def test_messages_of_one_key_never_overlap_and_keep_their_order_in_threads(
     sleeps_s: tuple[float, ...], fail_share: float
 ) -> None:
-    """Chunks are large and small, runs are slow now and then, so that lanes are taken back while workers go on."""
+    """Chunks are large and small, and some runs are slow, so lanes are taken back while workers continue."""
     keys = keys_at_random(4000, 200)
     node = LocalNode()
     node.store(keys)
@@ -186,7 +186,7 @@ def test_concurrency_may_change_and_others_may_look_while_everything_runs() -> N
 
 
 def test_quick_keys_do_not_wait_for_a_slow_one_that_the_same_worker_took() -> None:
-    """What a slow run has not begun is taken back by the others, though none of them had anything to do."""
+    """Other workers take back the messages that a slow run has not started, even when all were idle."""
     node = LocalNode()
     warm_up = [b"%d" % number for number in range(3000)]
     node.store([*warm_up, b"slow", *(b"%d" % number for number in range(100))])
@@ -214,7 +214,7 @@ def test_quick_keys_do_not_wait_for_a_slow_one_that_the_same_worker_took() -> No
 
 
 def test_a_worker_survives_an_error_that_cannot_be_printed() -> None:
-    """Otherwise the thread dies with the lock in its hands, or its work with it."""
+    """Otherwise the thread would die while holding the lock, or the work would be lost."""
     node = LocalNode()
     node.store([b"a", b"b", b"a", b"b"])
     handled: list[int] = []
@@ -243,7 +243,7 @@ def test_a_worker_survives_an_error_that_cannot_be_printed() -> None:
 
 
 def test_the_head_of_a_lane_may_be_asked_for_while_its_worker_goes_on() -> None:
-    """By `blocking`, in the thread that talks to the node: no lock keeps the worker from moving on meanwhile."""
+    """`blocking` runs in the thread that talks to the node: no lock stops the worker meanwhile."""
     bench = Bench(order=Order.KEY)
     problems: list[BaseException] = []
     is_over = threading.Event()

@@ -1,4 +1,4 @@
-"""What the contract suite is run on: something that opens a connection, and opens it again."""
+"""The beds of the contract suite. A bed opens a connection, and opens the connection again."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from inturn.testing.recorder import Recorder
 from inturn.transport.address import Address
 
 SHORT_LEASE = LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
-# Renewed as often, but not lost when the machine stands still for some seconds: where a lease must not be lost.
+# The renewal interval is the same, but the lease survives a machine that stands still for some seconds. For tests in
+# which a lease must not be lost.
 STEADY_LEASE = LeaseSettings(life_s=12.0, renew_s=0.15, margin_s=0.05)
 WAIT_S = 20.0
-PATIENCE_S = 2 * WAIT_S  # waiting costs nothing when all is well
+PATIENCE_S = 2 * WAIT_S  # a long timeout costs no time while the test succeeds
 
 
 class Bed:
-    """Another engine or client is another subclass; tests use only the connection that it opens."""
+    """Every engine or client has a subclass. Tests use only the connection."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._opened: list[Connection] = []
 
     def target(self) -> str:
-        """What a program of its own connects to."""
+        """The target for `connect` in a separate program."""
         return str(self.path)
 
     def open(self, **options: Any) -> Connection:
@@ -51,12 +52,12 @@ class Bed:
 
     def close(self) -> None:
         while self._opened:
-            with contextlib.suppress(ProducerError):  # of a send that the test let fail
+            with contextlib.suppress(ProducerError):  # of a send that fails on purpose
                 self._opened.pop().close()
 
 
 class SharedBed(Bed):
-    """Another connection has the folder open and serves ours through the socket in the folder."""
+    """A second connection has the folder open, and serves the connection of the test through the folder's socket."""
 
     def open(self, **options: Any) -> Connection:
         if not self._opened:
@@ -65,7 +66,10 @@ class SharedBed(Bed):
 
 
 class ServedBed(Bed):
-    """A server on loopback has the folder open, with the options that a test asks for; ours is its client."""
+    """A server on loopback has the folder open, with the options of the test.
+
+    The connection of the test is a client.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -88,16 +92,16 @@ class ServedBed(Bed):
 
 
 class GroupedBed(Bed):
-    """A cluster on loopback: one meta server and two brokers; ours is a client of all of them."""
+    """A cluster on loopback: a meta server and two brokers. The connection of the test is a client of the cluster."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.meta: Server | None = None
         self.brokers: dict[str, Server] = {}
         self.security = SecuritySettings()
-        self.credentials = NONE  # that meta and brokers show to each other
-        self.client: dict[str, Any] = {}  # what clients show
-        self.silent_s = 10.0  # when a broker counts as dead: none does because the machine stands still
+        self.credentials = NONE  # for meta and brokers among each other
+        self.client: dict[str, Any] = {}  # credentials of clients
+        self.silent_s = 10.0  # a broker is dead after this silence: long enough for a machine that stands still
         self._options: dict[str, Any] = {}
 
     def open(self, **options: Any) -> Connection:
@@ -148,13 +152,13 @@ BEDS: dict[str, Callable[[Path], Bed]] = {
 
 
 def quick(**settings: Any) -> ConsumerSettings:
-    """Settings for tests: commits and heartbeats come often, repeats soon."""
+    """Settings for tests: frequent commits and heartbeats, short delays."""
     chosen = {"commit_interval_s": 0.01, "heartbeat_s": 0.15, "suspend_s": 0.01, "concurrency": 4, **settings}
     return ConsumerSettings(**chosen)
 
 
 class Seen:
-    """A handler that notes what it gets and wakes whoever waits for it."""
+    """A handler that records all messages and wakes waiting threads."""
 
     def __init__(self, answer: Callable[[Message, Context], object] | None = None) -> None:
         self._answer = answer
@@ -182,15 +186,17 @@ class Seen:
 
 
 def has_joined(mq: Connection, subject: str = "line", group: str = "g") -> bool:
-    """Whether there is the group; that of its retry subject may be there before."""
+    """Whether the group exists. The group of the retry subject may exist earlier."""
     return GroupName(subject, group) in mq.groups()
 
 
 def eventually(
     condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.005
 ) -> None:
-    """For what has no event to wait for. What is asked about may not be there yet: a group is there when its first
-    member has joined, which a consumer does in its own time."""
+    """Wait for a condition without an event.
+
+    The subject of the condition may not exist yet: a group exists after the first member has joined.
+    """
     until_s = time.monotonic() + timeout_s
     while True:
         missing = ""
@@ -218,7 +224,7 @@ def in_one_of(times: int, attempt: Callable[[], None]) -> None:
 
 
 def waits_because(handle: SendHandle, words: str) -> None:
-    """The send is not done, and says why; what it was answered last is known when there was an answer."""
+    """The send waits and tells the reason. The reason is known after the first answer."""
 
     def is_told() -> bool:
         try:
@@ -231,7 +237,7 @@ def waits_because(handle: SendHandle, words: str) -> None:
 
 
 def is_renewed(mq: Connection, subject: str = "line", group: str = "g", partition: int = 0) -> None:
-    """The lease of a partition is held, and lives on: it ends later than it would have, with the same epoch."""
+    """The lease of a partition is held and renewed: the lease ends later, with the same epoch."""
 
     def found() -> GroupPartition:
         return mq.group(subject, group).describe().partitions[partition]
@@ -250,7 +256,7 @@ def is_renewed(mq: Connection, subject: str = "line", group: str = "g", partitio
 
 
 class Witness:
-    """Records sends, leases, commits and handlers, and has the order checker judge them."""
+    """Records sends, leases, commits and handlers, and runs the order checker."""
 
     def __init__(self) -> None:
         self.recorder = Recorder(SystemClock())
@@ -302,7 +308,7 @@ class Witness:
 
 
 def committed(mq: Connection, group: str = "g", subject: str = "line") -> int:
-    """Of all partitions together; 0 while nobody has joined."""
+    """The sum over all partitions; 0 before the first member has joined."""
     try:
         return sum(one.committed for one in mq.group(subject, group).describe().partitions)
     except NotFound:
@@ -310,7 +316,7 @@ def committed(mq: Connection, group: str = "g", subject: str = "line") -> int:
 
 
 def send(mq: Connection, subject: str, *messages: str, witness: Witness | None = None) -> None:
-    """Each is given as "key:body"; without a key as "body". Stored in this order."""
+    """Send messages, given as "key:body", or as "body" without a key. Stored in this order."""
     with mq.producer() as producer:
         handles = []
         for text in messages:
@@ -323,7 +329,7 @@ def send(mq: Connection, subject: str, *messages: str, witness: Witness | None =
 
 
 def of_key(messages: Iterable[Message], key: str) -> list[str]:
-    """The bodies of one key's messages, as they came."""
+    """The bodies of a key's messages, in the order of arrival."""
     return [message.body.decode() for message in messages if message.key == key.encode()]
 
 
@@ -340,7 +346,7 @@ def send_all(mq: Connection, subject: str, count: int, keys: int = 8, witness: W
 
 
 def flip_byte_of(folder: Path, body: bytes) -> None:
-    """In the one file below the folder where it is stored."""
+    """Flip a byte of the body in the file below the folder."""
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         data = bytearray(path.read_bytes())
         at = data.find(body)

@@ -15,7 +15,7 @@ from tests.contract.bed import BEDS, Bed
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Tests that are `async def` run in a loop of their own."""
+    """A test that is `async def` runs in a separate event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
@@ -40,7 +40,7 @@ def mq(bed: Bed) -> Connection:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Handlers that fail on purpose are not written about: a traceback takes longer than the rest of such a test."""
+    """Do not log handlers that fail on purpose: a traceback takes longer than the rest of such a test."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()
@@ -48,6 +48,6 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def line(mq: Connection) -> Connection:
-    """As `mq`, and with the subject "line" of one partition."""
+    """Like `mq`, and with the subject "line" of a single partition."""
     mq.create_subject("line", partitions=1)
     return mq

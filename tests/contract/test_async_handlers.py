@@ -1,4 +1,4 @@
-"""C18: `async def` handlers: the same promises as for plain ones, as tasks of one event loop."""
+"""C18: `async def` handlers: the same promises as for plain handlers, as tasks of an event loop."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_hooks_see_every_attempt(line: Connection) -> None:
 
 
 def test_a_handler_that_never_awaits_does_not_starve_the_others(line: Connection) -> None:
-    """One key has thousands of messages whose handler never waits, another waits in between."""
+    """A key has thousands of messages whose handler never awaits. The handler of a second key awaits in between."""
     done: list[float] = []
     hot = 0
 

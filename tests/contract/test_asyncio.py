@@ -50,7 +50,7 @@ async def bodies_of(mq: aio.AsyncConnection, subject: str = "orders") -> list[by
 
 
 def returns_soon(main: Callable[[], Coroutine[Any, Any, object]]) -> bool:
-    """Whether `asyncio.run` does."""
+    """Whether `asyncio.run` returns soon."""
     running = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     running.start()
     running.join(WAIT_S)
@@ -122,7 +122,7 @@ async def test_plain_handlers_run_in_threads(target: str) -> None:
 
 
 class Slow:
-    """A node that hears nothing before `at_s`."""
+    """A node that gets no command before `at_s`."""
 
     def __init__(self, node: Node, at_s: float) -> None:
         self._node = node
@@ -138,7 +138,7 @@ class Slow:
 
 
 async def longest_gap_s(mq: aio.AsyncConnection) -> float:
-    """How long the loop stood still at most, while sends waited for half a second."""
+    """The longest pause of the loop while sends waited for half a second."""
     gaps_s: list[float] = []
 
     async def tick() -> None:
@@ -171,7 +171,7 @@ async def test_the_loop_is_not_held_up_by_sends_that_wait(target: str) -> None:
 
 
 async def test_sends_that_begin_at_once_are_stored_in_the_order_in_which_they_began(target: str) -> None:
-    """Those that come first wait, for the route; those that come later must not overtake them."""
+    """The first sends wait for the route. Later sends must not overtake."""
     async with aio.connect(target) as mq:
         await mq.create_subject("orders", 1)
         for _ in range(6):
@@ -223,7 +223,7 @@ async def test_a_send_that_is_cancelled_in_its_thread_is_not_overtaken(
             never = asyncio.create_task(producer.send("orders", b"never", key="a"))
             last = asyncio.create_task(producer.send("orders", b"y", key="a"))
             await asyncio.sleep(0.05)
-            never.cancel()  # it was not queued yet
+            never.cancel()  # the message was not queued yet
             assert first.cancelled()
             may_go_on.set()
             await asyncio.wait_for(last, WAIT_S)
@@ -259,7 +259,7 @@ async def test_a_read_that_is_cancelled_skips_nothing(target: str) -> None:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(reader.read(0, 2.0), 0.1)
             await producer.send("orders", b"first", key="a")
-            await asyncio.sleep(0.2)  # the thread of the read that was cancelled gets it, most likely
+            await asyncio.sleep(0.2)  # the thread of the cancelled read most likely gets the message
             await producer.send("orders", b"second", key="a")
             read = await reader.read(0, WAIT_S)
             if len(read) < 2:
@@ -285,7 +285,7 @@ async def test_a_read_waits_as_long_as_it_is_told(target: str) -> None:
 async def test_a_consumer_whose_start_was_cancelled_does_not_stay(
     target: str, is_stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody stops it when an `async with` block could not be entered."""
+    """No code stops the consumer when an `async with` block could not be entered."""
     made: list[inturn.Consumer] = []
     is_making, may_go_on = threading.Event(), threading.Event()
     async with aio.connect(target) as mq:
@@ -364,7 +364,7 @@ async def test_waiting_for_a_consumer_raises_what_it_died_of(target: str) -> Non
 
 @pytest.mark.usefixtures("quiet")
 def test_a_loop_may_end_while_handlers_of_a_consumer_run(target: str) -> None:
-    """What they were at is not over: whoever gets it next handles it again."""
+    """The running messages are not finished: the next lease holder handles these messages again."""
     opened: list[aio.AsyncConnection] = []
 
     async def main() -> None:
@@ -385,7 +385,7 @@ def test_a_loop_may_end_while_handlers_of_a_consumer_run(target: str) -> None:
     assert returns_soon(main)
     opened[0].blocking.close()
     if "://" in target:
-        return  # there the lease lasts for a while
+        return  # there the lease stays for a while
     handled = threading.Event()
     with (
         inturn.connect(target) as mq,
@@ -459,11 +459,11 @@ async def test_what_would_wait_for_its_own_loop_is_refused(service: Server) -> N
         with pytest.raises(InturnError, match="await"):
             mq.blocking.subjects()
         assert await mq.subjects() == []
-        mq.blocking.close()  # the loop does it, when it comes to it
+        mq.blocking.close()  # the loop closes the connection later
 
 
 class FreezingSelector(selectors.DefaultSelector):
-    """As if the process were stopped while it waits: then timers are looked at before what has come is."""
+    """As if the process were stopped while waiting: timers run before the arrived bytes are read."""
 
     freeze_s = 0.0
 
@@ -491,7 +491,7 @@ def test_an_answer_that_came_while_the_process_was_frozen_counts(service: Server
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
         try:
             runner.run(main())
-        except ConnectionLost:  # then the server may have stood still as long
+        except ConnectionLost:  # the server may have stood still as long
             runner.run(main())
 
 

@@ -1,4 +1,4 @@
-"""C10, B6: under best effort a message that failed goes to the group's retry subject, and the next one runs."""
+"""C10, B6: under best effort a failed message goes to the group's retry subject, and the next message runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def line(mq: Connection) -> Connection:
 
 
 class FailsAt:
-    """Fails `times` times for one body."""
+    """Fails `times` times for the given body."""
 
     def __init__(self, body: bytes, times: int, answer: object = None) -> None:
         self.body, self.times, self.answer = body, times, answer

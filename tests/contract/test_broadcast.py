@@ -1,4 +1,4 @@
-"""C12, C15: broadcast groups. Every member gets everything, in order, and keeps its own offsets; there is no lease."""
+"""C12, C15: broadcast groups. Every member gets every message, in order, and stores offsets. There is no lease."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_member_that_vanishes_repeats_only_what_it_had_not_finished(line: Conn
 
 
 def _finished(offsets: Path) -> bool:
-    """What is above the offset is stored, too."""
+    """The finished messages above the offset are stored, too."""
     (row,) = json.loads((offsets / "line" / "g" / "consumer.json").read_text())["offsets"]["partitions"]
     tracker = CommitTracker(row["offset"], base64.b64decode(row["finished"]))
     return [offset for offset in range(10) if offset not in tracker] == [4]

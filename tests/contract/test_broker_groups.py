@@ -1,4 +1,4 @@
-"""Broker groups: a node has one, `local`; a cluster has several."""
+"""Broker groups: a node has the single broker group `local`; a cluster has several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def homes(subject: Subject) -> list[str]:
 
 
 def test_partitions_are_in_broker_groups_that_are_there_and_stay_in_them(mq: Connection) -> None:
-    """M1, M2: two of them, or one if there is one."""
+    """M1, M2: a new subject uses two broker groups, or a single broker group if there is no second."""
     groups = mq.broker_groups()
     subject = mq.subject("orders")
     assert set(homes(subject)) == {one.name for one in groups}

@@ -1,4 +1,4 @@
-"""Several work on one partition under one lease: a keeper holds it, claimants have slots of it."""
+"""Several claimants work on a partition under the same lease: a keeper holds the lease, claimants have slots."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_two_claimants_share_the_partitions_of_a_keeper(mq: Connection, witness:
 def test_claimants_share_what_the_node_could_not_cut(
     mq: Connection, witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3, C5: as a server without zstd, which passes on whole batches."""
+    """S3, C5: like a server without zstd, which passes whole batches on."""
     monkeypatch.setattr("inturn.broker.broker.chosen", lambda batch, slots: batch)
     send_all(mq, "orders", 200, KEYS, witness)
     seen = Seen(), Seen()
@@ -156,7 +156,7 @@ def test_a_second_take_over_is_refused(mq: Connection) -> None:
 
 
 def test_a_claimant_that_was_killed_is_followed_by_another(bed: Bed, witness: Witness) -> None:
-    """The other waits until the claim of the first is over, and repeats only what was not committed."""
+    """The second claimant waits until the first claim ends, and repeats only uncommitted messages."""
     mq = opened(bed, witness, SHORT_LEASE)
     send_all(mq, "orders", 120, KEYS, witness)
     begun = threading.Event()
@@ -184,7 +184,7 @@ def test_a_claimant_that_was_killed_is_followed_by_another(bed: Bed, witness: Wi
 
 
 def test_claimants_are_called_back_when_the_keeper_stops(mq: Connection, witness: Witness) -> None:
-    """It waits for them, and what they had finished is not repeated by whoever comes next."""
+    """The keeper waits for the claimants. The next consumer does not repeat messages that the claimants finished."""
     send_all(mq, "orders", 100, KEYS, witness)
 
     def take_time(message: Message, context: Context) -> None:

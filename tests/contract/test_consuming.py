@@ -1,4 +1,4 @@
-"""Consuming, one partition after the other."""
+"""Consuming under order by partition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.contract.bed import (
 
 @pytest.fixture
 def one(mq: Connection) -> Connection:
-    """With the subject "line" of one partition, which holds the messages 0 to 4."""
+    """With the subject "line" of a single partition that holds the messages 0 to 4."""
     mq.create_subject("line", 1)
     send_all(mq, "line", 5)
     return mq
@@ -62,7 +62,7 @@ def test_every_message_is_handled_once_and_in_order(mq: Connection) -> None:
 
 
 def test_messages_that_come_later_are_handled_at_once(one: Connection) -> None:
-    """B1: a pull waits for them."""
+    """B1: a pull waits for new messages."""
     seen = Seen()
     with one.consumer("line", "g", seen, settings=quick(pull_wait_s=60.0)), one.producer() as producer:
         seen.wait_for(5)
@@ -108,7 +108,7 @@ def test_nothing_and_success_go_on(one: Connection, answer: Result | None) -> No
 
 
 def fails(times: int, how):
-    """Message 2 fails so many times."""
+    """Message 2 fails the given number of times."""
     left = [times]
 
     def handle(message: Message, context: Context) -> object:
@@ -130,7 +130,7 @@ def raise_one() -> object:
     ids=["suspend", "exception", "text", "False", "number", "commit without manual"],
 )
 def test_a_message_that_fails_is_repeated_in_place(one: Connection, how) -> None:
-    """C9, C10: strict holds back what follows; attempts are counted; nothing is lost."""
+    """C9, C10: strict holds back later messages. Attempts are counted, and no message is lost."""
     seen = Seen(fails(3, how))
     with one.consumer("line", "g", seen, settings=quick()) as consumer:
         seen.wait_for(8)
@@ -176,7 +176,7 @@ def test_a_suspended_message_comes_again_after_its_time_and_not_before(one: Conn
 
 
 def test_an_exception_waits_twice_as_long_each_time_up_to_a_limit(one: Connection) -> None:
-    """C9, C10: exponential back-off, as the settings say; without the limit it would take minutes."""
+    """C9, C10: exponential back-off, as in the settings. Without the limit the test would take minutes."""
     at_s: list[float] = []
 
     def handle(message: Message, context: Context) -> object:
@@ -192,7 +192,7 @@ def test_an_exception_waits_twice_as_long_each_time_up_to_a_limit(one: Connectio
 
 
 def test_a_handler_may_not_suspend_for_longer_than_allowed(one: Connection) -> None:
-    """C9: 10 ms to 30 s; the error is the handler's, so its message is repeated."""
+    """C9: 10 ms to 30 s. The error is raised in the handler, so the message is repeated."""
     caught: list[BaseException] = []
 
     def handle(message: Message, context: Context) -> object:
@@ -222,7 +222,7 @@ def test_a_partition_in_trouble_does_not_stop_the_others(mq: Connection) -> None
 
     seen = Seen(handle)
     with mq.consumer("orders", "g", seen, settings=quick(concurrency=1)):
-        seen.wait_for(1)  # the group is there once its consumer has joined
+        seen.wait_for(1)  # the group exists after the consumer has joined
         eventually(
             lambda: all(p.lag == 0 for p in mq.group("orders", "g").describe().partitions if p.partition != bad),
             "the other partitions are done",
@@ -287,7 +287,7 @@ def test_an_unknown_order_is_refused(mq: Connection) -> None:
 
 
 def run_manual(mq: Connection, answers: dict[bytes, list[object]], calls: int, **settings: object) -> Seen:
-    """Message → what its handler does at its first, second, … call; afterwards COMMIT."""
+    """Message → the results of the first, second, … call of the handler; afterwards COMMIT."""
 
     def handle(message: Message, context: Context) -> object:
         todo = answers.get(message.body, [])
@@ -300,7 +300,7 @@ def run_manual(mq: Connection, answers: dict[bytes, list[object]], calls: int, *
     seen = Seen(handle)
     with mq.consumer("line", "g", seen, settings=quick(ack="manual", **settings)):
         seen.wait_for(calls)
-        time.sleep(0.05)  # nothing more is to come
+        time.sleep(0.05)  # no more messages may come
     return seen
 
 
@@ -337,7 +337,7 @@ def test_manual_rollback_repeats_everything_since_the_last_commit(one: Connectio
 
 
 def test_manual_rollback_counts_an_attempt_for_every_message_that_is_repeated(one: Connection) -> None:
-    """C9: a handler that gives up after some attempts must be able to."""
+    """C9: so a handler can give up after some attempts."""
     answers: dict[bytes, list[object]] = {b"0": [Result.SUCCESS] * 3, b"1": [Result.ROLLBACK] * 2}
     seen = run_manual(one, answers, 6)
     assert seen.bodies[:6] == [b"0", b"1"] * 3
@@ -379,7 +379,7 @@ def test_an_acknowledgement_does_not_carry_over_to_the_next_message(one: Connect
 
 
 def test_an_acknowledgement_does_not_carry_over_to_the_next_attempt(one: Connection) -> None:
-    """C10: acknowledged, then suspended; the next attempt acknowledges nothing."""
+    """C10: acknowledged, then suspended. The next attempt acknowledges nothing."""
     calls: list[bytes] = []
 
     def handle(message: Message, context: Context) -> object:
@@ -467,7 +467,7 @@ def test_hooks_and_statistics_are_told_of_slow_handlers(one: Connection) -> None
         slow_count = consumer.statistics().slow_count
     kinds = [note[2] for note in hook.notes[1::2]]
     assert kinds[2] is ResultKind.TIMEOUT
-    # A busy machine makes some of the other calls slow, too, but not all of them.
+    # A busy machine makes some other calls slow, too, but not all calls.
     assert ResultKind.SUCCESS in kinds
     assert set(kinds) == {ResultKind.SUCCESS, ResultKind.TIMEOUT}
     assert kinds.count(ResultKind.TIMEOUT) <= slow_count < len(kinds)
@@ -485,7 +485,7 @@ def test_a_slow_handler_that_fails_is_counted_as_slow_too(one: Connection) -> No
         seen.wait_for(6)
         eventually(lambda: consumer.statistics().ok_count == 5, "all are done")
         slow_count = consumer.statistics().slow_count
-    # A busy machine makes some of the other calls slow, too: the hook is notified of those that succeed.
+    # A busy machine makes some other calls slow, too: the hook is notified of slow calls that succeed.
     kinds = [note[2] for note in hook.notes[1::2]]
     assert 1 + kinds.count(ResultKind.TIMEOUT) <= slow_count < len(kinds)
 
@@ -559,7 +559,7 @@ def test_pulling_pauses_while_too_much_waits_and_resumes_by_itself(bed: Bed, flo
 
 
 def test_what_a_slow_handler_has_done_is_committed_meanwhile(one: Connection) -> None:
-    """C3: a crash repeats what was handled since the last commit, not since the last pull."""
+    """C3: a crash repeats the messages since the last commit, not since the last pull."""
     send_all(one, "line", 20)
     gate = threading.Event()
     seen = Seen(lambda message, context: gate.wait(2 * WAIT_S) and None if message.offset == 10 else None)

@@ -1,4 +1,4 @@
-"""Messages that a group has given up: where they go, how to look at them, how to drive them again."""
+"""Messages that a group has given up: list, read and redrive dead letters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bodies(letters: list[DeadLetter]) -> list[bytes]:
 
 
 def by_subject(seen: Seen) -> dict[str, list[str]]:
-    """What came of each subject, in its order; a retry may come before the next one of its key."""
+    """The messages of every subject, in order. A retry may come before the next message of the key."""
     found: dict[str, list[str]] = {}
     for message in seen.messages:
         found.setdefault(message.subject, []).append(message.body.decode())
@@ -139,7 +139,7 @@ def test_under_best_effort_all_attempts_count(line: Connection) -> None:
 
 
 def test_under_best_effort_what_is_given_up_can_be_found_also_where_keys_are_parked(line: Connection) -> None:
-    """C11: it failed for the last time in the retry subject: nothing of its key waits behind it there."""
+    """C11: the message failed for the last time in the retry subject, where no message of the key waits behind."""
     seen = Seen(Fails(body=b"0"))
     send(line, "line", "bad:0", "bad:1")
     settings = giving_up(strategy="best-effort", on_exhausted="park")
@@ -263,7 +263,10 @@ def test_a_consumer_that_runs_handles_what_is_driven_again(line: Connection) -> 
 
 
 def test_redriving_without_a_retry_subject_makes_it(bed: Bed) -> None:
-    """B6: somebody's consumers may give up without ever having had one: it has the usual delays then."""
+    """B6: consumers may give messages up without ever having a retry subject.
+
+    The new retry subject has the default delays.
+    """
     mq = bed.open(flush="os")
     mq.create_subject("line", 1)
     with mq.consumer("line", "g", Seen(), settings=quick()):

@@ -1,4 +1,7 @@
-"""C12, M6: a group asks for an order, an operator may decide: members follow a stricter one, and stop at a weaker."""
+"""C12, M6: a group asks for an order, and an operator may decide the order.
+
+Members follow a stricter decided order, and stop at a weaker decided order.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def test_after_the_change_one_at_a_time_runs_and_before_it_several_do(line: Conn
 
     def handle(message: Message, context: Context) -> object:
         if context.epoch in epochs:
-            return suspend(0.01)  # so that something is left when it has changed
+            return suspend(0.01)  # so that messages are left after the change
         return (after if changed.is_set() else before)(message, context)
 
     seen = Seen(handle)
@@ -136,7 +139,7 @@ def test_a_group_with_parked_keys_stays_at_order_by_key(line: Connection, quiet:
 
 
 def test_whoever_asks_for_what_was_decided_may_join_others_that_follow_it(mq: Connection) -> None:
-    """As a drain does, which asks for the order that the group keeps."""
+    """Like a drain, which asks for the order of the group."""
     send_all(mq, "orders", 40)
     seen = Seen()
     with mq.consumer("orders", "g", seen, order="key", settings=quick()):

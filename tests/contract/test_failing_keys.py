@@ -1,4 +1,4 @@
-"""A message that fails holds back its key and nothing else; its attempts are never forgotten."""
+"""A failing message holds back only the key of the message. Attempts are never forgotten."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Fails:
-    """Raises for messages of one key with this body, until it is mended."""
+    """Raises for messages of the key with the given body, until repaired."""
 
     def __init__(self, key: bytes = b"bad", body: bytes | None = None) -> None:
         self._key, self._body = key, body
@@ -46,7 +46,7 @@ class Fails:
 
 
 def one_key(mq: Connection, subject: str = "line", group: str = "g") -> KeyDescription | None:
-    """The only key with trouble, if there is one."""
+    """The only failing key, or None."""
     try:
         found = mq.group(subject, group).keys()
     except NotFound:
@@ -77,7 +77,7 @@ def test_a_failing_key_does_not_hold_back_the_others(line: Connection) -> None:
 
 
 def test_the_time_between_attempts_grows(line: Connection) -> None:
-    """C10: from the shortest on; with the longest from the start it would not come to six attempts."""
+    """C10: from the shortest delay on. With the longest delay from the start, six attempts would not fit."""
     fails = Fails()
     send(line, "line", "bad:0")
     with line.consumer("line", "g", fails, order="key", settings=quick(backoff_min_s=0.02, backoff_max_s=WAIT_S)):
@@ -143,7 +143,7 @@ def test_attempts_survive_whoever_counts_them(bed: Bed, how: str) -> None:
     with mq.consumer("line", "g", second, order="key", settings=quick()):
         eventually(lambda: second.attempts, "the next holder tries it")
     assert list(dict.fromkeys(first.attempts)) == list(range(1, tried + 1))
-    # One that ran when it was killed was not stored as failed.
+    # The attempt that ran at the kill was not stored as failed.
     assert second.attempts[0] in ((tried, tried + 1) if how == "kill" else (tried + 1,))
 
 
@@ -161,7 +161,7 @@ def test_under_order_by_partition_the_partition_waits(line: Connection) -> None:
     assert of_key(seen.messages, "k") == ["0", "2"]
 
 
-# C11: a maximum of attempts
+# C11: max_attempts
 
 
 def test_a_blocked_key_waits_for_somebody(line: Connection) -> None:
@@ -264,7 +264,7 @@ def test_under_order_by_partition_a_blocked_partition_can_be_resumed(line: Conne
 
 
 def test_a_skip_names_the_message_that_is_meant(line: Connection) -> None:
-    """C11: so a skip that is repeated, or comes late, drops nothing else."""
+    """C11: so a repeated or late skip drops no other message."""
     send(line, "line", "bad:0", "bad:1")
     with line.consumer("line", "g", Fails(), order="key", settings=quick(max_attempts=1)):
         eventually(lambda: state(line) == "blocked", "the first is blocked")
@@ -326,7 +326,7 @@ def test_a_group_with_parked_keys_is_refused_another_order(line: Connection) -> 
     seen = Seen()
     send(line, "line", "k:2")
     with line.consumer("line", "g", seen, order="key", settings=quick()):
-        seen.wait_for(1)  # the one that was refused does not keep the lease until it ends
+        seen.wait_for(1)  # the refused consumer does not keep the lease
 
 
 def test_many_keys_fail_and_recover_and_all_of_them_keep_their_order(bed: Bed) -> None:

@@ -1,4 +1,4 @@
-"""`mq.group(subject, name)`, and the methods of the connection that it replaces."""
+"""`mq.group(subject, name)`, and the connection methods that the group handle replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that come, go and die, and the contract under all of it."""
+"""Members that join, leave and die, and the contract meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def line(mq: Connection) -> Connection:
 
 
 def test_a_graceful_stop_finishes_the_running_handler_and_commits(line: Connection) -> None:
-    """C2, C17: nothing is repeated by the successor."""
+    """C2, C17: the next lease holder repeats no message."""
     send_all(line, "line", 10)
     entered, gate = threading.Event(), threading.Event()
 
@@ -62,7 +62,7 @@ def test_a_graceful_stop_finishes_the_running_handler_and_commits(line: Connecti
 
 
 def test_a_hand_over_takes_well_under_a_second(line: Connection) -> None:
-    """C17: the successor is woken, not polled for. With the usual settings and the usual lease."""
+    """C17: the next member is woken without polling. With the default settings and the default lease."""
 
     def hand_over() -> None:
         send_all(line, "line", 1)
@@ -83,7 +83,7 @@ def test_a_hand_over_takes_well_under_a_second(line: Connection) -> None:
 
 
 def test_stopping_a_consumer_that_waits_for_a_lease_takes_no_time(mq: Connection) -> None:
-    """C17: the newcomer is assigned a share, but a handler of the first still runs in it."""
+    """C17: the new member is assigned partitions, but a handler of the first member still runs there."""
     send_all(mq, "orders", 40, keys=20)
     gate = threading.Event()
 
@@ -97,7 +97,7 @@ def test_stopping_a_consumer_that_waits_for_a_lease_takes_no_time(mq: Connection
     busy.wait_for(4)
     newcomer.start()
     eventually(lambda: len(mq.group("orders", "g").describe().members) == 2, "it has joined")
-    time.sleep(0.05)  # now it asks for the leases
+    time.sleep(0.05)  # now the consumer asks for the leases
     began_s = time.monotonic()
     assert newcomer.stop()
     took_s = time.monotonic() - began_s
@@ -141,7 +141,7 @@ def test_a_killed_consumer_is_succeeded_after_its_lease_and_only_what_is_open_is
 
 
 def test_a_living_consumer_keeps_its_partitions_when_leases_are_shorter_than_heartbeats(bed: Bed) -> None:
-    """M7, M9: nobody else wants them, and nothing fails."""
+    """M7, M9: no other member wants the partitions, and no command fails."""
     mq = bed.open(flush="os", lease=STEADY_LEASE)
     mq.create_subject("line", 1)
     seen = Seen()
@@ -156,7 +156,7 @@ def test_a_living_consumer_keeps_its_partitions_when_leases_are_shorter_than_hea
 
 
 def test_several_consumers_come_and_go_and_the_contract_holds(bed: Bed) -> None:
-    """M7, C1, C2, C17, the contract: judged by the order checker."""
+    """M7, C1, C2, C17, the contract: checked by the order checker."""
     witness = Witness()
     mq = bed.open(flush="os", observer=witness.recorder)
     mq.create_subject("many", 8)
@@ -256,7 +256,7 @@ def test_two_groups_do_not_know_of_each_other(mq: Connection) -> None:
 
 
 def test_two_consumers_of_the_same_name_never_handle_the_same_message_at_once(bed: Bed) -> None:
-    """B4, the contract: a name is for people; a lease has one owner all the same."""
+    """B4, the contract: a member name is for people. A lease still has a single owner."""
     witness = Witness()
     mq = bed.open(flush="os", lease=STEADY_LEASE, observer=witness.recorder)
     mq.create_subject("line", 1)

@@ -17,7 +17,7 @@ KEYS = [f"key-{number}".encode() for number in range(40)]
 
 
 class Keeps:
-    """Notes the numbers of each key, and fails or waits where it is told to."""
+    """Records the numbers of every key, and fails or waits as the test says."""
 
     def __init__(self) -> None:
         self.numbers: defaultdict[bytes, list[int]] = defaultdict(list)
@@ -46,7 +46,7 @@ def send(mq: Connection, first: int, rounds: int) -> None:
 
 
 def group_of(mq: Connection, group: str = "notify") -> GroupDescription:
-    """There is one as soon as its first member was heard."""
+    """The group exists after the first heartbeat of a member."""
     found: list[GroupDescription] = []
 
     def is_there() -> bool:
@@ -90,7 +90,7 @@ def test_a_subject_grows_twice_under_producers_and_a_group_that_lags(book: Conne
 
 
 def test_a_producer_goes_on_through_the_switch(book: Connection) -> None:
-    """Without a lost, doubled or overtaking message, whatever it was doing just then."""
+    """No message is lost, doubled or overtaken, whatever the producer was doing at the switch."""
     keeps = Keeps()
     with book.consumer("order.book", "notify", keeps, order="key", settings=quick(concurrency=4)):
         with book.producer() as producer:
@@ -255,7 +255,7 @@ def test_a_reader_goes_on_into_new_partitions(book: Connection) -> None:
 
 
 def test_what_retention_took_of_a_parent_holds_no_child_back(bed: Bed, quiet: None) -> None:
-    """M5: of a group that has not begun, and of one with a blocked key whose messages are gone."""
+    """M5: for a group that has not started, and for a group with a blocked key whose messages were removed."""
     log = LogSettings(flush="os", segment_bytes=2_000, retention_bytes=8_000)  # type: ignore[arg-type]
     mq = bed.open(log=log)
     mq.create_subject("order.book", partitions=2)
@@ -267,7 +267,7 @@ def test_what_retention_took_of_a_parent_holds_no_child_back(bed: Bed, quiet: No
     send(mq, 5, 50)
     mq.grow_subject("order.book", 4)
     send(mq, 55, 2)
-    mq = bed.reopen(log=log)  # which is when it looks
+    mq = bed.reopen(log=log)  # reopening applies retention
     assert all(one.start_offset > 5 * len(KEYS) for one in mq.describe_subject("order.book").partitions[:2])
     late = Keeps()
     with (

@@ -1,4 +1,4 @@
-"""Hooks around sending, figures of producers, and how a node is: the same on every bed."""
+"""Send hooks, statistics of producers, and the description of a node: the same on every bed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_a_hook_adds_to_the_properties_arrives(line: Connection) -> None:
         producer.send_sync("line", b"2")
     found = [message.properties for message in line.reader("line")]
     assert found == [{"mine": "1", "first": "a", "second": "b"}, {"first": "a", "second": "b"}]
-    assert mine == {"mine": "1"}  # whose dict it is may use it again
+    assert mine == {"mine": "1"}  # the caller may use the dict again
 
 
 class Broken(SendHook):
@@ -107,7 +107,7 @@ def test_a_failure_that_comes_later_is_told_to_the_hooks(line: Connection) -> No
 
 @pytest.mark.parametrize("is_sync", [False, True])
 def test_a_hook_may_use_its_producer(line: Connection, is_sync: bool) -> None:
-    """It is told without any lock of the producer."""
+    """The hook is called without any lock of the producer."""
 
     class Echo(SendHook):
         producer: inturn.Producer
@@ -129,7 +129,7 @@ def test_a_hook_may_use_its_producer(line: Connection, is_sync: bool) -> None:
 
 
 def test_hooks_are_told_in_order_and_before_the_producer_is_closed(mq: Connection) -> None:
-    """By many threads, into several partitions; and hooks that take their time."""
+    """From many threads, into several partitions, and with slow hooks."""
 
     class Slow(Noted):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A stuck key stops nobody else until the span is full, and is named then. Concurrency while running."""
+"""A stuck key does not delay other keys until the span is full, and is named then. Changes of concurrency."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def spanned(**settings: Any) -> ConsumerSettings:
 
 
 def fill(mq: Connection, count: int = 500) -> None:
-    """One message of the key "stuck", then others; sent in small batches."""
+    """Send a message of the key "stuck", then messages of other keys, in small batches."""
     send(mq, "line", "stuck:0")
     for start in range(0, count, 20):
         send(mq, "line", *(f"k{number % 25}:{number}" for number in range(start, start + 20)))
 
 
 class Stuck:
-    """Never ends for the key "stuck", until it is let go."""
+    """Does not return for the key "stuck" until released."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
@@ -59,7 +59,7 @@ def test_a_stuck_key_lets_the_others_go_on_until_the_span_and_is_named_then(bed:
         assert statistics.blocking == (Blocking(0, 0, "stuck"),)
         assert statistics.paused == (0,)
         for _ in range(2):
-            is_renewed(mq)  # a paused partition keeps its lease
+            is_renewed(mq)  # a paused partition keeps the lease
         assert mq.group("line", "g").describe().partitions[0].owner == consumer.name
         assert others(seen) < SPAN + 60, "the span, and what one pull brings"
         stuck.let_go.set()
@@ -95,7 +95,7 @@ def test_a_failing_key_that_fills_the_span_is_named_by_keys_too(line: Connection
 
 
 def test_messages_behind_a_stuck_one_do_not_fill_the_buffer_of_the_others(line: Connection) -> None:
-    """C13: more wait behind the stuck message than flow control lets wait at all."""
+    """C13: more messages wait behind the stuck message than flow control allows in the buffer."""
     send(line, "line", "stuck:first")
     for start in range(0, 300, 20):
         send(line, "line", *(f"stuck:{number}" for number in range(start, start + 20)))
@@ -165,7 +165,7 @@ def test_flow_control_of_manual_acknowledgement_names_the_key_that_does_not_comm
 
 
 class Running:
-    """Counts how many handlers run; each stays until it is told to go on."""
+    """Counts running handlers. Every handler waits until the test says so."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

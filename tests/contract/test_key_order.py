@@ -1,4 +1,4 @@
-"""Order by key, and what is known of it after a crash."""
+"""Order by key, and finished sets after a crash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Together:
-    """A handler that returns only when so many run at the same time; notes how many ran at most."""
+    """A handler that returns only when the given number of handlers run at the same time. Records the maximum."""
 
     def __init__(self, count: int) -> None:
         self._all_there = threading.Barrier(count)
@@ -45,7 +45,7 @@ class Together:
         self.keys.add(message.key_text)
 
 
-# C5: keys run at the same time, one key one after the other
+# C5: different keys run at the same time, messages of the same key in sequence
 
 
 def test_keys_of_one_partition_run_at_the_same_time(line: Connection) -> None:
@@ -139,11 +139,11 @@ def test_empty_and_binary_keys_are_keys_like_others(line: Connection) -> None:
         assert [int(one.body) for one in seen.messages if one.key == key] == list(range(at, 40, 4))
 
 
-# C6: whoever is idle takes the next key
+# C6: an idle worker takes the next key
 
 
 def test_two_busy_keys_never_share_a_worker_while_another_idles(line: Connection) -> None:
-    """C6: whatever the keys hash to: with as many workers as keys, all keys run at once."""
+    """C6: for any hash of the keys: with as many workers as keys, all keys run at once."""
     names = [f"key-{number}" for number in range(6)]
     send(line, "line", *(f"{name}:{number}" for number in range(20) for name in names))
     together = Together(6)
@@ -164,7 +164,7 @@ def test_a_slow_message_holds_back_only_its_own_key(line: Connection) -> None:
         seen.wait_for(502)
 
 
-# C7: a crash repeats only what was not finished
+# C7: a crash repeats only unfinished messages
 
 
 def test_after_a_kill_only_unfinished_messages_are_repeated(bed: Bed) -> None:

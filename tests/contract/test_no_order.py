@@ -1,4 +1,7 @@
-"""With order="none" nothing waits for anything; handlers may take lists, what fails is retried later."""
+"""With order="none" no message waits for a different message.
+
+Handlers may take lists, and failed messages are retried later.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ DELAYS = RetryDelays((0.05, 0.1), 0)
 
 
 class Lists:
-    """A handler that takes lists, and notes them."""
+    """A handler that takes and records lists."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[bytes], int]] = []

@@ -1,4 +1,4 @@
-"""Opening, closing, and what survives."""
+"""Opening, closing, and durability."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ while True:
 def test_a_folder_that_is_locked_but_not_served_names_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as `inturn doctor`, which looks at it alone."""
+    """For example `inturn doctor`, which opens the folder alone."""
     monkeypatch.setattr("inturn.server.folder.OPENING_S", 0.2)
     holder = subprocess.Popen(
         [sys.executable, "-c", LOCK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -61,7 +61,7 @@ def test_a_folder_that_is_locked_but_not_served_names_the_process(
 
 
 def test_an_opening_that_failed_leaves_the_folder_free(tmp_path: Path) -> None:
-    """And says what is wrong in our words."""
+    """The error names the problem."""
     with inturn.connect(tmp_path) as mq:
         mq.create_subject("orders", 1)
     (tmp_path / "log").rename(tmp_path / "away")
@@ -115,7 +115,7 @@ def test_everything_acknowledged_survives_kill_9(tmp_path: Path, flush: str) -> 
 
 
 def test_a_new_process_takes_over_at_once_from_consumers_of_a_killed_one(tmp_path: Path) -> None:
-    """B2: the leases of a dead process do not have to run out. With the usual lease of 15 s."""
+    """B2: the leases of a dead process need not expire. With the default lease of 15 s."""
     script = """
 import sys, time, inturn
 mq = inturn.connect(sys.argv[1])
@@ -207,7 +207,7 @@ def test_closing_stops_the_consumers_and_commits(bed: Bed) -> None:
 
 
 def test_a_consumer_that_was_stopped_cannot_be_started_again(mq: Connection) -> None:
-    """It says so, instead of doing nothing."""
+    """The call raises an error instead of doing nothing."""
     consumer = mq.consumer("orders", "g", Seen(), settings=quick())
     consumer.start()
     assert consumer.stop()

@@ -1,4 +1,4 @@
-"""Keyword options: an unknown option raises a TypeError that names the option, before anything happens."""
+"""Keyword options: an unknown option raises a TypeError that names the option, before any effect."""
 
 from __future__ import annotations
 

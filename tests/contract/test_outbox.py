@@ -1,4 +1,4 @@
-"""P7, P8: outboxes, on every kind of connection. What databases do to them is in tests/outbox."""
+"""P7, P8: outboxes, on every kind of connection. Tests with databases are in tests/outbox."""
 
 from __future__ import annotations
 

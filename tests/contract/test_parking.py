@@ -1,4 +1,4 @@
-"""C11: the messages of a parked key wait in order, apart from all others, until somebody resumes the key."""
+"""C11: the messages of a parked key wait in order, apart from all other messages, until an operator resumes the key."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_anybody_may_park_a_key_that_is_well(line: Connection) -> None:
     is_parked = threading.Event()
 
     def take_time(message: Message, context: Context) -> None:
-        is_parked.wait(0.1)  # all of them together take longer than to park it
+        is_parked.wait(0.1)  # all messages together take longer than parking the key
 
     seen = Seen(take_time)
     send(line, "line", *(f"a:{number}" for number in range(100)), "b:x")
@@ -390,7 +390,7 @@ def test_many_keys_are_parked_and_resumed_under_load_and_keep_their_order(bed: B
     witness.judge(order="key")
 
 
-# Several things at once
+# Several events at once
 
 
 def test_a_failing_key_can_be_parked_and_keeps_its_attempts_until_it_is_resumed(line: Connection) -> None:
@@ -430,7 +430,7 @@ def test_a_blocked_key_can_be_parked_and_resumed(line: Connection) -> None:
 def test_a_resume_is_not_half_done_when_its_consumer_is_killed(
     bed: Bed, monkeypatch: pytest.MonkeyPatch, was_blocked: bool
 ) -> None:
-    """Killed after the request is done, before anything of the lot has run: attempts count anew all the same."""
+    """Killed after the request is done, before a message of the lot has run: attempts still start again."""
     mq = bed.open(flush="os", lease=SHORT_LEASE)
     mq.create_subject("line", 1)
     send(mq, "line", "bad:0", "bad:1")
@@ -550,7 +550,7 @@ def test_a_batch_that_is_given_up_stays_together_and_in_order(line: Connection, 
 
 
 def test_parking_takes_what_was_handled_but_not_committed_along(line: Connection) -> None:
-    """With manual acknowledgement: it is repeated when the key is resumed."""
+    """With manual acknowledgement: the uncommitted messages are repeated when the key is resumed."""
     answers = {b"0": Result.SUCCESS, b"1": Result.SUCCESS}
     seen = Seen(lambda message, context: answers.get(message.body, Result.COMMIT))
     send(line, "line", "k:0", "k:1")

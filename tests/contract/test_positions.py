@@ -1,4 +1,4 @@
-"""C15: where a group starts, and resets."""
+"""C15: the start position of a group, and resets."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_groups_are_remembered(bed: Bed) -> None:
 
 @pytest.mark.parametrize("nonsense", ["now", -1, 1.5, True, "9999-12-31T23:59:59.999999", "9" * 5000], ids=repr)
 def test_nonsense_is_no_start(line: Connection, nonsense: str) -> None:
-    """Refused where it is said, not later in a thread."""
+    """Refused in the call, not later in a thread."""
     with pytest.raises(InvalidInput, match="'first'"):
         line.consumer("line", "g", Seen(), start=nonsense)
 

@@ -34,7 +34,7 @@ def test_messages_of_a_key_are_stored_in_the_order_they_were_sent(mq: Connection
 
 
 def test_several_threads_each_keep_the_order_of_their_keys(bed: Bed, mq: Connection) -> None:
-    """P1: with a producer each, and with one that they share."""
+    """P1: with a producer per thread, and with a shared producer."""
     shared = mq.producer()
 
     def send(name: str, own: bool) -> None:
@@ -55,7 +55,7 @@ def test_several_threads_each_keep_the_order_of_their_keys(bed: Bed, mq: Connect
 
 
 def test_threads_that_send_synchronously_with_one_producer_all_get_their_own_place(mq: Connection) -> None:
-    """P3: their messages may travel in one batch."""
+    """P3: the messages of several threads may be in the same batch."""
     producer = mq.producer()
     places: list[tuple[int, int, bytes]] = []
     lock = threading.Lock()
@@ -77,7 +77,7 @@ def test_threads_that_send_synchronously_with_one_producer_all_get_their_own_pla
 
 @pytest.mark.parametrize(("key", "slot"), [("a", 204), ("order-1", 515), ("customer-42", 827), ("schlüssel", 951)])
 def test_a_key_leads_to_its_slot_and_a_slot_to_its_partition(mq: Connection, key: str, slot: int) -> None:
-    """P2, M3: golden values; text and its UTF-8 bytes are the same key."""
+    """P2, M3: golden values. A text and the UTF-8 bytes of the text are the same key."""
     assert slot_of(key.encode()) == slot
     with mq.producer() as producer:
         assert producer.send_sync("orders", b"", key=key).partition == slot // 256
@@ -135,7 +135,7 @@ def test_everything_of_a_message_comes_back(mq: Connection) -> None:
 
 
 def test_properties_that_are_used_again_do_not_change_what_was_sent(mq: Connection) -> None:
-    """P4: what is on its way is what it was at `send`."""
+    """P4: the message is fixed at `send`."""
     properties: dict[str, str] = {}
     with mq.producer() as producer:
         for number in range(300):
@@ -224,7 +224,7 @@ def test_a_second_producer_of_a_name_fences_the_first(mq: Connection) -> None:
 
 
 def test_a_fenced_producer_is_called_by_its_name(mq: Connection) -> None:
-    """P5: the message names the thing."""
+    """P5: the error names the producer."""
     first = mq.producer("ledger")
     mq.producer("ledger")
     with pytest.raises(ProducerFenced, match="ledger"):
@@ -241,7 +241,7 @@ def test_a_fenced_producer_of_a_best_effort_subject_fails_too(mq: Connection) ->
             with pytest.raises(ProducerFenced):
                 first.send_sync("loose", b"", key="k", timeout_s=WAIT_S)
     finally:
-        first.close(0.1)  # the caller was told already
+        first.close(0.1)  # the caller got the error already
 
 
 def test_a_named_producer_fences_the_one_from_before_a_restart(bed: Bed) -> None:

@@ -1,4 +1,4 @@
-"""What went wrong once: restlessness, lost answers, threads that die, disks that fill, wrong input."""
+"""Earlier bugs: busy loops, lost answers, dying threads, full disks, wrong input."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from inturn.producer.core import ProducerCore
 from inturn.protocol.commands import Answer, Append, Command, Move, Node, Release, Reply
 from tests.contract.bed import WAIT_S, Bed, Seen, eventually, flip_byte_of, quick, send_all, waits_because
 
-SOON_S = 10.0  # what goes wrong takes at least WAIT_S
+SOON_S = 10.0  # a bug delays by at least WAIT_S
 
 
 @pytest.fixture
 def line(mq: Connection) -> Connection:
-    """With the subject "line" of one partition."""
+    """With the subject "line" of a single partition."""
     mq.create_subject("line", partitions=1)
     return mq
 
@@ -58,7 +58,7 @@ def committed(mq: Connection, group: str = "g", subject: str = "line") -> int:
     try:
         return sum(one.committed for one in mq.group(subject, group).describe().partitions)
     except NotFound:
-        return 0  # nobody has joined yet
+        return 0  # no member has joined yet
 
 
 def took_s(call: Callable[[], object]) -> float:
@@ -71,7 +71,7 @@ Submit = Callable[[Command, Reply], None]
 
 
 class Between:
-    """Stands before a node: commands of one kind go to `instead`, the others through."""
+    """Stands before a node: commands of the given kind go to `instead`, other commands go to the node."""
 
     def __init__(self, node: Node, kind: type[Command], instead: Callable[[Any, Reply, Submit], None]) -> None:
         self._real = node.submit
@@ -98,7 +98,7 @@ def put_between(
     return between
 
 
-# Restlessness
+# Busy loops
 
 
 def test_a_handler_that_blocks_does_not_keep_its_consumer_busy(
@@ -116,7 +116,8 @@ def test_a_handler_that_blocks_does_not_keep_its_consumer_busy(
     go_on = threading.Event()
     seen = Seen(lambda message, context: go_on.wait(WAIT_S) and None)
     send_line(line, b"0", b"1", b"2")
-    with line.consumer("line", "g", seen, settings=quick(commit_interval_s=0.1)):  # heartbeats wake it meanwhile
+    # Heartbeats wake the consumer meanwhile.
+    with line.consumer("line", "g", seen, settings=quick(commit_interval_s=0.1)):
         try:
             seen.wait_for(1)
             before = polls
@@ -351,7 +352,7 @@ def test_stop_inside_a_handler_of_a_retry_lets_that_handler_commit(line: Connect
     eventually(
         lambda: all(one.owner is None for one in line.group("%retry%g%line", "g").describe().partitions),
         "the lease of the retry subject is free",
-        timeout_s=SOON_S,  # it would live for 15 s
+        timeout_s=SOON_S,  # an unreleased lease would live for 15 s
     )
 
 
@@ -476,7 +477,7 @@ def example_of(kind: type[InturnError]) -> InturnError:
     }
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return kind("a message")  # it has none of its own
+        return kind("a message")  # the error has no parameters of the class
     return kind(*(values[str(one.annotation)] for one in parameters))
 
 
@@ -593,7 +594,7 @@ def test_damage_is_logged_loudly_and_the_other_partitions_go_on(bed: Bed, caplog
     mq = bed.open(flush="os")
     mq.create_subject("orders", 4)
     with mq.producer() as producer:
-        for number in range(5):  # each a batch of its own
+        for number in range(5):  # every message in a separate batch
             body = b"the one that is damaged" if number == 3 else b"%d" % number
             stored = producer.send_sync("orders", body, key="k")
             producer.send_sync("orders", b"x", key="other")
@@ -717,7 +718,7 @@ WRONG: dict[str, Callable[[Any], object]] = {
 
 
 def test_values_of_a_wrong_kind_are_refused_in_our_words(mq: Connection) -> None:
-    """One connection for all values: the start of a bed takes longer than all refusals."""
+    """A single connection for all values: the start of a bed takes longer than all refusals."""
     answers: dict[str, object] = {}
     for what, wrong in WRONG.items():
         try:

@@ -1,4 +1,4 @@
-"""A server and its clients: restarts, hand-over, leases that may still be held."""
+"""A server and clients: restarts, hand-over, leases that may still be held."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.contract.bed import (
 
 
 class Served:
-    """A service that can be started again at the same address, and connections to it."""
+    """A server that can be started again at the same address, and connections to the server."""
 
     def __init__(self, path: Path, lease: LeaseSettings | None = None, witness: Witness | None = None) -> None:
         self._path = path
@@ -86,7 +86,7 @@ def witness() -> Witness:
 
 @pytest.fixture
 def short(tmp_path: Path, witness: Witness) -> Iterator[Served]:
-    """With leases of 0.6 s, and everything watched."""
+    """With leases of 0.6 s, and an observer of all leases."""
     made = Served(tmp_path / "data", SHORT_LEASE, witness)
     yield made
     made.close()
@@ -128,7 +128,7 @@ def test_connect_can_wait_for_a_server_that_comes_later(served: Served) -> None:
 
 
 def test_everything_goes_on_after_a_restart_of_the_server(short: Served, witness: Witness) -> None:
-    """P4, B4, C3: sends and handlers on both sides of it; nothing lost, nothing out of order."""
+    """P4, B4, C3: sends and handlers before and after the restart. No message is lost or out of order."""
     mq = short.connect()
     mq.create_subject("orders", 4)
     seen = Seen()
@@ -149,7 +149,7 @@ def test_everything_goes_on_after_a_restart_of_the_server(short: Served, witness
 
 
 def test_a_lease_that_may_still_be_held_is_not_given_away_after_a_restart(served: Served) -> None:
-    """B2: the node does not know how long ago the holder was heard; it waits for a full life."""
+    """B2: the node does not know the time of the last renewal, so the node waits for a full life."""
     life_s = 2.0
     served.service.close(grace_s=0.0)
     served.options["lease"] = LeaseSettings(life_s=life_s, renew_s=0.5, margin_s=0.1)
@@ -182,7 +182,7 @@ def test_a_lease_that_may_still_be_held_is_not_given_away_after_a_restart(served
 def test_a_lease_keeps_the_life_it_was_granted_with_when_the_server_comes_back_with_a_shorter_one(
     tmp_path: Path,
 ) -> None:
-    """B2: its holder counts with the old one, cut off or frozen as it may be."""
+    """B2: the holder relies on the old life, even when cut off or frozen."""
     long = LeaseSettings(life_s=2.0, renew_s=0.5, margin_s=0.1)
     served = Served(tmp_path / "data", long)
     try:
@@ -207,7 +207,8 @@ def test_a_lease_keeps_the_life_it_was_granted_with_when_the_server_comes_back_w
 
 
 def test_a_consumer_keeps_up_with_a_server_that_came_back_with_shorter_leases(tmp_path: Path) -> None:
-    # The first lease is renewed too seldom for the second one, and the second one outlives a pause of the machine.
+    # The renewal interval of the first lease is too long for the second lease. The second lease survives a pause of the
+    # machine.
     served = Served(tmp_path / "data", LeaseSettings(life_s=120.0, renew_s=60.0, margin_s=0.1))
     try:
         mq = served.connect()
@@ -239,7 +240,7 @@ def test_a_late_copy_of_the_opening_of_a_producer_fences_nobody(served: Served) 
 
 
 def test_a_graceful_hand_over_takes_no_time(served: Served) -> None:
-    """C17: though the lease has 15 s to live. Nothing is handled twice, none is left out."""
+    """C17: although the lease has 15 s to live. No message is handled twice or left out."""
     mq, others = served.connect(), served.connect()
     mq.create_subject("orders", 4)
     first, second = Seen(), Seen()
@@ -288,7 +289,7 @@ def test_new_work_is_refused_while_the_server_stops(served: Served) -> None:
 
 
 def test_a_member_that_vanishes_is_counted_out_soon_but_keeps_its_lease(served: Served) -> None:
-    """M7: at once when a client goes; the lease still has its life, since its handlers may run."""
+    """M7: at once when a client disconnects. The lease still lives, because handlers may run."""
     gone, stays = served.connect(), served.connect()
     gone.create_subject("line", 1)
     ask(gone.node, Heartbeat("line", "g", "gone", "partition", "first"), Assignment)
@@ -305,14 +306,15 @@ def test_a_member_that_vanishes_is_counted_out_soon_but_keeps_its_lease(served: 
 
 
 def test_a_request_that_waits_for_a_client_that_is_gone_gets_no_lease(served: Served) -> None:
-    """Else the partition would stand still for a lease's life."""
+    """Otherwise the partition would stand still for the life of a lease."""
     gone, stays = served.connect(), served.connect()
     gone.create_subject("line", 1)
     for node, member in ((gone.node, "gone"), (stays.node, "stays"), (stays.node, "holder")):
         ask(node, Heartbeat("line", "g", member, "partition", "first"), Assignment)
     granted = ask(stays.node, Acquire("line", "g", 0, "holder", 1), Granted)
     gone.node.submit(Acquire("line", "g", 0, "gone", 1, wait_s=30.0), lambda _: None)
-    ask(gone.node, Heartbeat("line", "g", "gone", "partition", "first"), Assignment)  # by now it waits
+    # After this answer the request is waiting.
+    ask(gone.node, Heartbeat("line", "g", "gone", "partition", "first"), Assignment)
     gone.node.close()
     eventually(lambda: served.service.connection_count == 1, "the server has noticed")
     from inturn.protocol.commands import Done, Release

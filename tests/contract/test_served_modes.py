@@ -1,4 +1,4 @@
-"""C12: shared and broadcast groups while processes are killed, the server restarts, and retention takes messages."""
+"""C12: shared and broadcast groups while processes are killed, the server restarts, and retention removes messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def lag(mq: Connection) -> int:
 
 
 class Crew:
-    """Consumers of one shared group, each a process that writes down what it does."""
+    """Consumers of a shared group. Every consumer is a process that writes notes."""
 
     def __init__(self, target: str, folder: Path) -> None:
         self._target = target
@@ -76,7 +76,7 @@ class Crew:
         process.communicate(timeout=WAIT_S)
 
     def close(self) -> None:
-        """Those that are there still come to an end by themselves."""
+        """The remaining processes end by themselves."""
         for process in self.processes:
             if process.poll() is None:
                 process.communicate("", timeout=60)
@@ -93,7 +93,7 @@ class Crew:
         return Counter((int(line[0]), int(line[1])) for _, line in self.lines() if line[-1] == "end")
 
     def history(self, sent: list[SendAcknowledged]) -> History:
-        """Without times: what is judged is losses."""
+        """Without times: the check is for losses."""
         events: list[SendAcknowledged | HandlerStart | HandlerEnd] = [*sent]
         for who, (partition, offset, epoch, _, what) in self.lines():
             place = ("orders", "g", int(partition), int(offset), None, who, int(epoch))
@@ -140,12 +140,12 @@ def test_consumers_that_are_killed_and_a_server_that_restarts_lose_nothing_and_r
     assert set(counts) == {(one.partition, one.offset) for one in sent}
     repeated = {place for place, count in counts.items() if count > handled[place] and place in handled}
     assert not repeated & before, "what was acknowledged before the restart never came again"
-    # Three breaks, each with what two members had begun or fetched and not acknowledged.
+    # Three faults. After each, up to two members repeat the messages that were fetched and not acknowledged.
     assert sum(counts.values()) - 1500 < 3 * 2 * 100
 
 
 def acknowledged(mq: Connection) -> set[tuple[int, int]]:
-    """All below the committed offsets; what is finished above them is not looked at."""
+    """All messages below the committed offsets, without finished messages above."""
     partitions = mq.group("orders", "g").describe().partitions
     return {(one.partition, offset) for one in partitions for offset in range(one.committed)}
 
@@ -200,7 +200,7 @@ def test_a_broadcast_consumer_goes_on_when_the_server_was_away(
     with mq.consumer("orders", "g", seen, mode="broadcast", offsets=tmp_path / "own", order="key", settings=quick()):
         seen.wait_for(10)
         served.service.close(grace_s=0.0)
-        time.sleep(2 * SHORT_LEASE.life_s)  # so long that it has given everything back
+        time.sleep(2 * SHORT_LEASE.life_s)  # long enough for the member to release all partitions
         served.start()
         send(mq, "orders", "k:more")
         seen.wait_for(11)
@@ -217,7 +217,7 @@ def test_what_retention_took_is_said_and_passed_by_broadcast_and_shared_groups(t
     mq = served.connect()
     mq.create_subject("line", partitions=1)
     own = tmp_path / "own"
-    fails = Seen(lambda message, context: False)  # no result: it comes again
+    fails = Seen(lambda message, context: False)  # no result: the message is delivered again
     for group, handler, how in (("b", Seen(), {"offsets": own}), ("s", fails, {})):
         mode = "broadcast" if how else "shared"
         send(mq, "line", "early")
@@ -227,7 +227,7 @@ def test_what_retention_took_is_said_and_passed_by_broadcast_and_shared_groups(t
     with mq.producer() as producer:
 
         def takes_something() -> bool:
-            """It stays below the last checkpoint, which comes with an append, but not too often."""
+            """Retention stays below the last checkpoint. Appends write checkpoints, but not too often."""
             for _ in range(50):
                 producer.send_sync("line", b"x" * 500)
             return engine.apply_retention() > 0

@@ -1,4 +1,4 @@
-"""One folder, several processes: whoever opened it serves the others, and its end hands the folder on."""
+"""A folder, several processes: the first process serves the other processes, and hands the folder on at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inturn.model.errors import VersionMismatch
 from inturn.server.folder import SOCKET_PATH_MAX, Folder, socket_path
 from tests.contract.bed import WAIT_S, Seen, committed, eventually, quick
 
-# Opens the folder, says so, and does as it is told, line by line.
+# Opens the folder, prints a line, and executes commands from stdin, line by line.
 OTHER = """
 import sys, inturn
 def say(*words):
@@ -49,7 +49,7 @@ say("closed")
 
 
 class Other:
-    """Another process on the folder."""
+    """A second process on the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
@@ -134,7 +134,7 @@ def test_the_end_of_the_first_process_hands_the_folder_on(folder: Path, other: O
 
 
 def test_a_consumer_keeps_its_lease_when_the_process_that_serves_it_is_killed(folder: Path, other: Other) -> None:
-    """B2, B4: and goes on at once, though the lease has 15 s to live."""
+    """B2, B4: the consumer continues at once, although the lease has 15 s to live."""
     seen = Seen()
     with inturn.connect(folder) as mq, mq.consumer("line", "g", seen, settings=quick()):
         assert other.ask("send 0") == "stored 0"
@@ -150,7 +150,10 @@ def test_a_consumer_keeps_its_lease_when_the_process_that_serves_it_is_killed(fo
 
 
 def test_the_consumers_of_a_killed_process_are_succeeded_at_once(folder: Path, other: Other) -> None:
-    """B2: it had the folder open itself, so its leases die with it. The usual lease has 15 s to live."""
+    """B2: the killed process had the folder open, so the leases end with the process.
+
+    The default lease has 15 s to live.
+    """
     other.say("consume")
     assert other.ask("send 0") in ("stored 0", "handled 0 1")
     other.hear()
@@ -178,14 +181,14 @@ def test_several_connections_of_one_process_share_the_folder(folder: Path) -> No
 
 
 def test_nobody_is_left_behind_by_many_comings_and_goings(folder: Path) -> None:
-    """Connections that come and go while one sends: each may have to take over."""
+    """Connections open and close while a producer sends: every connection may have to take over."""
     stop = threading.Event()
 
     def come_and_go() -> None:
         while not stop.is_set():
             with inturn.connect(folder) as mq:
                 mq.subjects()
-            stop.wait(0.05)  # whoever opens it again at once leaves no chance to the others
+            stop.wait(0.05)  # a thread that opens again at once leaves no chance to the others
 
     threads = [threading.Thread(target=come_and_go) for _ in range(2)]
     for thread in threads:

@@ -1,5 +1,7 @@
-"""C12, B5: shared groups. All members take messages of all partitions; each message is acknowledged on its own, and one
-that is not comes again."""
+"""C12, B5: shared groups. All members take messages of all partitions.
+
+Every message is acknowledged separately, and delivered again without an acknowledgement.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def shared(**settings: Any) -> ConsumerSettings:
 
 
 def waits_for(event: threading.Event) -> Seen:
-    """A handler that does not come to an end before this."""
+    """A handler that waits for the event."""
 
     def handle(message: Message, context: Context) -> None:
         event.wait(WAIT_S)
@@ -55,7 +57,7 @@ def waits_for(event: threading.Event) -> Seen:
 
 
 def crashing(**settings: Any) -> ConsumerSettings:
-    """For consumers that vanish: unlike those of a process that is killed, their long polls stay for a while."""
+    """For consumers that vanish without a kill of the process: long polls stay for a while."""
     return shared(pull_wait_s=0.05, **settings)
 
 
@@ -64,7 +66,7 @@ def lag(mq: Connection, subject: str = "orders") -> int:
 
 
 def done(mq: Connection, subject: str = "orders") -> bool:
-    """Everything is acknowledged."""
+    """All messages are acknowledged."""
     return has_joined(mq, subject) and mq.group(subject, "g").describe().lag == 0
 
 
@@ -75,7 +77,7 @@ def test_several_consumers_work_on_one_partition_at_once_and_each_message_is_han
 
     def meet(message: Message, context: Context) -> None:
         if not met.is_set():
-            both.wait(WAIT_S)  # only a second consumer can let it go on
+            both.wait(WAIT_S)  # only a second consumer can release the barrier
             met.set()
 
     one, other = Seen(meet), Seen(meet)
@@ -165,7 +167,7 @@ def test_a_slow_consumer_does_not_hold_up_others(mq: Connection) -> None:
     with mq.consumer("orders", "g", slow, mode="shared", settings=shared(concurrency=2, visibility_s=60.0)):
         slow.wait_for(2)
         with mq.consumer("orders", "g", fast, mode="shared", settings=shared()):
-            had = 8  # what the slow one may have fetched: as many as it has workers, and one for each other partition
+            had = 8  # the slow consumer may have fetched a message per worker, and a message per other partition
             fast.wait_for(100 - had)
         may_end.set()
         eventually(lambda: done(mq), "the rest is handled")
@@ -182,7 +184,7 @@ def test_a_consumer_that_stops_gives_back_what_it_has_not_begun_and_nothing_is_c
     stopping.start()
     seen = Seen()
     with line.consumer("line", "g", seen, mode="shared", settings=shared()):
-        seen.wait_for(48)  # while the first one still runs two
+        seen.wait_for(48)  # while the first consumer still runs two messages
         may_end.set()
         stopping.join(WAIT_S)
         eventually(lambda: done(line, "line"), "all are acknowledged")
@@ -243,11 +245,11 @@ def test_what_is_acknowledged_never_comes_again_and_the_rest_does_after_a_restar
 
 
 def test_what_stands_behind_damage_is_handled(bed: Bed, quiet: None) -> None:
-    """C12: nothing waits for anything else; what cannot be read is given back, and is all that is left."""
+    """C12: no message waits for a different message. Unreadable messages are returned, and are the only rest."""
     mq = bed.open(flush="os")
     mq.create_subject("line", 1)
     with mq.producer() as producer:
-        for number in range(6):  # each a batch of its own
+        for number in range(6):  # every message in a separate batch
             producer.send_sync("line", b"the one that is damaged" if number == 2 else b"%d" % number)
     bed.close()
     flip_byte_of(bed.path, b"the one that is damaged")
@@ -283,7 +285,7 @@ def test_after_max_attempts_a_message_is_a_dead_letter_and_can_be_driven_again(l
 def test_a_message_that_was_given_out_too_often_in_vain_is_given_up_without_being_tried(
     line: Connection, quiet: None
 ) -> None:
-    """As one that takes its consumer down every time."""
+    """For example, a message that crashes the consumer every time."""
     send(line, "line", "deadly")
     stuck = threading.Event()
     seen = waits_for(stuck)
@@ -301,7 +303,7 @@ def test_a_message_that_was_given_out_too_often_in_vain_is_given_up_without_bein
 
 
 def test_with_best_effort_what_raised_waits_in_the_retry_subject(line: Connection, quiet: None) -> None:
-    """C8, B6: the partition is done with it, however long the delay."""
+    """C8, B6: the message is finished in the partition, even with a long delay."""
     send(line, "line", "0", "1", "2")
 
     def handle(message: Message, context: Context) -> None:
@@ -367,7 +369,8 @@ def test_with_manual_acknowledgement_what_is_not_acknowledged_comes_again(line: 
             eventually(lambda: line.group("line", group).describe().lag == 0, "all are acknowledged")
         assert Counter(seen.bodies) == {b"commit": 1, b"ack": 1, b"nothing": 2, b"success": 2, b"rollback": 2}
 
-    # The bound: an acknowledgement arrives within `visibility_s`. A message with a later one comes again as well.
+    # The bound: an acknowledgement arrives within `visibility_s`. A message with a later acknowledgement is delivered
+    # again, too.
     in_one_of(4, comes_again)
 
 

@@ -1,4 +1,4 @@
-"""Subjects, and the names that may be used."""
+"""Subjects and valid names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def not_refused(
 ) -> dict[str, str]:
     """The values that are not refused in these words, with the answer to each.
 
-    All values go through one connection: the start of a bed takes longer than all refusals.
+    All values go through a single connection: the start of a bed takes longer than all refusals.
     """
     found = {}
     for value in values:
@@ -62,7 +62,7 @@ def test_a_bad_name_is_no_producer(mq: Connection) -> None:
 
 
 def test_a_bad_name_is_no_consumer(mq: Connection) -> None:
-    """It appears in descriptions, errors and the database, like the other names."""
+    """The name of a consumer appears in descriptions, errors and the database, like other names."""
     names = [5, "", "a\x00", "x" * 201]
     assert not_refused(names, lambda name: mq.consumer("orders", "billing", Seen(), name=name), InvalidInput) == {}
 

@@ -22,7 +22,7 @@ HALVES = (SlotSet.of(range(0, SLOT_COUNT, 2)), SlotSet.of(range(1, SLOT_COUNT, 2
 def send(
     mq: Connection, *messages: str, subject: str = "line", witness: Witness | None = None, **settings: Any
 ) -> None:
-    """Each is given as "key:tag,tag": its body is its number. Stored in this order."""
+    """Send messages, given as "key:tag,tag". The body is the number. Stored in this order."""
     with mq.producer(settings=ProducerSettings(**settings)) as producer:
         handles = []
         for number, text in enumerate(messages):
@@ -37,7 +37,7 @@ def send(
 
 
 def agreed(mq: Connection) -> str | None:
-    """The expression of the members; None if there are none."""
+    """The expression of the members; None without members."""
     try:
         return mq.group("line", "g").describe().tags
     except NotFound:
@@ -45,7 +45,7 @@ def agreed(mq: Connection) -> str | None:
 
 
 def troubled(mq: Connection) -> list[str]:
-    """The states of keys in trouble; none while nobody has joined."""
+    """The states of failing keys; empty before the first member has joined."""
     try:
         return [key.state for key in mq.group("line", "g").keys()]
     except NotFound:
@@ -78,7 +78,7 @@ def test_a_group_gets_messages_with_one_of_its_tags_and_the_offset_passes_the_ot
 
 @pytest.mark.parametrize("settings", [{"batch_count": 7}, {"compression": "zstd", "batch_count": 50}])
 def test_batches_of_any_kind_are_filtered(line: Connection, settings: dict[str, Any]) -> None:
-    """B7: compressed ones, too, and those of which nothing is wanted."""
+    """B7: compressed batches, too, and batches without a wanted message."""
     if "compression" in settings:
         pytest.importorskip("zstandard")
     tags = ["x" if number % 3 else "y" for number in range(100)] + ["z"] * 100 + ["y"]
@@ -91,7 +91,7 @@ def test_batches_of_any_kind_are_filtered(line: Connection, settings: dict[str, 
 
 
 def test_a_stretch_that_nobody_wants_moves_the_offset_without_a_message(line: Connection) -> None:
-    """B7: also while messages come one by one; and whoever comes later does not look at it again."""
+    """B7: also while messages come separately. A later consumer does not read the range again."""
     with line.consumer("line", "g", raises, tags="rare", settings=quick()) as consumer:
         with line.producer() as producer:
             for count in (1, 2):
@@ -109,7 +109,7 @@ def test_a_stretch_that_nobody_wants_moves_the_offset_without_a_message(line: Co
 
 
 def test_members_of_a_group_agree_on_the_tags(line: Connection) -> None:
-    """B7: however they write them; when none is left, others may be used."""
+    """B7: the notation does not matter. When no member is left, other tags may be used."""
     with line.consumer("line", "g", Seen(), tags="b||a", settings=quick()):
         eventually(lambda: agreed(line) == "a || b", "the first has joined")
         with line.consumer("line", "g", Seen(), tags=" a || b ", settings=quick()) as second:
@@ -139,7 +139,7 @@ def test_a_wrong_expression_is_refused_before_anything_happens(line: Connection)
 
 
 def test_the_contract_holds_with_tags_through_failures_and_a_killed_consumer(bed: Bed) -> None:
-    """B7, the contract: judged by the order checker, which knows what the group does not want."""
+    """B7, the contract: checked by the order checker, which knows the unwanted messages."""
     witness = Witness()
     mq = bed.open(flush="os", lease=SHORT_LEASE, observer=witness.recorder)
     mq.create_subject("line", 2)
@@ -166,7 +166,7 @@ def test_the_contract_holds_with_tags_through_failures_and_a_killed_consumer(bed
 
 
 def test_what_is_left_out_behind_a_stuck_key_does_not_hold_up_others(line: Connection) -> None:
-    """B7, C13: the span counts messages that are wanted."""
+    """B7, C13: the span counts wanted messages only."""
     texts = ["stuck:y", *(["k:x"] * 500), *(f"k{number}:y" for number in range(40)), *(["k:x"] * 500), "last:y"]
     send(line, *texts, batch_count=20)
 
@@ -183,7 +183,7 @@ def test_what_is_left_out_behind_a_stuck_key_does_not_hold_up_others(line: Conne
 
 @pytest.mark.usefixtures("quiet")
 def test_what_is_retried_or_given_up_keeps_its_tags(line: Connection) -> None:
-    """B7, B6: the retry subject is filtered by them as well."""
+    """B7, B6: the retry subject is filtered by the tags, too."""
     send(line, "a:x", "a:y", "b:y")
     seen = Seen(raises)
     retry = RetryDelays(levels_s=(0.02,), first_level=0)
@@ -199,7 +199,7 @@ def test_what_is_retried_or_given_up_keeps_its_tags(line: Connection) -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_a_parked_key_holds_what_is_wanted_and_leaves_out_what_no_longer_is(line: Connection) -> None:
-    """B7, C11: also when the tags of the group change before it is resumed."""
+    """B7, C11: even when the tags of the group change before the resume."""
     send(line, "a:y", "a:x", "a:y,z", "b:y")
     failing = Seen(lambda message, context: raises(message, context) if message.key == b"a" else None)
     settings = quick(max_attempts=1, on_exhausted="park")
@@ -217,7 +217,7 @@ def test_a_parked_key_holds_what_is_wanted_and_leaves_out_what_no_longer_is(line
 
 @pytest.mark.usefixtures("quiet")
 def test_a_failure_of_a_message_that_is_no_longer_wanted_is_forgotten(line: Connection) -> None:
-    """B7: else a key would fail for ever that nobody looks at."""
+    """B7: otherwise a key that no consumer reads would fail for ever."""
     send(line, "a:x", "b:y")
     with line.consumer("line", "g", raises, order="key", settings=quick()):
         eventually(lambda: len(troubled(line)) == 2, "both fail")
@@ -229,7 +229,7 @@ def test_a_failure_of_a_message_that_is_no_longer_wanted_is_forgotten(line: Conn
 
 
 def test_claimants_get_their_slots_and_tags_and_all_is_done_in_the_end(bed: Bed) -> None:
-    """B7, S2: what nobody wants is done by whichever task passes by."""
+    """B7, S2: any task that passes an unwanted message finishes the message."""
     witness = Witness()
     mq = bed.open(flush="os", lease=SHORT_LEASE, observer=witness.recorder)
     mq.create_subject("line", 1)
@@ -266,7 +266,7 @@ def test_claimants_get_their_slots_and_tags_and_all_is_done_in_the_end(bed: Bed)
 
 
 def test_a_reader_reads_what_has_its_tags(line: Connection) -> None:
-    """B7: through long stretches of others, to the end; and waits for more."""
+    """B7: through long ranges of other messages, to the end; then the reader waits for more."""
     send(line, "a:y", *["b:x"] * 3000, "c:y,x", "d:x", batch_count=10)
     reader = line.reader("line", tags="y")
     assert [message.offset for message in reader] == [0, 3001]
@@ -277,7 +277,7 @@ def test_a_reader_reads_what_has_its_tags(line: Connection) -> None:
 
 
 def test_damage_is_not_taken_for_something_unwanted(bed: Bed) -> None:
-    """B7: a batch whose tags nobody can read holds up its partition, and is reported."""
+    """B7: a batch with unreadable tags stops the partition, and is reported."""
     mq = bed.open(log=LogSettings(flush="os"))  # type: ignore[arg-type]
     mq.create_subject("line", 1)
     send(mq, "a:y", "b:x", batch_count=1)

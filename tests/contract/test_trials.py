@@ -1,4 +1,4 @@
-"""C16: one stored message for one named consumer, out of turn, for diagnosis."""
+"""C16: a stored message for a named consumer, out of turn, for diagnosis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.contract.bed import WAIT_S, Bed, Seen, committed, eventually, quick, 
 
 
 def only_direct(message: Message, context: Context) -> object:
-    """Nothing but trials gets through, so what is handled in turn waits."""
+    """Only trials succeed, so messages in turn wait."""
     if not context.is_direct:
         return suspend(0.01)
     if message.body == b"bad":
@@ -71,7 +71,7 @@ def test_a_named_consumer_tells_what_becomes_of_one_message(line: Connection) ->
 
 
 def test_a_trial_runs_beside_what_runs_and_has_no_epoch(line: Connection) -> None:
-    """C16: out of turn, by name; whoever fences by the epoch refuses what it writes."""
+    """C16: out of turn, by name. A system that fences by epoch refuses writes of a trial."""
     send(line, "line", "a:0", "a:1")
     entered, gate = threading.Event(), threading.Event()
     contexts: list[tuple[int, int, bool, int]] = []
@@ -151,7 +151,7 @@ class Noted(Hook):
 
 
 def test_hooks_see_a_trial_and_traces_do_not(line: Connection, tmp_path: Path) -> None:
-    """C16, C14: an audit of the traces knows nothing of it."""
+    """C16, C14: an audit of the traces does not see the trial."""
     send(line, "line", "a:x")
     hook, seen = Noted(), Seen()
     settings = quick(trace=str(tmp_path / "traces"))
@@ -215,7 +215,7 @@ def test_a_message_that_retention_has_removed_is_told_so(bed: Bed) -> None:
     mq.create_subject("line", 1)
     for _ in range(30):
         send(mq, "line", "a:" + "x" * 500)
-    mq = bed.reopen(log=log)  # which is when it looks
+    mq = bed.reopen(log=log)  # reopening applies retention
     with mq.consumer("line", "g", Seen(), settings=quick(), name="w"):
         joined(mq)
         start = mq.describe_subject("line").partitions[0].start_offset
@@ -225,7 +225,7 @@ def test_a_message_that_retention_has_removed_is_told_so(bed: Bed) -> None:
 
 
 def test_a_member_that_does_not_tell_in_time_is_not_waited_for(line: Connection) -> None:
-    """C16: the handler goes on; what had not begun by then never does."""
+    """C16: a running handler continues. A trial that has not started by then never starts."""
     send(line, "line", "a:slow", "b:other")
     entered, gate = threading.Event(), threading.Event()
     tried: list[bytes] = []
@@ -255,7 +255,7 @@ def test_a_member_that_does_not_tell_in_time_is_not_waited_for(line: Connection)
 
 
 def test_a_member_that_leaves_meanwhile_is_not_waited_for(line: Connection) -> None:
-    """C16: a stop waits for the trial that runs; who is killed is counted out, and whoever asked hears of it."""
+    """C16: a stop waits for the running trial. A killed member is removed, and the operator gets an error."""
     send(line, "line", "a:slow")
     entered, gate = threading.Event(), threading.Event()
     consumer = line.consumer("line", "g", waits_when_tried(entered, gate), settings=quick(), name="w")
@@ -284,7 +284,7 @@ def test_a_member_that_leaves_meanwhile_is_not_waited_for(line: Connection) -> N
 
 def test_who_asks_hears_that_the_member_was_counted_out(bed: Bed) -> None:
     """C16"""
-    # So long that a busy machine does not count the member out before the trial has begun.
+    # Long enough that a busy machine does not remove the member before the trial has started.
     mq = bed.open(flush="os", lease=LeaseSettings(life_s=2.0, renew_s=0.15, margin_s=0.05))
     mq.create_subject("line", 1)
     send(mq, "line", "a:slow")
@@ -306,7 +306,7 @@ def test_who_asks_hears_that_the_member_was_counted_out(bed: Bed) -> None:
 
 
 def test_tags_do_not_matter_to_a_trial(line: Connection) -> None:
-    """C16, B7: somebody asked for this very message."""
+    """C16, B7: the operator asked for this very message."""
     send(line, "line", "a:x")
     seen = Seen()
     with line.consumer("line", "g", seen, settings=quick(), tags="y", name="w"):
@@ -319,7 +319,7 @@ def test_tags_do_not_matter_to_a_trial(line: Connection) -> None:
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("mode", ["shared", "broadcast"])
 def test_members_of_groups_without_leases_can_be_asked_too(line: Connection, mode: str, tmp_path: Path) -> None:
-    """C16, C12: nothing of what is given out, acknowledged or kept in a file changes by it."""
+    """C16, C12: a trial does not change deliveries, acknowledgements or offset files."""
     send(line, "line", "a:first", "a:bad", "b:later", "c:odd", "d:fine")
     offsets = tmp_path / "offsets" if mode == "broadcast" else None
     with line.consumer(

@@ -1,4 +1,4 @@
-"""A server in a process of its own, somebody who talks to it as no client of ours would, and somebody healthy."""
+"""A server in a separate process, a hostile client, and a healthy client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SENT_MIN = 5
 
 
 class ServerProcess:
-    """What is to survive. `log` is what it says."""
+    """The server under attack. `log` is the output."""
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
         self.port = free_port(random.Random()) if port is None else port
@@ -107,7 +107,7 @@ class Raw:
         return self.answer(self._number)
 
     def answer(self, number: int) -> Answer | InturnError | Command:
-        """Raises ConnectionError if it was hung up on."""
+        """Raise ConnectionError if the server has ended the stream."""
         while number not in self._answers:
             self._read()
         return self._answers.pop(number)
@@ -120,7 +120,7 @@ class Raw:
             self._answers[frame.number] = unpack(frame)
 
     def is_hung_up_on(self) -> bool:
-        """Whether the server ends the stream, whatever it says before."""
+        """Whether the server ends the stream, with or without an answer before."""
         try:
             while self.socket.recv(1 << 20):
                 pass
@@ -143,7 +143,7 @@ class Raw:
 
 
 class Healthy:
-    """Sends and handles while others do their worst, pings, and has the order judged in the end."""
+    """Sends, handles and pings during the attack. The order is checked at the end."""
 
     def __init__(self, address: str, subject: str) -> None:
         self._mq = inturn.connect(address)
@@ -215,12 +215,12 @@ class Healthy:
 
 @contextlib.contextmanager
 def unharmed(server: ServerProcess, subject: str) -> Iterator[None]:
-    """The block does its worst; the server and somebody healthy do not mind."""
+    """The block attacks; the server and a healthy client are not affected."""
     with Healthy(server.address, subject):
         yield
     server.assert_unharmed()
 
 
 def no_trace_of_ours(log: Path) -> list[str]:
-    """What the server said about commands that broke something inside of it."""
+    """The server's log of commands that raised an unexpected error."""
     return [line for line in log.read_text().splitlines() if "command_failed" in line]

@@ -1,4 +1,4 @@
-"""Whatever comes over the wire: the server stays up, its memory stays bounded, and others do not notice."""
+"""Hostile bytes and commands: the server stays up, memory stays bounded, and other clients are not affected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from inturn.protocol.frames import HEADER_BYTES, frame_of
 from tests.faults.hostile import Raw, ServerProcess, no_trace_of_ours, unharmed
 
 COMMANDS = {code: kind for code, kind in KINDS.items() if issubclass(kind, Command) and kind is not Hello}
-VICTIM = "victim"  # the subject that is attacked; nobody healthy uses it
+VICTIM = "victim"  # the subject under attack; healthy clients use other subjects
 MIB = 1 << 20
 
 
@@ -148,7 +148,7 @@ OTHERS: list[Any] = [None, True, [], {}, [[]], {"a": 1}, "text", 5, 1.5, b"bytes
 
 
 def _hostile(hint: Any, rng: random.Random, depth: int = 0) -> Any:
-    """Something that is of this type, at the edge of it, or not at all."""
+    """A value of the type, at the limits of the type, or of a different type."""
     if rng.random() < 0.04:
         return rng.choice(OTHERS)
     origin: Any = getattr(hint, "__origin__", None)
@@ -191,7 +191,7 @@ def test_commands_with_absurd_values_are_answered(server: ServerProcess, code: i
     kind = COMMANDS[code]
     with unharmed(server, f"values-{code}"), _greeted(server) as raw:
         numbers = [raw.send_frame(code, msgspec.msgpack.encode(_struct(kind, rng))) for _ in range(60)]
-        raw.socket.settimeout(90.0)  # some of them wait as long as they may
+        raw.socket.settimeout(90.0)  # some commands use the whole wait time
         if not any(name == "wait_s" for name in kind.__struct_fields__):
             for number in numbers:
                 raw.answer(number)
@@ -226,7 +226,7 @@ def test_garbage_in_a_finished_set_harms_nobody_but_its_group(server: ServerProc
 
 
 def test_progress_beyond_the_end_of_the_log_is_refused(server: ServerProcess) -> None:
-    """The log would go on behind it after the next start, for everybody."""
+    """Otherwise the log would continue behind the false progress after the next start, for all groups."""
     with _greeted(server) as raw:
         epoch = _lease(raw, "far")
         end = 1_000_000
@@ -309,7 +309,7 @@ def test_those_who_send_slowly_or_never_end_hold_nobody_up(server: ServerProcess
             assert raw.answer(1) is not None
         frame = frame_of(2, 3, bytes(2 * MIB))
         for raw in slow:
-            raw.send(frame[: MIB // 2])  # and never the rest
+            raw.send(frame[: MIB // 2])  # the rest is never sent
 
 
 def test_hundreds_of_idle_connections_are_kept(server: ServerProcess) -> None:
@@ -344,5 +344,5 @@ def test_long_polls_without_end_are_bounded(server: ServerProcess) -> None:
 
 
 def test_what_broke_inside_of_the_server_was_told(server: ServerProcess) -> None:
-    """Every command was refused for a reason; none of them ran into something that nobody had thought of."""
+    """Every command was refused for a reason. No command caused an unexpected error."""
     assert no_trace_of_ours(Path(server.log)) == []

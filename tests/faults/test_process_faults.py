@@ -1,4 +1,4 @@
-"""Real processes, killed, frozen, cut off and misled; and bugs on purpose, which these runs must find."""
+"""Separate processes that are killed, frozen, cut off and misled; and seeded bugs that the runs must find."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.processes.faults import FaultCounts
 from simulator.processes.run import ProcessReport, ProcessSettings, run_processes
 from simulator.processes.soak import main
 
-# In each. The third run is for `make soak`: its order and its flush are those of the first two.
+# The faults of every run. The third run is for `make soak`: order and flush repeat values of the first two runs.
 COUNTS = FaultCounts(kills=18, freezes=7, stream_faults=8, clock_jumps=3, restarts=1)
 
 
@@ -31,16 +31,16 @@ def test_order_is_kept_and_nothing_is_lost_whatever_happens_to_the_processes(
     assert report.faults["kill server"] == 6
     assert report.verdict.sent > 200
     assert report.verdict.lease_grants > 4
-    assert list(tmp_path.iterdir()) == []  # nothing is kept of a good run
+    assert list(tmp_path.iterdir()) == []  # a good run leaves no files
 
 
 LONG_FREEZES = ("freeze consumer for long",) * 4
-# When exactly a fault hits is up to the machine: what one run does not show, the next one does.
+# The machine decides when exactly a fault hits: if a run does not show the bug, the next run does.
 SEEDS = (5, 6, 7, 8, 9, 10)
 
 
 def _findings(tmp_path: Path, sign: str, role: str, bug: str, *faults: str, **options: object) -> list[str]:
-    """What is said about the bug by the first run that says something with this sign in it."""
+    """The findings of the first run with the given text in a finding."""
     for seed in SEEDS:
         settings = ProcessSettings(seed=seed, faults=faults, bugs={role: bug}, folder=tmp_path, quiet_s=10.0, **options)  # type: ignore[arg-type, dict-item]
         report = run_processes(settings)

@@ -1,4 +1,4 @@
-"""A log on a simulated disk, with time and background jobs in the test's hands."""
+"""A log on a simulated disk. The test controls time and background jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HandClock:
 
 
 class Bench:
-    """One machine: its disk, its clock, and the jobs that wait to run."""
+    """A machine: disk, clock, and the jobs that wait to run."""
 
     def __init__(self, seed: int = 0) -> None:
         self.disk = SimDisk(random.Random(seed))
@@ -77,7 +77,7 @@ class Bench:
         self.run_jobs()
 
     def append(self, log: PartitionLog, batch: Batch, gap: bool = False) -> int:
-        """Store, and let the jobs run until it is answered."""
+        """Append, and run jobs until the answer comes."""
         answers: list[Appended | InturnError] = []
         log.append(batch, answers.append, gap)
         self.run_jobs()

@@ -1,4 +1,4 @@
-"""B1: Flush.ALWAYS on a machine that stops at every possible operation: what was acknowledged is there afterwards."""
+"""B1: Flush.ALWAYS on a machine that stops at every possible operation. Every acknowledged message survives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCHES = 14
 
 
 def work(bench, batch, rng: random.Random, acknowledged: dict[int, bytes], next_sequence: int) -> None:
-    """Open, repeat what was not acknowledged, go on. Jobs run at random moments."""
+    """Open, repeat the unacknowledged batches, continue. Jobs run at random moments."""
     log = bench.open(**SETTINGS)
     for sequence in range(next_sequence, BATCHES):
         one = batch(f"message {sequence} " * (1 + sequence * 5 % 6), 1, producer=3, sequence=sequence)
@@ -65,8 +65,8 @@ def test_many_crashes_and_kills_lose_nothing_that_was_acknowledged_or_seen(new_b
     for _ in range(10):
         bench.disk.crash_at(bench.disk.operations + rng.randint(1, 50))
         with contextlib.suppress(SimCrash):
-            # The producer knows only what was acknowledged, and repeats all after it. The sequence is the offset
-            # here, as there is one producer and one message in a batch.
+            # The producer knows only the acknowledged batches, and repeats all later batches. The sequence is the
+            # offset here: a single producer, and a single message in a batch.
             work(bench, batch, random.Random(rng.random()), acknowledged, len(acknowledged))
         if rng.random() < 0.5:
             bench.crash()
@@ -173,14 +173,14 @@ def test_a_segment_left_by_a_killed_process_is_made_durable_before_it_is_used(ne
         bench = new_bench(seed)
         bench.disk.crash_at(2)
         with contextlib.suppress(SimCrash):
-            bench.open(**settings)  # killed while it makes its first segment
+            bench.open(**settings)  # killed while creating the first segment
         bench.kill()
         log = bench.open(**settings)
         for _ in range(before):
             bench.append(log, batch())
         bench.disk.crash_at(bench.disk.operations + 2)
         with contextlib.suppress(SimCrash):
-            bench.append(log, batch("killed"))  # killed after it made the next one
+            bench.append(log, batch("killed"))  # killed after creating the next segment
         bench.kill()
         log = bench.open(**settings)
         acknowledged = bench.append(log, batch("acknowledged"))

@@ -57,13 +57,13 @@ def test_a_failed_sync_in_the_background_stops_the_log_too(bench, batch) -> None
 
 
 def test_what_a_failed_sync_left_in_the_cache_is_written_again_when_it_is_opened(bench, batch) -> None:
-    """The system may hold the pages for clean: a later sync alone would prove nothing."""
+    """The system may consider the pages clean: a later sync alone would prove nothing."""
     log = bench.open()
     bench.append(log, batch("synced"))
     bench.disk.fail_next_sync(OSError(errno.EIO, "broken"), is_segment)
     with pytest.raises(LogStopped):
         bench.append(log, batch("unsure"))
-    bench.disk._files[bench.segment_path()].pending.clear()  # gone for good, as Linux does it
+    bench.disk._files[bench.segment_path()].pending.clear()  # lost for good, as on Linux
     log = bench.open()
     assert log.end_offset == 2
     bench.crash()

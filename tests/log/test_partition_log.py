@@ -31,7 +31,7 @@ def test_reading_gives_whole_batches_from_the_one_with_the_offset(bench, batch) 
 
 
 def test_a_sealed_log_takes_one_route_only_and_knows_what_it_has(bench, batch) -> None:
-    """M4: the duplicate check comes before the check of the route, or a message would be stored a second time."""
+    """M4: check for duplicates before checking the route. Otherwise a message would be stored twice."""
     log = bench.open()
     old = batch("old", 2, producer=5)
     assert bench.append(log, old) == 0
@@ -101,7 +101,7 @@ def test_times_never_go_back(bench, batch) -> None:
 
 def test_flush_interval_answers_at_once_and_syncs_by_the_timer(bench, batch) -> None:
     log = bench.open(flush="interval", flush_interval_s=0.5)
-    bench.append(log, batch())  # the first one reserves offsets, once for very many
+    bench.append(log, batch())  # the first append reserves offsets for very many appends
     before = bench.disk.sync_count
     for _ in range(9):
         bench.append(log, batch())
@@ -121,7 +121,7 @@ def test_flush_interval_answers_at_once_and_syncs_by_the_timer(bench, batch) -> 
 
 def test_flush_os_answers_at_once_and_syncs_only_for_checkpoints(bench, batch) -> None:
     log = bench.open(flush="os", checkpoint_every_bytes=5000, checkpoint_interval_s=5.0)
-    bench.append(log, batch())  # the first one reserves offsets, once for very many
+    bench.append(log, batch())  # the first append reserves offsets for very many appends
     before = bench.disk.sync_count
     for _ in range(19):
         bench.append(log, batch())

@@ -1,4 +1,4 @@
-"""P4: every batch of a producer once, in its order."""
+"""P4: every batch of a producer is stored once and in order."""
 
 from __future__ import annotations
 

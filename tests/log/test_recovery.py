@@ -1,4 +1,4 @@
-"""B1: what a log makes of a disk after a crash, or after somebody damaged it."""
+"""B1: how a log recovers from a crash, or from damage of the files."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ def test_damage_in_a_sealed_segment_is_found_by_reading_and_by_verify(bench, bat
     assert caught.value.offset == 1
     assert len(log.read(0, 1 << 20)) == 1, "reading stops before it"
     assert [problem.offset for problem in log.verify()] == [1]
-    # Only the payload: reading hands it out, `is_intact` and verify find it.
+    # Only the payload is damaged: a read returns the batch; `is_intact` and verify find the damage.
     bench.disk.poke(bench.segment_path(1), each + HEADER_BYTES + 5, b"\xff")
     assert len(list(log.verify())) == 2
 
 
 def test_the_cut_is_synced_before_anything_is_accepted(new_bench, batch, stored) -> None:
-    """Cut, append something shorter, crash: the old tail must not come back behind it."""
+    """Cut, append a shorter batch, crash: the old tail must not come back behind the new batch."""
     for seed in range(60):
         bench = new_bench(seed)
         log = bench.open(flush="os")
@@ -184,7 +184,7 @@ def test_the_cut_right_behind_a_checkpoint_is_synced_too(new_bench, batch) -> No
 
 
 def test_an_uncut_tail_would_be_found_by_these_tests(new_bench, batch) -> None:
-    """The same without syncing the cut does fail for some seed: the simulation is sharp enough."""
+    """Without syncing the cut, some seed fails: so the simulation can find the bug."""
     came_back = 0
     for seed in range(60):
         bench = new_bench(seed)
@@ -283,7 +283,7 @@ def test_only_what_comes_after_the_checkpoint_is_scanned(bench, batch) -> None:
 
 
 def test_offsets_are_never_reused_after_an_unsynced_tail_was_lost(new_bench, batch, stored) -> None:
-    """Others may have read them, and whether anybody committed does not matter."""
+    """Readers may have seen the lost offsets. Commits make no difference."""
     lost = 0
     for seed in range(40):
         bench = new_bench(seed)
@@ -353,7 +353,7 @@ def test_a_new_log_starts_at_the_floor(bench, batch) -> None:
 
 
 def test_a_batch_lost_between_two_segments_is_no_gap(new_bench, batch, stored) -> None:
-    """The end of a segment can be lost while the next one survives: then that one goes too."""
+    """The end of a segment can be lost while the next segment survives. Then the next segment is dropped, too."""
     for seed in range(80):
         bench = new_bench(seed)
         log = bench.open(flush="os", segment_bytes=400, checkpoint_every_bytes=NEVER)

@@ -1,4 +1,4 @@
-"""The simulated disk really loses things, else the tests of the log prove nothing."""
+"""The simulated disk really loses data. Otherwise the tests of the log would prove nothing."""
 
 from __future__ import annotations
 

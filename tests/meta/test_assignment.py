@@ -1,4 +1,4 @@
-"""M8: assignment strategies. Complete, and each keeps what it promises."""
+"""M8: assignment strategies. Every assignment is complete, and every strategy keeps the promise in the glossary."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_on_the_ring_shares_are_not_far_apart() -> None:
 
 
 def test_the_ring_is_the_same_everywhere() -> None:
-    """Another process, or a later release, must not move everything."""
+    """A different process or a later release must not move partitions."""
     assert hashed(["a", "b", "c"], 8) == {"a": (0, 1, 6), "b": (2, 3), "c": (4, 5, 7)}
 
 
@@ -141,7 +141,9 @@ def test_when_one_goes_only_its_partitions_move(names: set[str], count: int, dat
 
 @given(before=st.lists(names, min_size=1, max_size=4), members=names, count=counts)
 def test_as_much_stays_as_can_stay(before: list[set[str]], members: set[str], count: int) -> None:
-    """The most that can stay: each keeps up to its share, the larger shares with those who have most."""
+    """The possible maximum: a member keeps partitions up to the share; members with most partitions get the larger
+    shares.
+    """
     assignment: dict[str, tuple[int, ...]] = {}
     for some in before:
         assignment = sticky(some, count, assignment)

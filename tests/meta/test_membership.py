@@ -1,4 +1,4 @@
-"""Who is alive: deadlines in memory, the database written when somebody comes or goes."""
+"""Living members: deadlines in memory, and a write to the database when a member joins or leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: what goes in comes out, and no flipped byte goes unnoticed."""
+"""Batches: decoding returns the encoded messages, and every flipped byte is found."""
 
 from __future__ import annotations
 
@@ -203,7 +203,10 @@ def test_choosing_leaves_the_batch_itself_alone() -> None:
 
 
 def test_a_message_whose_slot_is_none_goes_to_one_of_all_readers_and_to_no_other() -> None:
-    """P2, S3: nobody sends such, but it may be in a log; whole batches would go to all."""
+    """P2, S3: no producer sends such a message, but a log may contain such a message.
+
+    Whole batches would go to all readers.
+    """
     batch = whole([(Outgoing(b"a"), 1), (Outgoing(b"b"), 5000), (Outgoing(b"c"), 65_535)])
     readers = [SlotSet.of(range(start, SLOT_COUNT, 4)) for start in range(4)]
     picked = [[one.body for one in decode(chosen(batch, slots), ORIGIN)] for slots in readers]

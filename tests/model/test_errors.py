@@ -1,4 +1,4 @@
-"""Errors survive being copied and pickled, as they are by asyncio, multiprocessing and test runners."""
+"""Errors survive copying and pickling, as asyncio, multiprocessing and test runners need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""M3, M4: every slot belongs to one partition in every route version, and moves only to new ones."""
+"""M3, M4: every slot belongs to a single partition in every route version, and moves only to new partitions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_slot_is_known_to_have_been_where_it_was(first: int, steps: list[i
     st.lists(st.integers(1, 6), max_size=3),
 )
 def test_no_slot_leaves_its_broker_group(homes: list[str], steps: list[int]) -> None:
-    """M5: whoever has the log of a parent has that of its children, too."""
+    """M5: the broker with the log of a parent has the logs of the children, too."""
     count = len(homes)
     partitions = tuple(Partition(home, f"p{index}") for index, home in enumerate(homes))
     first = route = Route("s", 1, partitions, even_ranges(count))

@@ -19,7 +19,7 @@ from inturn.model.routing import (
     slot_of,
 )
 
-# Computed once with xxh64, seed 42, mod 1024: they must never change, or keys change their partition.
+# Computed once with xxh64, seed 42, mod 1024. The values must never change, or keys would change partitions.
 GOLDEN = {
     b"": 772,
     b"a": 204,

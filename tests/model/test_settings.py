@@ -1,4 +1,4 @@
-"""Settings are checked once, when they are made, with an error that names the field."""
+"""Settings are validated once, on creation. An error names the field."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_value_that_cannot_be_is_refused_with_the_name_of_the_field(make: Make
 
 
 def test_more_in_flight_than_a_log_remembers_is_refused() -> None:
-    """P4: a log recognises the last 16 batches of a producer; an older one sent again would never be accepted."""
+    """P4: a log recognises the last 16 batches of a producer. An older batch sent again would never be accepted."""
     with pytest.raises(InvalidInput, match="in_flight"):
         ProducerSettings(in_flight=17)
 

@@ -1,4 +1,4 @@
-"""Sets of slots, and how they travel."""
+"""Sets of slots, and the encoding of slot sets."""
 
 from __future__ import annotations
 

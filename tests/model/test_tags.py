@@ -1,4 +1,4 @@
-"""B7: tag expressions, and batches with what they leave out."""
+"""B7: tag expressions, and batches without the filtered messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIXED = [
     Outgoing(b"1", b"k", tags=("other",)),
     Outgoing(b"2", b"k"),
     Outgoing(b"3", None, tags=("other", "shipped")),
-    Outgoing(b"4", b"paid"),  # a body or key that looks like a tag is none
+    Outgoing(b"4", b"paid"),  # a body or key that looks like a tag is no tag
 ]
 
 
@@ -50,7 +50,7 @@ MIXED = [
     ],
 )
 def test_an_expression_has_one_form(expression: str | None, text: str) -> None:
-    """B7: so members who mean the same agree."""
+    """B7: so members with the same expression agree."""
     assert tags_text(expression) == text
     assert tags_text(text) == text
     assert ConsumerSettings(tags=expression).tags == (text or None)
@@ -66,7 +66,7 @@ def test_what_is_no_expression_is_refused(expression: object) -> None:
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_a_batch_keeps_its_form_and_what_is_wanted(compression: str | None) -> None:
-    """B7: offsets, slots and the count stay, the checksum is right; any of several tags will do."""
+    """B7: offsets, slots and the count stay, and the checksum is right. Any of several tags matches."""
     if compression is not None:
         pytest.importorskip("zstandard")
     batch, left_out = tagged(stored(MIXED, 10, compression), wanted("paid || shipped"))
@@ -88,14 +88,14 @@ def test_a_batch_of_which_all_is_wanted_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("messages", [MIXED, [Outgoing(b"paid", b"paid", properties={"paid": "paid"})] * 3])
 def test_of_a_batch_that_nobody_wants_nothing_is_left(messages: list[Outgoing]) -> None:
-    """B7: whether its bytes tell that at once, or each message has to be looked at."""
+    """B7: found from the bytes of the batch at once, or by looking at every message."""
     expression = "no such tag" if messages is MIXED else "paid"
     assert tagged(stored(messages, 7), wanted(expression)) == (None, range(7, 7 + len(messages)))
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 255, 256, 4000])
 def test_tags_of_any_length_are_found(length: int) -> None:
-    """B7: their bytes in a batch begin differently with their length."""
+    """B7: the encoding of a tag depends on the length."""
     tag = "ä" * (length // 2) + "x" * (length % 2)
     messages = [Outgoing(b"0", tags=(tag,)), Outgoing(b"1")]
     batch, left_out = tagged(stored(messages), wanted(tag))
@@ -104,7 +104,7 @@ def test_tags_of_any_length_are_found(length: int) -> None:
 
 
 def test_a_damaged_batch_is_left_to_its_reader() -> None:
-    """B7: nobody knows what its tags were; it must not count as done."""
+    """B7: the tags are unknown, so the batch must not count as finished."""
     batch = stored(MIXED)
     payload = bytearray(batch.payload)
     payload[-3] ^= 1

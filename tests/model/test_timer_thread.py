@@ -6,7 +6,7 @@ from inturn.model.time import SystemClock, TimerThread
 
 
 class ClosesWhenCleared(threading.Event):
-    """Closes the thread at the worst moment: right before it forgets that it was woken."""
+    """Closes the thread at the worst moment: right before the thread clears the wake-up event."""
 
     def __init__(self, thread: TimerThread) -> None:
         super().__init__()

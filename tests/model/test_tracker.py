@@ -13,12 +13,12 @@ from pyroaring import BitMap64
 from inturn.model.offsets import ClaimTracker, CommitTracker
 
 SPAN = 100_000  # FlowControl.span
-# Far from 0, at a border of 2**16 and of 2**32, where a roaring bitmap changes from one container to the next.
+# Far from 0, and at borders of 2**16 and 2**32, where a roaring bitmap starts the next container.
 BASES = (0, 1, 2**16 - 5, 2**32 - 5, 2**40 - 5, 2**40, 2**53)
 
 
 class Trackers(RuleBasedStateMachine):
-    """What is finished comes in any order, and more than once; now and then a successor takes over."""
+    """Offsets finish in any order, some repeatedly. Now and then the next member takes over."""
 
     @initialize(base=st.sampled_from(BASES))
     def begin(self, base: int) -> None:
@@ -52,7 +52,7 @@ class Trackers(RuleBasedStateMachine):
 
     @rule(behind=st.integers(0, 50))
     def load_what_was_stored_with_a_lower_offset(self, behind: int) -> None:
-        """An offset that was moved by hand, say: what is below it does not count."""
+        """An operator may have moved the offset: finished offsets below the new offset do not count."""
         low, finished = self.tracker.snapshot()
         later = low + behind
         self.finished |= set(range(self.base, later))
@@ -98,7 +98,7 @@ TestTrackers.settings = settings(max_examples=60, stateful_step_count=25, deadli
 
 
 def test_the_highest_finished_one_is_known_although_an_old_one_was_told_again() -> None:
-    """`last` decides whether what is pulled is looked up at all, so it must never be too low."""
+    """`last` decides whether pulled offsets are looked up at all, so `last` must never be too low."""
     tracker = CommitTracker(0)
     tracker.add(range(10))
     assert tracker.low == 10
@@ -119,9 +119,10 @@ def test_low_passes_a_long_stretch_at_once() -> None:
 @pytest.mark.parametrize("base", [0, 2**16 - 7, 2**40 - 50_000])
 @pytest.mark.parametrize("share", [0.001, 0.03, 0.5, 0.97, 0.999])
 def test_a_full_span_takes_a_few_pages_however_it_is_finished(base: int, share: float) -> None:
-    """The bound: a roaring container of 2**16 offsets takes 8 KiB at most, and a span of 100 000 touches up to three;
-    with their headers less than 25 KiB in every commit. That is the worst case of offsets finished at random; a share
-    of 0.1 % is 0.3 KiB.
+    """The bound is 25 KiB per commit.
+
+    A roaring container of 2**16 offsets takes 8 KiB at most, and a span of 100 000 touches up to three containers. That
+    is the worst case, with offsets finished at random. A share of 0.1 % takes 0.3 KiB.
     """
     numbers = random.Random(1)
     tracker = CommitTracker(base)
@@ -146,7 +147,7 @@ def test_a_stuck_message_with_everything_after_it_finished_takes_bytes_only() ->
     assert len(tracker.snapshot()[1]) < 100
 
 
-# Some of the messages, while others finish the rest
+# A slice of the messages, while other claimants finish the rest
 
 
 def told(tracker: ClaimTracker) -> list[int]:
@@ -216,7 +217,7 @@ def test_an_empty_stretch_is_left_to_nobody() -> None:
     chance=st.randoms(use_true_random=False),
 )
 def test_what_all_claimants_tell_is_what_all_finished(count: int, claimants: int, chance: random.Random) -> None:
-    """As the node puts it together, in whatever order commits come, some of them unanswered."""
+    """The node joins the commits of all claimants in any order. Some commits are not answered."""
     trackers = [ClaimTracker(0) for _ in range(claimants)]
     of = [chance.randrange(claimants) for _ in range(count)]
     for index, tracker in enumerate(trackers):

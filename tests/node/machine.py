@@ -44,7 +44,7 @@ class CountingTimers(Timers):
 
 
 class Waiting:
-    """A command that was submitted, and all that came back."""
+    """A submitted command, and all answers."""
 
     def __init__(self) -> None:
         self.answers: list[Answer | InturnError] = []
@@ -77,7 +77,7 @@ class Machine:
         )
 
     def restart(self) -> None:
-        """As after a crash of the process: nothing was closed, the state is what the database and the disk hold."""
+        """As after a crash of the process: nothing was closed, and the state is in the database and on the disk."""
         self.start()
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Machine:
         return waiting
 
     def ask(self, command: Command) -> Answer:
-        """The answer, which must come at once (what is due now may run); its error is raised."""
+        """The answer, which must come at once. Due timers may run. An error is raised."""
         waiting = self.submit(command)
         self.run()
         answer = waiting.answer

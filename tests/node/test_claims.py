@@ -1,4 +1,4 @@
-"""Claims: several work on one partition under one lease, each on its own slots."""
+"""Claims: several claimants work on a partition under the same lease, each claimant on different slots."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from inturn.testing.history import Committed as CommittedEvent
 from inturn.testing.history import LeaseEnded
 from tests.node.machine import LEASE, Machine, Waiting
 
-LEFT = SlotSet.of(range(256)).to_bytes()  # of partition 0, as all that are used here
+LEFT = SlotSet.of(range(256)).to_bytes()  # of partition 0, like all slots here
 RIGHT = SlotSet.of(range(256, 512)).to_bytes()
 MIDDLE = SlotSet.of(range(150, 400)).to_bytes()
 LIFE_S = LEASE.life_s
@@ -64,7 +64,7 @@ def key_in(slots: bytes) -> bytes:
 
 
 class Group:
-    """A machine with a keeper, who holds the lease of partition 0."""
+    """A machine with a lease holder (the keeper) of partition 0."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -111,7 +111,7 @@ class Group:
         assert self.machine.ask(Release("orders", "billing", member, progress)) == Done()
 
     def hand_back(self, number: int = 0) -> None:
-        """The keeper gives back the lease, with what it knew when it got it."""
+        """The keeper releases the lease, with the progress from the grant."""
         progress = Progress(0, self.epoch, 0, number)
         assert self.machine.ask(Release("orders", "billing", "keeper", progress)) == Done()
 
@@ -130,7 +130,7 @@ class Group:
 
     @property
     def place(self) -> tuple[int, list[int]]:
-        """Committed offset and finished set, as they are stored."""
+        """Committed offset and finished set, as stored."""
         (group,) = Groups(self.machine.database).all()
         stored = ProgressRows(self.machine.database).of_partition(group.id, 0).place
         return stored.offset, list(BitMap64.deserialize(stored.finished)) if stored.finished else []
@@ -143,7 +143,7 @@ def group(machine: Machine) -> Group:
 
 @pytest.fixture
 def embedded() -> Iterator[Machine]:
-    """Whoever is not remote ends with the node."""
+    """Members that are not remote end with the node."""
     made = Machine(local=True)
     yield made
     made.close()
@@ -238,13 +238,13 @@ def test_a_claim_that_waited_too_long_is_refused(machine: Machine, group: Group)
 
 
 def test_the_same_ask_again_is_the_same_grant(machine: Machine, group: Group) -> None:
-    """A lost answer costs nothing."""
+    """A lost answer does no harm."""
     first = group.claim("a", ask=3)
     machine.wait(LIFE_S - 1.0)
     assert group.claim("a", ask=3) == first
     machine.wait(LIFE_S - 1.0)
     with pytest.raises(LeaseHeld):
-        group.claim("b")  # the second asking renewed it
+        group.claim("b")  # the second request renewed the claim
 
 
 def test_an_older_ask_is_refused(group: Group) -> None:
@@ -267,7 +267,7 @@ def test_a_late_copy_of_an_ask_is_refused_when_the_claim_was_given_back(machine:
         group.claim("a", ask=1)
     group.claim("b")
     group.release("b")
-    with pytest.raises(StaleEpoch):  # also when another had the slots since
+    with pytest.raises(StaleEpoch):  # even after a different claimant had the slots
         group.claim("a", ask=1)
     group.claim("a", ask=2)
 
@@ -317,7 +317,7 @@ def test_a_claim_of_a_partition_or_group_that_is_not_there_is_refused(machine: M
             machine.ask(command)
 
 
-# What is pulled
+# Pulls
 
 
 def test_a_claimant_is_given_its_slots_only(machine: Machine, group: Group) -> None:
@@ -365,7 +365,7 @@ def test_pulling_needs_the_claim(machine: Machine, group: Group) -> None:
     assert isinstance(machine.pull("a", group.epoch).answer, StaleEpoch)
 
 
-# What is committed
+# Commits
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
@@ -429,7 +429,7 @@ def test_a_late_copy_of_a_commit_changes_nothing(machine: Machine, group: Group)
 
 
 def test_a_late_copy_from_a_former_claim_of_the_same_claimant_is_refused(machine: Machine, group: Group) -> None:
-    """All claims under a lease have its epoch, so the epoch does not tell one from the other."""
+    """All claims under a lease have the same epoch, so the epoch does not tell claims apart."""
     machine.append(8)
     group.claim("a", ask=1)
     late = group.progress([5], ask=1, number=7)
@@ -442,7 +442,7 @@ def test_a_late_copy_from_a_former_claim_of_the_same_claimant_is_refused(machine
     with pytest.raises(StaleEpoch):
         machine.ask(Release("orders", "billing", "a", late))
     assert group.place == (1, [])
-    with pytest.raises(LeaseHeld):  # the present claim was not given back
+    with pytest.raises(LeaseHeld):  # the current claim was not given back
         group.claim("b", ask=2)
 
 
@@ -555,7 +555,7 @@ def test_finished_sets_beyond_the_end_of_the_log_are_refused_from_other_processe
     assert group.place == (0, [7])
 
 
-# What goes with the messages: failures, lots, requests, moving
+# Data besides the messages: failures, parking lots, key requests, moves
 
 
 def test_failures_lots_and_requests_are_told_to_whose_slots_they_are_in(machine: Machine, group: Group) -> None:
@@ -614,7 +614,7 @@ def test_a_claimant_parks_and_reads_what_is_parked(machine: Machine, group: Grou
 
 
 def test_what_is_done_has_not_failed_whatever_a_late_copy_says_after_a_restart(machine: Machine, group: Group) -> None:
-    """Nobody remembers then which commits of a claimant were taken."""
+    """After a restart the node does not remember the accepted commits of a claimant."""
     left = key_in(LEFT)
     append(machine, left, left)
     group.claim("a", LEFT)
@@ -726,7 +726,7 @@ def test_claims_are_called_back_when_the_keeper_wants_to_release(machine: Machin
     assert group.renew("keeper") == Renewed((0,), ())
     with pytest.raises(StaleEpoch):
         group.claim("b", RIGHT)
-    assert group.claim("a", LEFT).is_claim  # the answer to what it had asked for before
+    assert group.claim("a", LEFT).is_claim  # the answer to the earlier request
     group.release("a")
     group.hand_back()
 
@@ -833,7 +833,7 @@ def test_after_a_restart_what_the_keeper_says_at_its_release_takes_nothing_back(
 
 
 def test_a_lease_is_not_given_back_while_claims_from_before_a_restart_may_live(machine: Machine, group: Group) -> None:
-    """The node has forgotten them, and a task that is cut off from it starts handlers until its claim is over."""
+    """The node has forgotten the claims. A task that is cut off from the node starts handlers until the claim ends."""
     machine.append(8)
     group.claim("a", LEFT)
     machine.restart()
@@ -863,7 +863,7 @@ def test_a_lease_ends_with_the_process_of_its_owner_and_of_the_node(embedded: Ma
 
 
 def test_a_lease_does_not_end_with_that_process_if_somebody_elsewhere_works_under_it(embedded: Machine) -> None:
-    """The claimant knows nothing of the restart, and may start handlers until its claim is over."""
+    """The claimant does not know of the restart, and may start handlers until the claim ends."""
     group = Group(embedded)
     answers: list[object] = []
     embedded.node.submit_remote(group.command("a", LEFT, 1), answers.append)

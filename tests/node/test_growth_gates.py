@@ -1,4 +1,4 @@
-"""Gates of partitions that were born of growth, where the log of a parent holds what no producer of ours sends."""
+"""Growth gates of children, where a parent's log contains messages that no producer of inturn sends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.node.machine import Machine
 def test_a_message_whose_slot_is_none_holds_children_back_until_it_is_finished_and_not_for_good(
     machine: Machine, slot: int
 ) -> None:
-    """M5: whose it would be nobody can tell, so it comes before all of them."""
+    """M5: the child of the message is unknown, so the message comes before all children."""
     machine.ask(Append("orders", 0, encode([Outgoing(b"x", b"k")], array("H", [slot]))))
     machine.ask(GrowSubject("orders", 4))
     machine.join()
@@ -51,10 +51,10 @@ def test_a_message_whose_slot_is_none_holds_children_back_until_it_is_finished_a
 def test_a_gate_that_takes_long_to_look_at_is_looked_at_on_also_where_an_old_lease_is_waited_for(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """M5: a child whose lease changed hands lately waits for its parents, not for the end of a lease that is over."""
+    """M5: a child whose lease changed hands recently waits for the parents, not for the end of an old lease."""
     monkeypatch.setattr(gates, "WALK_BYTES", 1)
     monkeypatch.setattr(gates, "READ_BYTES", 1)
-    moves = SLOT_COUNT // 4  # to partition 2, with the growth; the others stay
+    moves = SLOT_COUNT // 4  # this slot moves to partition 2 with the growth; slot 0 stays
     for slot in (0, *[moves] * 5):
         machine.ask(Append("orders", 0, encode([Outgoing(b"x", b"k")], array("H", [slot]))))
     machine.ask(GrowSubject("orders", 4))

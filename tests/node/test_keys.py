@@ -1,4 +1,4 @@
-"""Order by key at the node: what the next holder gets, steering keys, and looking at them."""
+"""Order by key at the node: hand-over to the next lease holder, key requests, and the key list."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _numbers = count(1)
 
 
 def key_of(partition: int) -> bytes:
-    """A key of the subject "orders", which has two partitions."""
+    """A key of the subject "orders" with two partitions."""
     return next(key for key in (b"key-%d" % number for number in count()) if slot_of(key) * 2 // 1024 == partition)
 
 
@@ -95,7 +95,7 @@ def beat(machine: Machine, generation: int = 0, wait_s: float = 0.0) -> Waiting:
     return machine.submit(Heartbeat("orders", "billing", "a", "key", "first", generation, wait_s))
 
 
-# What a holder leaves to the next
+# The hand-over to the next lease holder
 
 
 def test_the_next_holder_gets_all_that_the_one_before_stored(machine: Machine, epoch: int) -> None:
@@ -164,7 +164,7 @@ def test_offsets_that_are_parked_are_not_given_out_again(machine: Machine, epoch
     assert machine.append() == 42
 
 
-# Steering
+# Key requests
 
 
 def test_a_request_is_heard_at_once_by_all_members(machine: Machine, epoch: int) -> None:
@@ -360,7 +360,7 @@ def test_a_reset_takes_back_what_waits(machine: Machine, epoch: int) -> None:
     assert granted.request_mark == request.id, "what somebody may still have heard of does not count"
 
 
-# Looking
+# The key list
 
 
 def test_keys_are_listed_with_what_is_the_matter(machine: Machine, epoch: int) -> None:
@@ -456,7 +456,7 @@ def test_a_group_is_described_with_the_key_that_holds_back_most(machine: Machine
 
 
 def test_a_group_is_described_with_how_many_are_done_per_second(machine: Machine, epoch: int) -> None:
-    """Offsets and finished ones above them, each counted once."""
+    """Counts committed offsets and finished offsets above, every offset once."""
     for step in range(1, 41):
         machine.wait(0.25)
         machine.ask(Renew("orders", "billing", "a", ((0, epoch),)))

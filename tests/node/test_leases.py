@@ -51,14 +51,14 @@ def test_a_lease_has_one_owner(machine: Machine) -> None:
 
 
 def test_the_same_ask_again_is_the_same_grant(machine: Machine) -> None:
-    """B2: a lost answer costs nothing."""
+    """B2: a lost answer does no harm."""
     machine.join()
     first = machine.acquire("a", ask=3)
     machine.wait(6.0)
     assert machine.acquire("a", ask=3) == first
     machine.wait(6.0)
     with pytest.raises(LeaseHeld):
-        machine.acquire("b")  # the second asking renewed it
+        machine.acquire("b")  # the second request renewed the lease
 
 
 def test_an_older_ask_is_refused(machine: Machine) -> None:
@@ -119,7 +119,7 @@ def test_a_pull_renews_the_lease(machine: Machine) -> None:
 
 
 def test_a_pull_that_is_held_back_renews_once_and_not_for_ever(machine: Machine) -> None:
-    """B2: a consumer that died while it waited must lose its lease."""
+    """B2: a consumer that died during the wait must lose the lease."""
     machine.join()
     epoch = machine.acquire("a").epoch
     machine.pull("a", epoch, wait_s=60.0)
@@ -173,7 +173,7 @@ def test_epochs_never_repeat(machine: Machine) -> None:
 
 
 def test_after_a_restart_a_lease_counts_as_just_renewed(machine: Machine) -> None:
-    """B4: its owner may be alive and at work."""
+    """B4: the owner may be alive and working."""
     machine.join()
     epoch = machine.acquire("a").epoch
     machine.wait(9.0)
@@ -208,7 +208,7 @@ def test_after_a_restart_consumers_of_the_dead_process_are_gone() -> None:
 
 
 def test_the_same_ask_is_the_same_grant_after_a_restart_too(machine: Machine) -> None:
-    """A late copy of it must not take the lease from the consumer that works under it."""
+    """A late copy of the request must not take the lease from the working consumer."""
     machine.join()
     epoch = machine.acquire("a", ask=1).epoch
     machine.restart()
@@ -266,7 +266,7 @@ def test_the_wall_clock_ends_no_lease(machine: Machine) -> None:
 
 
 def test_a_late_copy_of_an_ask_gets_nothing_once_its_lease_was_given_back(machine: Machine) -> None:
-    """Else the partition would belong, for a whole life, to somebody who does not want it."""
+    """Otherwise the partition would belong to a member that released the lease, for a whole life of the lease."""
     machine.join()
     granted = machine.acquire("a", ask=1)
     machine.submit(Release("orders", "billing", "a", Progress(0, granted.epoch, 0, number=1_000)))

@@ -1,4 +1,4 @@
-"""Commands that are held back: answered at once when something happens, and at the latest after `wait_s`."""
+"""Commands that are held back: answered at once on an event, and after `wait_s` at the latest."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_an_acquire_waits_on_while_the_lease_is_renewed(machine: Machine) -> Non
 
 
 def test_waiting_for_a_lease_does_not_pile_up_timers(machine: Machine) -> None:
-    """Three wait for one lease that is renewed for a long time: a timer each, not three times more every life."""
+    """Three members wait for a lease that is renewed for a long time: every member has a single timer."""
     machine.join("a")
     epoch = machine.acquire("a").epoch
     for member in ("b", "c", "d"):
@@ -189,7 +189,7 @@ def test_a_silent_member_makes_place_for_the_others(machine: Machine) -> None:
 
 
 def test_a_member_whose_heartbeat_is_held_back_is_not_silent(machine: Machine) -> None:
-    """B3, M7: we keep it waiting, so it cannot be blamed for saying nothing meanwhile."""
+    """B3, M7: the node holds the heartbeat back, so the member's silence does not count."""
     first = machine.join("a")
     assert isinstance(first, Assignment)
     beat = machine.submit(Heartbeat("orders", "billing", "a", "key", "first", first.generation, 30.0))
@@ -234,7 +234,7 @@ def test_what_a_member_left_behind_is_answered_too(machine: Machine) -> None:
 
 @pytest.mark.parametrize("when", ["woken", "over"])
 def test_what_breaks_is_answered_and_takes_nobody_with_it(machine: Machine, when: str) -> None:
-    """The protocol: every command is answered exactly once, also by code that fails."""
+    """The protocol: every command is answered exactly once, even when the code fails."""
     broken, good = FindRequest("orders", "billing", 1, 5.0), FindRequest("orders", "billing", 2, 5.0)
 
     def answer(command: Command, attempt: Try) -> Answer | None:
@@ -285,7 +285,7 @@ def test_a_pull_that_makes_no_sense_is_refused(machine: Machine, offset: int, ma
 
 
 def test_a_reset_tells_the_observer_that_an_expired_lease_has_ended(machine: Machine) -> None:
-    """C15: or a history with a reset in it looks as if two owners held the lease at once."""
+    """C15: otherwise a history with a reset would show two owners of the lease at once."""
     machine.join("a")
     machine.acquire("a")
     machine.wait(30.0)

@@ -1,4 +1,4 @@
-"""Members of a node: the timed watch, and what they keep over a restart."""
+"""Members of a node: the membership check, and assignments across a restart."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def described(machine: Machine) -> GroupDescription:
 
 
 def narrow(machine: Machine) -> None:
-    """The subject has one partition now, as if somebody had changed its route."""
+    """The subject now has a single partition, as if the route had been changed."""
     subject = machine.node.catalog.subjects["orders"]
     route = Route("orders", 2, subject.route.partitions[:1], even_ranges(1))
     machine.node.catalog.subjects["orders"] = dataclasses.replace(subject, route=route)
@@ -56,7 +56,7 @@ def test_members_that_ask_for_different_assignments_are_refused(machine: Machine
     assert (described(machine).order, described(machine).assignment) == ("key", "average")
 
 
-# The watch
+# The membership check
 
 
 def test_a_route_that_changed_is_noticed_within_a_third_of_a_life(machine: Machine) -> None:
@@ -109,7 +109,7 @@ def test_nothing_is_watched_while_nobody_is_there(machine: Machine) -> None:
 
 
 def test_a_stream_is_kept_for_members_that_there_are_and_for_nobody_who_was_refused(machine: Machine) -> None:
-    """Else a stream of refused heartbeats, each with another name, would fill the memory."""
+    """Otherwise a stream of refused heartbeats, every heartbeat with a new name, would fill the memory."""
     machine.node.submit_remote(Heartbeat("orders", "billing", "a", "key", "first"), lambda _: None)
     refused = (("nothing", "billing", "key"), ("orders", "a b", "key"), ("orders", "billing", "none"))
     for subject, group, order in refused:

@@ -1,4 +1,4 @@
-"""B6: messages that failed move to the retry and dead-letter subjects of their own group, and nowhere else."""
+"""B6: failed messages move only to the retry and dead-letter subjects of the same group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches are taken from producers that were opened, and from nobody who made up an id."""
+"""A node accepts batches only from producers that were opened, not with invented producer ids."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def append(machine: Machine, producer_id: int, epoch: int = 0) -> int:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_what_is_sent_under_an_id_before_it_is_given_out_is_refused(machine: Machine, restarts: bool) -> None:
-    """Else the first message of the producer that gets the id would be taken for a repeated one, and lost."""
+    """Otherwise the first message of the producer with the id would count as a duplicate, and be lost."""
     newest = open_producer(machine).producer_id
     if restarts:
         machine.restart()
@@ -60,7 +60,7 @@ def test_what_is_sent_under_an_id_before_it_is_given_out_is_refused(machine: Mac
 
 @pytest.mark.parametrize("name", [None, "till"])
 def test_an_epoch_that_was_not_given_out_is_refused(machine: Machine, name: str | None) -> None:
-    """Else the producer would be fenced, in that partition for good."""
+    """Otherwise the producer would be fenced in that partition for good."""
     opened = open_producer(machine, name)
     for epoch in (opened.epoch + 1, 2**32 - 1):
         with pytest.raises(InvalidInput, match="epoch"):
@@ -73,7 +73,7 @@ def test_an_epoch_that_was_not_given_out_is_refused(machine: Machine, name: str 
 
 
 def test_what_is_moved_is_no_producers(machine: Machine) -> None:
-    """With an id it could make a message that is driven again look like a repeated one."""
+    """With a producer id, a move could make a redriven message look like a duplicate."""
     machine.join()
     machine.append()
     granted = machine.ask(Acquire("orders", "billing", 0, "a", 1))

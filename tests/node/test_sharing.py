@@ -1,4 +1,4 @@
-"""C12, B5: a node and the members of a shared group: receipts, long polls, what a restart leaves, what is durable."""
+"""C12, B5: a node and the members of a shared group: receipts, long polls, restarts, durability."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VISIBILITY_S = 5.0
 
 
 class Member:
-    """A member of the shared group "crew": it speaks as a consumer does."""
+    """A member of the shared group "crew", with the commands of a consumer."""
 
     def __init__(self, machine: Machine, name: str) -> None:
         self.machine, self.name = machine, name
@@ -125,7 +125,7 @@ def test_a_part_of_a_batch_is_a_batch_that_can_be_read(machine: Machine, ann: Me
 
 
 def test_nothing_is_cut_under_the_lock(machine: Machine, ann: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C12: to open a batch takes long, and nobody else waits for it: neither at once nor when a member has waited."""
+    """C12: decoding a batch takes long. No command waits for the decoding, neither at once nor after a long poll."""
     seen: list[bool] = []
 
     def watched(batch: StoredBatch, offsets: Sequence[int]) -> StoredBatch:
@@ -148,7 +148,7 @@ def test_nothing_is_cut_under_the_lock(machine: Machine, ann: Member, monkeypatc
 def test_parts_of_many_batches_are_no_larger_together_than_an_answer_may_be(
     machine: Machine, ann: Member, compression: str | None
 ) -> None:
-    """C12: what comes again may be the one large message of each batch, and how large it is nobody knows beforehand."""
+    """C12: a redelivered message may be the large message of a batch. The size is known only after decoding."""
     large = 3 << 20
     for _ in range(12):
         batch = encode([Outgoing(bytes(large)), *[Outgoing(b"x")] * 99], array("H", [1] * 100), compression=compression)
@@ -229,7 +229,7 @@ def test_a_fetch_whose_answer_was_lost_gets_the_same_messages_under_new_receipts
 def test_the_count_of_deliveries_is_durable_before_the_message_is_given_out_again(
     machine: Machine, ann: Member, bob: Member
 ) -> None:
-    """So a message that takes its consumer down every time is given up in the end."""
+    """So a message that crashes the consumer every time is given up in the end."""
     machine.append(2)
     fetched = ann.fetch()
     ann.give_back(fetched, 1, 0.0, "RuntimeError: no")
@@ -282,7 +282,7 @@ def test_a_long_poll_wakes_for_a_new_message_a_return_and_an_expiry(machine: Mac
 
 
 def bob_has(machine: Machine, bob: Member) -> Fetched:
-    """What was given to bob's last fetch, once more under new receipts."""
+    """The messages of bob's last fetch, again under new receipts."""
     bob.answered = bob.ask - 1
     return bob.fetch()
 

@@ -1,4 +1,4 @@
-"""A look at all that a node has: true, and taken without holding anybody up."""
+"""Statistics of a whole node: correct, and read without delaying other commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_lag_counts_what_is_finished_above_the_committed_offset(machine: Machine
 
 
 def test_what_a_broadcast_group_has_done_is_not_guessed(machine: Machine) -> None:
-    """Its members know, and the node does not: a lag would grow for ever, however well they are."""
+    """Only the members know the progress. A lag at the node would grow for ever, even for healthy members."""
     machine.append(10)
     machine.join()
     machine.ask(Heartbeat("orders", "caches", "b", "key", "first", mode="broadcast"))
@@ -92,7 +92,7 @@ def test_keys_are_counted_by_state_and_what_has_no_key_one_by_one(machine: Machi
 
 
 class Watched:
-    """Takes note of the transactions of a look, and of whether the node could have been asked meanwhile."""
+    """Records the transactions of a read, and whether the node could answer other commands meanwhile."""
 
     def __init__(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_free: list[bool] = []
@@ -125,7 +125,7 @@ def test_the_database_is_read_in_pages_and_without_the_nodes_lock(
     figures = machine.node.statistics.take()
     assert len(figures.places) == 2 * group_count
     assert len({(one.group, one.partition) for one in figures.places}) == 2 * group_count
-    assert watched.is_free == [True] * 4  # three pages of places, and one look for troubled groups
+    assert watched.is_free == [True] * 4  # three pages of partitions, and a query for failing groups
 
 
 # Readiness
@@ -171,7 +171,7 @@ def test_a_database_that_does_not_answer_is_not_ready(machine: Machine) -> None:
     machine.database._stopped = None
 
 
-# Leases that do not come to rest
+# Unstable leases
 
 
 def change_hands(machine: Machine, times: int) -> None:

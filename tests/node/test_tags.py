@@ -1,4 +1,4 @@
-"""B7: pulls with tags. What is read, left out and told, and what happens under the node's lock."""
+"""B7: pulls with tags: the read and the filtered messages, and the work under the node's lock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def machine() -> Machine:
 
 
 def test_what_is_left_out_is_told_by_its_offsets(machine: Machine) -> None:
-    """B7: batches of which nothing is wanted are not sent."""
+    """B7: batches without a wanted message are not sent."""
     append(machine, "x", "x")
     append(machine, "x", "y", "")
     append(machine, "y")
@@ -50,7 +50,7 @@ def test_what_is_left_out_is_told_by_its_offsets(machine: Machine) -> None:
 
 
 def test_a_pull_that_waits_is_answered_when_something_comes_wanted_or_not(machine: Machine) -> None:
-    """B7: so that the offset moves on."""
+    """B7: so the offset advances."""
     epoch = machine.acquire().epoch
     waiting = pull(machine, epoch, wait_s=5.0)
     assert waiting.answer is None
@@ -62,7 +62,7 @@ def test_a_pull_that_waits_is_answered_when_something_comes_wanted_or_not(machin
 
 
 def test_a_long_stretch_is_gone_through_in_steps(machine: Machine) -> None:
-    """B7: however much a client asks for at once."""
+    """B7: even if a client asks for very much at once."""
     for _ in range(5):
         append(machine, "x", body=b"x" * (FILTERED_BYTES // 2))
     epoch = machine.acquire().epoch
@@ -76,7 +76,7 @@ def test_a_long_stretch_is_gone_through_in_steps(machine: Machine) -> None:
 
 
 def test_nothing_is_filtered_under_the_lock(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B7: neither at once nor when a pull has waited."""
+    """B7: neither at once nor after a long poll."""
     seen: list[bool] = []
 
     def watched(batch: StoredBatch, tags: TagFilter) -> tuple[StoredBatch | None, range]:
@@ -95,7 +95,7 @@ def test_nothing_is_filtered_under_the_lock(machine: Machine, monkeypatch: pytes
 
 
 def test_a_wrong_expression_is_refused_and_all_means_all(machine: Machine) -> None:
-    """B7: whoever sends it."""
+    """B7: from any kind of member."""
     append(machine, "x", "y")
     epoch = machine.acquire().epoch
     assert isinstance(pull(machine, epoch, tags="y ||").answer, InvalidInput)

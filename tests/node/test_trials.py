@@ -1,4 +1,4 @@
-"""C16: trials as a node keeps them."""
+"""C16: trials in the node."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_only_the_named_member_hears_of_a_trial_and_at_once(machine: Machine) ->
 
 
 def test_who_asks_is_answered_when_the_member_reports(machine: Machine) -> None:
-    """C16: a report counts once, and only from the member itself."""
+    """C16: a report counts once, and only from the named member."""
     trial = ask_for(machine)
     waiting = machine.submit(FindTrial(*WHERE, "t0", 30.0))
     machine.ask(ReportTrial(*WHERE, "b", "t0", "success"))
@@ -111,7 +111,7 @@ def test_a_restart_forgets_trials_and_says_so(machine: Machine) -> None:
 
 
 def test_trials_are_bounded(machine: Machine) -> None:
-    """C16: those that wait, those that are kept, and what they say."""
+    """C16: the number of waiting trials, the number of kept trials, and the length of reports."""
     for number in range(WAITING_COUNT_MAX):
         ask_for(machine, number)
     with pytest.raises(InvalidInput, match="100 trials wait"):

@@ -20,7 +20,7 @@ from tests.outbox.postgres import PostgresServer, find_programs
 QUICK = OutboxSettings(
     poll_s=0.01, retry_s=0.1, stuck_s=0.1, lease=LeaseSettings(life_s=0.6, renew_s=0.15, margin_s=0.05)
 )
-STEADY = dataclasses.replace(QUICK, lease=STEADY_LEASE)  # where nobody dies, and the lease must not be lost
+STEADY = dataclasses.replace(QUICK, lease=STEADY_LEASE)  # for tests without a dead scanner: the lease must not be lost
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres: PostgresServer) -> str:
-    """A database without tables: the same for all tests, since making one takes longer than most of them."""
+    """A database without tables, the same for all tests: creating a database takes longer than most tests."""
     import psycopg
 
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
@@ -52,7 +52,7 @@ def postgres_url(postgres: PostgresServer) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database of each kind."""
+    """A database of every kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'shop.db'}"
     found: str = request.getfixturevalue("postgres_url")
@@ -69,7 +69,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Rows are refused on purpose here, and scanners are fenced."""
+    """Rows are refused and scanners are fenced on purpose: log nothing."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: a cluster of its own in a temporary folder, reached through a socket in it."""
+"""A PostgreSQL server for tests, in a temporary folder, reached through a socket in the folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-# Nothing of it has to survive: without syncs it starts in two seconds.
+# The data need not survive: without syncs the server starts in two seconds.
 OPTIONS = "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c listen_addresses='' -c max_connections=40"
 
 
 def find_programs() -> Path | None:
-    """The folder with initdb and pg_ctl; Debian keeps it off the path."""
+    """The folder with initdb and pg_ctl. On Debian the folder is not on the path."""
     for folder in [*sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True), *os.get_exec_path()]:
         if all(os.access(os.path.join(os.path.realpath(folder), name), os.X_OK) for name in ("initdb", "pg_ctl")):
             return Path(folder)
@@ -25,7 +25,10 @@ def find_programs() -> Path | None:
 
 
 class PostgresServer:
-    """Runs from construction to `close`. PostgreSQL refuses to run as root: then it runs as another user."""
+    """Runs from construction to `close`.
+
+    PostgreSQL refuses to run as root: then the server runs as a different user.
+    """
 
     def __init__(self, programs: Path) -> None:
         self._programs = programs
@@ -63,7 +66,7 @@ class PostgresServer:
             stdin=subprocess.DEVNULL,
             timeout=60,
             check=False,
-            # The server inherits what it is started with; a pipe of ours would stay open as long as it runs.
+            # The server inherits open files. A pipe of the test would stay open as long as the server runs.
             close_fds=True,
         )
         assert ran.returncode == 0, f"{program}: {ran.stdout.decode(errors='replace')}"

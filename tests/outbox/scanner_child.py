@@ -1,4 +1,4 @@
-"""A scanner as a process of its own, until it is killed: `python scanner_child.py DATABASE ADDRESS`."""
+"""A scanner as a separate process, until killed: `python scanner_child.py DATABASE ADDRESS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's side: a database with a table of its own, connections of every kind, and what was sent in the end."""
+"""The user's side: a database with a user's table, connections of every kind, and a check of the sent messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def engine_of(url: str) -> sqlalchemy.Engine:
 
 @contextlib.contextmanager
 def opened(url: str, kind: str = "dbapi") -> Iterator[Any]:
-    """A connection that has begun no transaction."""
+    """A connection without a started transaction."""
     if kind != "dbapi":
         engine = engine_of(url)
         with engine.connect() if kind == "alchemy-connection" else Session(engine) as connection:
@@ -39,7 +39,7 @@ def opened(url: str, kind: str = "dbapi") -> Iterator[Any]:
 
 
 def made(url: str, **options: Any) -> Outbox:
-    """An outbox whose table is there."""
+    """An outbox with an existing table."""
     outbox = Outbox(url, **options)
     with opened(url) as connection:
         outbox.create_table(connection)
@@ -48,7 +48,7 @@ def made(url: str, **options: Any) -> Outbox:
 
 
 def fill(outbox: Outbox, url: str, count: int, keys: int = 5, start: int = 0) -> None:
-    """Numbers as bodies, in one transaction."""
+    """Put numbers as bodies, in a single transaction."""
     with opened(url) as connection:
         for number in range(start, start + count):
             outbox.put(connection, "orders", b"%d" % number, key=f"key-{number % keys}")
@@ -60,7 +60,7 @@ def stored(mq: Connection, subject: str = "orders") -> list[Message]:
 
 
 def by_key(messages: list[Message]) -> dict[bytes | None, list[int]]:
-    """The numbers of each key, in the order of the log."""
+    """The numbers of every key, in the order of the log."""
     found: dict[bytes | None, list[int]] = {}
     for message in messages:
         found.setdefault(message.key, []).append(int(message.body))
@@ -68,7 +68,7 @@ def by_key(messages: list[Message]) -> dict[bytes | None, list[int]]:
 
 
 def check_once_and_in_order(messages: list[Message], count: int) -> None:
-    """All numbers are there, each once, those of a key in their order."""
+    """All numbers are stored once, and the numbers of a key are in order."""
     assert sorted(int(message.body) for message in messages) == list(range(count))
     for numbers in by_key(messages).values():
         assert numbers == sorted(numbers)

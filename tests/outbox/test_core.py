@@ -1,4 +1,4 @@
-"""P8: the pure parts of the scanner. Horizon, lease, recovery, and which rows are sent when."""
+"""P8: the pure parts of the scanner: settled id, lease, recovery, and which rows are sent when."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ids(rows: list[Row]) -> list[int]:
     return [one.id for one in rows]
 
 
-# The horizon
+# The settled id
 
 
 def test_a_mark_is_settled_when_all_that_was_open_at_its_time_has_ended() -> None:
@@ -58,7 +58,7 @@ def test_the_settled_id_never_passes_one_that_is_still_open(seed: int) -> None:
     """Transactions get ids in order and end in any order."""
     chance = random.Random(seed)
     newest = 2**32 - 50
-    opened: dict[int, list[int]] = {}  # what each began with, and its ids
+    opened: dict[int, list[int]] = {}  # per transaction: the newest id at the start, then the row ids
     for step in range(300):
         if chance.random() < 0.5 or not opened:
             opened[step] = [newest]
@@ -225,12 +225,15 @@ def test_what_failed_on_its_way_stays_unaccounted() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_rows_of_a_key_never_overtake_each_other_whatever_happens(seed: int) -> None:
-    """Refused, stuck, retried: the log gets each key's rows in the order of their ids, each once."""
+    """Rows are refused, stuck and retried.
+
+    Still the log gets the rows of every key in the order of ids, every row once.
+    """
     chance = random.Random(seed)
     core = scan_core(lane=3, stuck_s=0.5, batch=5, in_flight=8)
     rows = {number: row(number, chance.choice("abcd")) for number in range(1, 80)}
     table = dict(rows)
-    sent: list[Row] = []  # in the order in which a partition gets them
+    sent: list[Row] = []  # in the order of arrival at a partition
     stored: list[int] = []
     now_s = 0.0
     for _ in range(2000):

@@ -1,5 +1,4 @@
-"""P8: a scanner dies at every single step that others can see, before it or after it: each row is stored once all the
-same, and in order."""
+"""P8: a scanner dies before or after every visible step. Every row is still stored once, and in order."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ SETTINGS = OutboxSettings(poll_s=0.001, batch=4, in_flight=8, lane=4)
 
 
 class Death:
-    """Counts the steps of a scanner. At the given one it dies: that step is still done, or not, and none after it."""
+    """Counts the steps of a scanner. At the given step the scanner dies, before or after the step."""
 
     def __init__(self, step: int, is_done: bool) -> None:
         self._left = step
@@ -35,13 +34,13 @@ class Death:
         return self._left <= 0
 
     def may_do(self) -> bool:
-        """Whether this step is done."""
+        """Whether the scanner lives for this step."""
         self._left -= 1
         return self._left > 0 or (self._left == 0 and self._is_done)
 
 
 class DyingNode:
-    """Answers of appends do not come after death; who asks something is told that it is closed."""
+    """After death no append is answered, and all other commands fail with Closed."""
 
     def __init__(self, mq: Connection, death: Death) -> None:
         self._node = mq.node
@@ -61,7 +60,7 @@ class DyingNode:
 
 
 class DyingStore:
-    """Of the calls that change something each is a step."""
+    """Every call that changes the store is a step."""
 
     def __init__(self, store: OutboxStore, death: Death) -> None:
         self._store = store
@@ -78,7 +77,7 @@ class DyingStore:
 
 
 def scan(mq: Connection, store: OutboxStore, death: Death | None = None) -> Counts:
-    """Until nothing is left to send, or until it dies."""
+    """Scan until no row is left to send, or until the scanner dies."""
     seen = store.read_lease("points")
     epoch = store.take_lease(seen, "somebody", 60.0)
     assert epoch is not None
@@ -124,7 +123,7 @@ def test_a_death_at_any_step_neither_loses_nor_repeats_a_row(
         fill(outbox, url, subject)
         scan(mq, store, death)
         if death.has_come:
-            scan(mq, store, Death(step // 2 + 1, not is_done))  # its successor dies, too
+            scan(mq, store, Death(step // 2 + 1, not is_done))  # the next scanner dies, too
         recalled += scan(mq, store).recovered
         assert store.count()[0] == 0
         assert store.find_lease().recovery == {}  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""P8: scanners that are killed or frozen, as real processes: nothing is lost, out of order, or stored twice."""
+"""P8: scanners as separate processes, killed or frozen: no row is lost, out of order, or stored twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = 1200
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Connection]:
-    """A server that syncs every append, and its client."""
+    """A server that syncs every append, and a client."""
     service = Server(tmp_path / "served", address=Address("127.0.0.1"))
     with inturn.connect(str(service.address)) as connection:
         connection.create_subject("orders", partitions=4)
@@ -74,7 +74,7 @@ def test_scanners_that_are_killed_in_the_middle_lose_nothing_and_repeat_nothing(
 
 
 def test_a_frozen_scanner_that_wakes_up_does_no_harm(served: Connection, postgres_url: str) -> None:
-    """Wherever it is frozen, also inside a transaction. With SQLite nobody could take the file's lock from it."""
+    """Frozen anywhere, even inside a transaction. With SQLite, a frozen process keeps the lock of the file."""
     url = postgres_url
     outbox = made(url)
     fill(outbox, url, ROWS)

@@ -1,4 +1,4 @@
-"""P7, P8: what a best-effort producer could not send is kept in its outbox, and sent later, keys in their order."""
+"""P7, P8: messages that a best-effort producer could not send go to the outbox, and are sent later in order by key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ HASTY = ProducerSettings(tries_max=2, backoff_min_s=0.001, backoff_max_s=0.002, 
 
 
 class Outage:
-    """A node whose appends fail while `is_down`; those of a scanner (named producers) only while `is_down_for_all`."""
+    """A node whose appends fail while `is_down`.
+
+    Appends of a scanner (named producers) fail only while `is_down_for_all`.
+    """
 
     def __init__(self, mq: Connection) -> None:
         self._node = mq.node
@@ -133,7 +136,10 @@ def test_when_the_outbox_is_empty_a_key_is_sent_directly_again(bed: Bed) -> None
 
 
 def test_a_busy_key_does_not_stay_in_the_outbox_for_ever(bed: Bed) -> None:
-    """It is sent to all the time; once what is in the outbox is sent, the rest is not written there any more."""
+    """The program sends to the key all the time.
+
+    When the rows of the key are sent, later messages are not put any more.
+    """
     producer = bed.open()
     bed.node.is_down_for_all = True
     handles = [producer.send("loose", b"%d" % number, key="k") for number in range(20)]
@@ -154,7 +160,7 @@ def test_a_busy_key_does_not_stay_in_the_outbox_for_ever(bed: Bed) -> None:
 
 
 def test_all_that_waits_behind_a_failed_message_goes_with_it_in_the_order_of_sending(bed: Bed) -> None:
-    """Flights of three messages each: many are queued when the first is given up."""
+    """Send batches of three messages each: many are queued when the first send batch is given up."""
     producer = bed.open()
     bed.node.is_down_for_all = True
     handles = [producer.send("loose", b"%d" % number, key=f"k{number % 4}") for number in range(100)]
@@ -198,7 +204,7 @@ def test_messages_without_a_key_are_kept_and_hold_nothing_back(bed: Bed) -> None
 
 
 def test_strict_subjects_do_not_use_it(bed: Bed) -> None:
-    """P7: there a message waits at the head of its queue for as long as it takes."""
+    """P7: under strict, a message waits at the head of the queue until success."""
     producer = bed.open()
     bed.node.is_down = True
     handle = producer.send("strict", b"1", key="k")
@@ -240,7 +246,7 @@ def test_what_an_earlier_run_has_left_is_sent_first(bed: Bed) -> None:
 
 
 def test_a_fenced_producer_keeps_nothing(bed: Bed) -> None:
-    """It was replaced: what it sends is refused, not postponed."""
+    """The producer was replaced: later messages are refused, not postponed."""
     first = bed.open("writer")
     first.send_sync("loose", b"1", key="k")
     second = bed.open("writer")

@@ -1,4 +1,4 @@
-"""P8: order per key though transactions commit out of the order of their ids, on a real PostgreSQL."""
+"""P8: order by key although transactions commit out of the order of row ids, on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.outbox.shop import by_key, made, opened, stored
 
 
 class Steps:
-    """A scanner that does a turn when it is told to."""
+    """A scanner that does a turn when the test says so."""
 
     def __init__(self, mq: Connection, outbox: Outbox) -> None:
         self.store: OutboxStore = outbox._store()
@@ -33,7 +33,7 @@ class Steps:
         self._session = ScanSession(self.store, mq.node, clock, STEADY, hold, f"outbox-{seen.name}", Counts())
 
     def turn(self) -> None:
-        """Send what may be sent, and wait until it is stored."""
+        """Send the settled rows, and wait until all are stored."""
         while self._session.turn() or self._session.in_flight:
             if self._session.in_flight:
                 self._session.wait()
@@ -90,7 +90,7 @@ def test_a_transaction_that_stays_open_holds_back_only_what_came_after_it_began_
         outbox.put(long, "orders", b"2", key="b")
         outbox.put(early, "orders", b"3", key="a")
         early.commit()
-        other.execute("CREATE TABLE unrelated (id int)")  # writes, has a transaction id, and puts nothing
+        other.execute("CREATE TABLE unrelated (id int)")  # writes and has a transaction id, but puts no row
         steps.turn()
         assert by_key(stored(mq)) == {b"a": [1]}
         assert outbox.status().open_transactions == 1
@@ -102,13 +102,14 @@ def test_a_transaction_that_stays_open_holds_back_only_what_came_after_it_began_
 def test_the_order_is_that_of_the_ids_also_where_transaction_numbers_say_otherwise(
     mq: Connection, outbox: Outbox, steps: Steps, postgres_url: str
 ) -> None:
-    """The first gets its transaction number first, but waits for the row that the second has locked. So it puts later,
-    and what it puts happened later."""
+    """The first transaction gets the lower transaction number, but waits for a row that the second transaction has
+    locked. So the first transaction puts later, and the rows happened later.
+    """
     with opened(postgres_url) as first, opened(postgres_url) as second:
         first.execute("CREATE TABLE accounts (id int PRIMARY KEY, balance int)")
         first.execute("INSERT INTO accounts VALUES (1, 0)")
         first.commit()
-        first.execute("INSERT INTO accounts VALUES (2, 0)")  # its number
+        first.execute("INSERT INTO accounts VALUES (2, 0)")  # gets the transaction number
         second.execute("UPDATE accounts SET balance = 10 WHERE id = 1")
         outbox.put(second, "orders", b"1", key="account-1")
         second.commit()
@@ -120,7 +121,7 @@ def test_the_order_is_that_of_the_ids_also_where_transaction_numbers_say_otherwi
 
 
 class Writers:
-    """Some connections that put, commit and roll back at random. What is put is numbered in the order of the ids."""
+    """Connections that put, commit and roll back at random. Rows are numbered in the order of ids."""
 
     def __init__(self, outbox: Outbox, connections: list[Any], seed: int) -> None:
         self._outbox = outbox
@@ -186,7 +187,7 @@ def test_whatever_the_order_of_commits_keys_are_stored_in_the_order_of_ids(
 def test_a_scanner_that_does_not_look_at_open_transactions_would_be_found_out(
     mq: Connection, outbox: Outbox, steps: Steps, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the test above can fail."""
+    """Proves that the test above can fail."""
     monkeypatch.setattr(store_module, "settled_id", lambda newest, lows: newest)
     play(mq, outbox, steps, postgres_url, 1)
     assert any(numbers != sorted(numbers) for numbers in by_key(stored(mq)).values()) or outbox.status().waiting
@@ -217,7 +218,10 @@ def test_a_role_that_may_only_insert_can_put(mq: Connection, outbox: Outbox, pos
 
 
 def test_writers_that_lock_what_they_change_are_heard_in_their_order(mq: Connection, url: str) -> None:
-    """Real threads: each locks an account, counts it up, and puts the count. The log has the counts in order."""
+    """Threads: every thread locks an account, counts the account up, and puts the count.
+
+    The log has the counts in order.
+    """
     outbox = made(url)
     with opened(url) as connection:
         connection.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, count INTEGER NOT NULL)")

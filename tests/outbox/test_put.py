@@ -1,4 +1,4 @@
-"""P8: a message is put in the user's own transaction, through whatever connection they have."""
+"""P8: a message is put in the user's own transaction, through any kind of connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_is_committed_is_sent_and_what_is_rolled_back_never_was(mq: Connect
         second = outbox.put(connection, "orders", b"and this", key="k")
         assert second > first
         connection.commit()
-        if not url.startswith("sqlite"):  # there nobody else can write meanwhile
+        if not url.startswith("sqlite"):  # with SQLite no other connection can write meanwhile
             outbox.put(connection, "orders", b"not yet", key="k")
         assert outbox.scan(mq, QUICK).run_once().sent == 2
         connection.rollback()
@@ -151,7 +151,7 @@ def test_a_password_is_not_told_with_an_error() -> None:
 
 
 def test_rows_that_other_programs_insert_are_sent_as_well(mq: Connection, url: str) -> None:
-    """Only subject and body are needed; a row that makes no sense is refused, and named."""
+    """Only subject and body are required. An invalid row is refused and named."""
     outbox = made(url)
     with opened(url) as connection:
         _run(connection, "INSERT INTO inturn_outbox (subject, \"key\", body) VALUES ('orders', 'k', 'hello')", url)

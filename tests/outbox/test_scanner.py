@@ -1,4 +1,4 @@
-"""P8: one leased scanner sends the rows, per key in the order of their ids, each once."""
+"""P8: a single scanner with a lease sends the rows, every key in the order of ids, every row once."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_many_scanners_that_come_and_go_send_everything_once(mq: Connection, url
 
 
 def test_a_refused_row_holds_back_its_key_alone_until_it_can_be_sent(mq: Connection, url: str) -> None:
-    """Never silently: the row says why, and so does the status."""
+    """Never silently: the row and the status show the reason."""
     outbox = made(url)
     with opened(url) as connection:
         outbox.put(connection, "later", b"1", key="k")
@@ -149,7 +149,7 @@ def test_where_senders_choose_the_partition_the_row_names_it(mq: Connection, url
 
 
 class TroubledNode:
-    """The node of a connection; appends to some partitions are answered with an error, or not at all."""
+    """The node of a connection. Appends to some partitions fail or get no answer."""
 
     def __init__(self, mq: Connection) -> None:
         self._node = mq.node
@@ -206,7 +206,7 @@ def test_a_log_that_has_stopped_is_tried_again_and_the_others_go_on(mq: Connecti
 
 
 class LostAnswers(TroubledNode):
-    """Appends are stored, but nobody is told."""
+    """Appends are stored, but get no answer."""
 
     def submit(self, command: Command, reply: Reply) -> None:
         if isinstance(command, Append):
@@ -230,7 +230,7 @@ def test_what_was_stored_without_an_answer_is_recalled_from_the_logs_and_not_sen
     crashed.start()
     eventually(lambda: len(stored(mq)) == 30, "all are stored")
     with mq.producer() as producer:
-        for number in range(100):  # of others, between
+        for number in range(100):  # messages of other producers in between
             producer.send("orders", b"%d" % (1000 + number), key="other")
     assert outbox.status().waiting == 30
     _kill(crashed, monkeypatch)
@@ -242,7 +242,7 @@ def test_what_was_stored_without_an_answer_is_recalled_from_the_logs_and_not_sen
 
 
 class Unreadable(TroubledNode):
-    """Reads of some partitions are answered with an error."""
+    """Reads of some partitions fail."""
 
     def submit(self, command: Command, reply: Reply) -> None:
         if isinstance(command, Read) and command.partition in self.errors:
@@ -259,7 +259,7 @@ class Unreadable(TroubledNode):
 def test_what_cannot_be_read_is_sent_again_and_stops_nothing(
     mq: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: list[int], error: InturnError
 ) -> None:
-    """P8: a second time, in the order of its key, and no other row."""
+    """P8: rows of such a partition are sent a second time, in the order of the key. No other row is repeated."""
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     outbox = made(url)
     fill(outbox, url, 60, keys=20)
@@ -282,8 +282,10 @@ def test_what_cannot_be_read_is_sent_again_and_stops_nothing(
 def test_a_frozen_scanner_that_goes_on_sends_nothing_more(
     mq: Connection, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is held up between its last look at the lease and its sending; meanwhile another one has begun. What it sends
-    then is refused: it is fenced."""
+    """The scanner is frozen between the last check of the lease and the send.
+
+    Meanwhile a second scanner has started. The late send is refused, because the first scanner is fenced.
+    """
     outbox, held, go_on = made(url), threading.Event(), threading.Event()
     fill(outbox, url, 50)
     frozen = outbox.scan(mq, QUICK)
@@ -386,7 +388,7 @@ def test_settings_of_another_kind_are_refused(mq: Connection) -> None:
 
 
 def _kill(scanner: Scanner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as threads can be killed: it waits for nothing, notes nothing, and gives nothing back."""
+    """A kill, as far as threads can be killed: wait for nothing, write nothing, release nothing."""
     monkeypatch.setattr(session, "CLOSE_S", 0.0)
     monkeypatch.setattr(scanner._store, "release", lambda epoch: None)
     monkeypatch.setattr(scanner._store, "settle", lambda *_: None)

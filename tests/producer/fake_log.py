@@ -1,4 +1,4 @@
-"""A log in memory that keeps its producers' order, and a network to it that loses, doubles and reorders."""
+"""A log in memory that checks producer sequences, and a network that loses, doubles and reorders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inturn.protocol.commands import Append, Appended
 
 
 class FakeLog:
-    """`refusal` answers every append while it is set."""
+    """While `refusal` is set, every append is answered with `refusal`."""
 
     def __init__(self, name: str = "p0") -> None:
         self.producers = ProducerTable(name)
@@ -67,7 +67,7 @@ def some_core(subject: Subject | None = None, **settings: object) -> ProducerCor
 
 
 def key_for(subject: Subject, partition: int) -> bytes:
-    """A key that leads to this partition."""
+    """A key of the given partition."""
     from inturn.model.routing import slot_of
 
     for number in range(100_000):

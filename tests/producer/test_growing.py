@@ -1,4 +1,4 @@
-"""M4, P4: a subject grows while a producer sends: nothing is lost, doubled or overtaken."""
+"""M4, P4: a subject grows while a producer sends: no message is lost, doubled or overtaken."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add(core: ProducerCore, *bodies: bytes, key: bytes) -> list[SendHandle]:
 
 
 def sent(attempts: list[SendAttempt]) -> list[tuple[int, int, list[bytes]]]:
-    """Partition, route version and bodies of each."""
+    """Partition, route version and bodies of every append."""
     commands = [attempt.command for attempt in attempts]
     return [(one.partition, one.batch.route_version, bodies_of(one)) for one in commands]
 
@@ -67,12 +67,12 @@ def test_what_was_refused_is_divided_and_goes_on_in_order() -> None:
 
 
 def test_nothing_goes_to_a_child_before_it_is_known_what_became_of_what_was_sent() -> None:
-    """An answer that was lost: it may be stored, or not."""
+    """An answer was lost: the batch may be stored, or not."""
     core = some_core(BEFORE, batch_count=1, answer_timeout_s=1.0)
     log = FakeLog()
     (lost,) = add(core, b"a", key=MOVES)
     first = core.poll(0.0)
-    log.append(first[0].command)  # and nobody hears of it
+    log.append(first[0].command)  # the answer is lost
     add(core, b"b", key=MOVES)
     core.learn(AFTER)
     assert core.poll(0.5) == [], "what is new waits"
@@ -116,7 +116,7 @@ def test_a_partition_that_waits_holds_up_no_other() -> None:
     after = replace(before, route=before.route.grown(4, {0: 0, 1: 0}))
     core = some_core(before, answer_timeout_s=60.0)
     add(core, b"a", key=key_for(after, 2))
-    core.poll(0.0)  # to partition 0, and no answer comes
+    core.poll(0.0)  # to partition 0, without an answer
     core.learn(after)
     add(core, b"b", key=key_for(after, 3))
     assert sent(core.poll(0.0)) == [(3, 2, [b"b"])]
@@ -147,7 +147,10 @@ def test_a_route_that_is_not_there_yet_is_asked_for_again() -> None:
 
 
 def kept_while_it_grows(*keys: bytes) -> tuple[ProducerCore, list[SendHandle]]:
-    """Messages of keys that were in the outbox when they were sent; the subject has grown since, the keys are free."""
+    """Messages of keys that were in the outbox at the send.
+
+    Since then the subject has grown and the keys have left the outbox.
+    """
     before = replace(BEFORE, strategy=Strategy.BEST_EFFORT)
     core = some_core(before, batch_count=10)
     core.fallback = FallbackQueue([("orders", key, row) for row, key in enumerate(keys)], ProducerSettings())
@@ -162,7 +165,7 @@ def kept_while_it_grows(*keys: bytes) -> tuple[ProducerCore, list[SendHandle]]:
 
 
 def test_what_the_outbox_need_not_take_any_more_goes_by_the_new_route() -> None:
-    """M5, P7: in the parent it would be above the barrier, where nothing keeps it before what goes to the child."""
+    """M5, P7: in the parent the message would be above the barrier, without order to the messages of the child."""
     core, handles = kept_while_it_grows(MOVES)
     attempts = core.poll(0.0)
     assert sent(attempts) == [(1, 2, [b"1 " + MOVES]), (1, 2, [b"2 " + MOVES])]
@@ -186,7 +189,7 @@ def test_what_the_outbox_need_not_take_any_more_is_divided_where_its_keys_have_p
 
 
 def test_a_partition_that_takes_nothing_keeps_all_of_a_flight_in_the_outbox() -> None:
-    """P7: a part of it must not be sent while the rest is written."""
+    """P7: a part of the send batch must not be sent while the rest is put."""
     before = replace(BEFORE, strategy=Strategy.BEST_EFFORT)
     core = some_core(before)
     core.fallback = FallbackQueue([("orders", key, row) for row, key in enumerate((STAYS, MOVES))], ProducerSettings())

@@ -1,4 +1,4 @@
-"""P6: what a producer does for one message does not grow with the number of partitions."""
+"""P6: the work for a message does not grow with the number of partitions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store(core: ProducerCore, attempts: list[SendAttempt]) -> None:
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The partitions whose queues were asked for something."""
+    """The partitions whose queues were used."""
     found: list[int] = []
     for name in ("poll", "expire", "next_due_s"):
         original = getattr(PartitionQueue, name)

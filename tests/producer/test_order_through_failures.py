@@ -1,4 +1,4 @@
-"""P4, P7: whatever the network does, what is acknowledged is stored once and in the order it was sent."""
+"""P4, P7: under all network faults, every acknowledged message is stored once and in the order of sending."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StrictProducer(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), kept=st.booleans())
     def deliver_a_request(self, data: st.DataObject, kept: bool) -> None:
-        """In any order; `kept`: a copy of it is still under way."""
+        """In any order. `kept`: a copy of the request stays in the network."""
         attempt = data.draw(st.sampled_from(self.requests))
         if not kept:
             self.requests.remove(attempt)
@@ -99,7 +99,9 @@ class StrictProducer(RuleBasedStateMachine):
 
     @invariant()
     def a_producer_with_work_always_knows_when_to_look_again(self) -> None:
-        """Nobody else wakes it: with everything answered, either there is something to send or a time to send it."""
+        """No other part wakes the producer: when all requests are answered, there is a request to send or a time for
+        the next.
+        """
         if not self.core.is_idle and not self.requests and not self.answers:
             attempts = self.core.poll(self.now_s)
             self.requests += attempts
@@ -113,7 +115,7 @@ class StrictProducer(RuleBasedStateMachine):
         assert len(self.acknowledged) >= known
 
     def teardown(self) -> None:
-        """The network heals: everything arrives."""
+        """The network heals: all requests arrive."""
         if not hasattr(self, "core"):
             return
         for _ in range(200):

@@ -1,4 +1,4 @@
-"""The queue of one partition, step by step."""
+"""The queue of a partition, step by step."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_failure_of_an_earlier_try_changes_nothing() -> None:
 
 
 def test_what_waits_is_sent_when_late_answers_have_settled_everything() -> None:
-    """P4: a time-out, then both answers arrive late. What is queued behind must not wait for the next send."""
+    """P4: a time-out, then both answers arrive late. Queued messages must not wait for the next send."""
     core = some_core(batch_count=1, in_flight=2, answer_timeout_s=5.0)
     add(core, b"a")
     (a,) = core.poll(0.0)
@@ -220,7 +220,7 @@ def test_abandoning_fails_everything_with_the_reason() -> None:
 
 
 def test_a_log_that_forgot_the_producer_is_told_that_nothing_is_missing() -> None:
-    """P4: its state expires after a week of silence; then the next message must still be stored."""
+    """P4: the producer's state expires after a week of silence. The next message must still be stored."""
     core, log = some_core(), FakeLog()
     add(core, b"a")
     (attempt,) = core.poll(0.0)
@@ -275,7 +275,7 @@ def test_best_effort_moves_at_once_from_a_log_that_stopped() -> None:
 
 
 def test_best_effort_moves_from_a_partition_that_never_answers() -> None:
-    """P7: a try without an answer is a try."""
+    """P7: a try without an answer counts as a try."""
     core, keys = best_effort(tries_max=3, answer_timeout_s=5.0)
     add(core, b"a", key=keys[0])
     partitions = [attempt.command.partition for second in range(0, 100, 5) for attempt in core.poll(float(second))]
@@ -324,7 +324,7 @@ def test_what_comes_after_a_given_up_batch_says_that_the_gap_is_meant() -> None:
 
 
 def test_what_waits_behind_a_message_that_failed_finally_is_sent() -> None:
-    """P7: with a single partition there is nowhere to go; the rest goes on without the failed one."""
+    """P7: with a single partition there is no other target. The rest continues without the failed message."""
     core, keys = best_effort(partitions=1, tries_max=1, batch_count=1, in_flight=1)
     failed, waiting = add(core, b"a", b"b", key=keys[0])
     (attempt,) = core.poll(0.0)
@@ -337,7 +337,7 @@ def test_what_waits_behind_a_message_that_failed_finally_is_sent() -> None:
 
 
 def test_a_fenced_best_effort_producer_refuses_what_is_sent_later() -> None:
-    """P5: a message for a queue that has stopped must fail, not wait for ever."""
+    """P5: a message for a stopped queue must fail, not wait for ever."""
     core, keys = best_effort(partitions=1)
     (handle,) = add(core, b"a", key=keys[0])
     (attempt,) = core.poll(0.0)
@@ -350,7 +350,7 @@ def test_a_fenced_best_effort_producer_refuses_what_is_sent_later() -> None:
 
 
 def test_best_effort_uses_another_partition_while_one_has_stopped() -> None:
-    """P7: fenced is fenced everywhere; everything else may go elsewhere."""
+    """P7: a fence holds in all partitions. After all other errors, messages may go to other partitions."""
     core, keys = best_effort()
     add(core, b"a", key=keys[0])
     (attempt,) = core.poll(0.0)

@@ -1,4 +1,4 @@
-"""The producer with its thread, against a node that answers when the test says so."""
+"""The producer with the thread, against a node that answers when the test says so."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.producer.fake_log import FakeLog, key_for, some_subject
 
 
 class FakeNode:
-    """Never answers for the partitions in `silent`; `open_up` answers what was held back."""
+    """Never answers for the partitions in `silent`. `open_up` sends the withheld answers."""
 
     def __init__(self, partitions: int = 2) -> None:
         self.subject = some_subject(partitions)
@@ -159,14 +159,14 @@ def test_closing_with_a_time_fails_what_was_not_acknowledged(node: FakeNode, new
 
 
 def test_two_threads_that_wait_for_one_flight_are_both_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P3: messages of two threads can share a batch. Here both make the event to wait for at the same moment."""
+    """P3: messages of two threads can share a batch. Here both threads create the event at the same moment."""
     both_inside, first_waits = threading.Barrier(2), threading.Event()
     real = threading.Event
 
     def slow_event() -> threading.Event:
         with contextlib.suppress(threading.BrokenBarrierError):
             if both_inside.wait(0.1) == 1:
-                first_waits.wait(0.05)  # long enough for the other to go on with its own event
+                first_waits.wait(0.05)  # long enough for the second thread to continue with a separate event
         return real()
 
     shared = SendBatch("orders", 0)

@@ -1,4 +1,4 @@
-"""What a producer accepts, and where it goes: checked before anything is queued."""
+"""Which messages a producer accepts, and the partition of a message: checked before queueing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_any_kind_of_bytes_is_a_body(body: bytes) -> None:
 
 
 def test_what_the_caller_changes_later_is_not_sent() -> None:
-    """The message is what it was at `send`: a dict that is used again must not change what is on its way."""
+    """The message is fixed at `send`: later changes of a reused dict must not change the message."""
     core = some_core()
     properties = {"n": "1"}
     core.add("orders", b"a", b"k", 0, (), properties)
@@ -97,7 +97,7 @@ def test_what_the_caller_changes_later_is_not_sent() -> None:
 
 
 def test_tags_that_can_be_read_once_are_kept_or_refused() -> None:
-    """But not lost in silence."""
+    """Tags are never lost silently."""
     core = some_core()
     try:
         core.add("orders", b"a", b"k", 0, (tag for tag in ("x", "y")))  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_an_argument_that_cannot_be_a_key_needs_a_key() -> None:
 
 
 def test_a_selector_on_a_subject_of_slots_is_refused() -> None:
-    """P2: or messages of one key could be in two partitions."""
+    """P2: otherwise messages of the same key could be in two partitions."""
     core = some_core()
     with pytest.raises(InvalidInput, match="routes by slots"):
         core.add("orders", b"a", "k", 0, selector=lambda *_: 0)

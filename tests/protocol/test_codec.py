@@ -1,4 +1,4 @@
-"""Everything in the protocol has a code, and comes out as it went in."""
+"""Every type of the protocol has a code, and decoding returns the encoded value."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_error_of_a_newer_inturn_is_a_plain_error_with_its_words() -> None:
     class Newer(InturnError):
         retriable = True
 
-    assert type(through(Newer("something new"))) is InturnError  # packed as what this end would know
+    assert type(through(Newer("something new"))) is InturnError  # encoded as a class that both ends know
     body = msgspec.msgpack.encode({"code": "Newer", "message": "something new", "retriable": True, "fields": {"a": 1}})
     (frame,) = FrameReader(1 << 20).feed(bytes(pack(1, InturnError("x"))))
     arrived = unpack(msgspec.structs.replace(frame, body=memoryview(body)))

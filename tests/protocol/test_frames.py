@@ -1,4 +1,4 @@
-"""Frames: cut at any byte, bounded before anything is kept, and never taken when damaged."""
+"""Frames: cut at any byte, bounded before buffering, and refused when damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A guarded server on loopback, its certificates, and who comes to it."""
+"""A guarded server on loopback, with certificates and clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEASE = LeaseSettings(life_s=12.0, renew_s=0.15, margin_s=0.05)
 
 
 class Certificates:
-    """Of a CA of our own."""
+    """Certificates of a test CA."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -34,7 +34,7 @@ class Certificates:
         self._ca.cert_pem.write_to_path(self.ca_file)
 
     def issue(self, name: str, *hosts: str, common_name: str | None = None) -> tuple[str, str]:
-        """The files of a certificate and its key."""
+        """The files of a certificate and the key."""
         made = self._ca.issue_cert(*hosts, common_name=common_name)
         cert, key = str(self._folder / f"{name}.pem"), str(self._folder / f"{name}.key")
         Path(cert).unlink(missing_ok=True)
@@ -45,7 +45,7 @@ class Certificates:
 
 
 class Guarded:
-    """`with_tokens` for these principals; `access` is the text of an access file."""
+    """`with_tokens` names the principals with tokens. `access` is the text of an access file."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ Serve = Callable[..., Guarded]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts a guarded server; it ends with the test."""
+    """Start a guarded server. The server ends with the test."""
     made: list[Guarded] = []
 
     def start(*principals: str, **options: object) -> Guarded:
@@ -42,7 +42,7 @@ def server_tls(certificates: Certificates) -> ServerTlsSettings:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Handlers that fail on purpose are not written about."""
+    """Do not log handlers that fail on purpose."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()
@@ -50,7 +50,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def bed(tmp_path: Path, certificates: Certificates) -> Iterator[SecuredBed]:
-    """What tests of the contract suite are run on here."""
+    """The bed for tests of the contract suite."""
     made = SecuredBed(tmp_path / "data", certificates)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""A guard and sessions without sockets: what reaches the node, and what is answered."""
+"""A guard and sessions without sockets: the commands that reach the node, and the answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def all_commands() -> list[type[Command]]:
 
 
 def sample(kind: type, **given: Any) -> Any:
-    """One of this kind; what is not given is something that its type allows."""
+    """A value of the kind. A field that is not given has any value that the type allows."""
     hints = typing.get_type_hints(kind)
     values = {name: given.get(name, _value(name, hint)) for name, hint in hints.items() if not name.startswith("_")}
     return kind(**values)
@@ -60,7 +60,7 @@ def _value(name: str, hint: Any) -> Any:
         return {"subject": "orders", "name": "orders", "group": "billing", "member": "m-1", "to_subject": "x"}.get(
             name, ""
         )
-    return hint()  # 0, nothing, or settings with their defaults
+    return hint()  # 0, an empty value, or default settings
 
 
 def batch(producer_id: int = 0) -> Batch:
@@ -69,7 +69,7 @@ def batch(producer_id: int = 0) -> Batch:
 
 
 class FakeNode:
-    """Keeps what it is asked."""
+    """Records all commands."""
 
     def __init__(self) -> None:
         self.asked: deque[tuple[Command, Reply]] = deque()
@@ -129,7 +129,7 @@ class PlayedClient:
         self.session.written(len(frame))
 
     def ask(self, command: Command) -> Any:
-        """What it was answered without the node, or the command as the node got it."""
+        """The answer without the node, or the command that reached the node."""
         self._number += 1
         before = len(self._node.asked)
         self.session.received(pack(self._number, command))
@@ -139,11 +139,11 @@ class PlayedClient:
 
     @property
     def asked(self) -> list[Command]:
-        """All that the node got, of whomever."""
+        """All commands that reached the node, from all clients."""
         return [command for command, _ in self._node.asked]
 
     def answered(self, answer: Any) -> Any:
-        """The node answers what it was asked last; what the client hears."""
+        """The node answers the last command. Return the answer that the client gets."""
         self._node.asked[-1][1](answer)
         return self._answers()[self._number]
 

@@ -1,4 +1,4 @@
-"""The bed of the contract suite with everything on: TLS, a client certificate, a token, and rules for each action."""
+"""The bed of the contract suite with all security features: TLS, a client certificate, a token, a rule per action."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SecuredBed(Bed):
 
     def close(self) -> None:
         while self._opened:
-            with contextlib.suppress(ProducerError):  # of a send that the test let fail
+            with contextlib.suppress(ProducerError):  # of a send that fails on purpose
                 self._opened.pop().close()
         if self._service is not None:
             self._service.close(grace_s=0.0)

@@ -1,4 +1,4 @@
-"""Rules: every command of the protocol is refused unless one allows it."""
+"""Access rules: every command of the protocol is refused unless a rule allows the command."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rule(actions: str, *, who: str = "shop", subjects: str = "orders", groups: s
 
 @pytest.mark.parametrize("kind", all_commands(), ids=lambda kind: kind.__name__)
 def test_every_command_says_what_it_needs(kind: type[Command]) -> None:
-    """A new command that nobody has thought of fails here: say in `TABLE` what its sender has to be allowed."""
+    """A new command fails here until `TABLE` names the action that the sender needs."""
     assert kind in TABLE, f"{kind.__name__} is missing in TABLE of inturn/security/actions.py"
     need = needed(sample(kind))
     assert (need is None) == (kind.__name__ in FREE)
@@ -71,7 +71,7 @@ def test_the_table_has_nothing_that_is_no_command() -> None:
 
 @pytest.mark.parametrize("kind", all_commands(), ids=lambda kind: kind.__name__)
 def test_without_a_rule_no_command_reaches_the_node(kind: type[Command], tmp_path: Path) -> None:
-    """Deny by default; told without a word about whether the thing is there."""
+    """Deny by default. The refusal does not tell whether the subject or group exists."""
     played = PlayedGuard(tmp_path, access=rule("*", who="ops"))
     answer = played.enter("mallory").ask(sample(kind))
     if kind.__name__ in FREE:
@@ -120,7 +120,7 @@ def test_derived_subjects_belong_to_their_origin() -> None:
     nested = derived(retry_subject("alerts", DEAD))
     assert (nested.origin, nested.kind, nested.group) == ("orders", "retry", "alerts")
     for odd in ("%", "%%", "%retry%", "%retry%g", "%other%g%orders", "%dead%g%"):
-        assert isinstance(derived(odd).origin, str)  # whatever somebody writes: no exception
+        assert isinstance(derived(odd).origin, str)  # an odd name raises no exception
 
 
 def member_command(kind: type[Command], subject: str, group: str = "billing") -> Command:
@@ -130,7 +130,7 @@ def member_command(kind: type[Command], subject: str, group: str = "billing") ->
 
 @pytest.mark.parametrize("kind", [Heartbeat, Commit, Release, Pull])
 def test_dead_letters_of_a_group_are_driven_again_by_those_who_may(kind: type[Command], tmp_path: Path) -> None:
-    """Its commits there say what was driven: `consume` is not enough."""
+    """Commits in the dead-letter subject record redriven messages: `consume` is not enough."""
     played = PlayedGuard(tmp_path, access=rule("consume", who="shop") + rule("redrive", who="ops"))
     assert isinstance(played.enter("shop").ask(member_command(kind, DEAD)), AccessDenied)
     assert isinstance(played.enter("ops").ask(member_command(kind, DEAD)), kind)
@@ -165,7 +165,7 @@ def test_whoever_may_read_may_look_at_dead_letters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Read, ResolvePosition])
 def test_a_member_of_a_group_reads_by_its_right_to_consume(kind: type[Command], tmp_path: Path) -> None:
-    """Broadcast consumers and trials do: for their own group, and as a member only."""
+    """Broadcast consumers and trials read this way: for the same group only, and as a member only."""
     played = PlayedGuard(tmp_path, access=rule("consume", who="shop") + rule("read", who="billing"))
     shop, reader = played.enter("shop"), played.enter("billing")
     assert isinstance(shop.ask(sample(kind, group="billing")), kind)
@@ -179,7 +179,7 @@ def test_a_member_of_a_group_reads_by_its_right_to_consume(kind: type[Command], 
 
 
 def test_one_action_for_one_thing(tmp_path: Path) -> None:
-    """Offset reset, steering, making subjects: each by its own name."""
+    """Offset reset, steering, creation of subjects: every action has a separate name."""
     texts = "".join(rule(action, who=who) for action, who in (("consume", "shop"), ("reset", "billing")))
     played = PlayedGuard(tmp_path, access=texts + rule("steer", who="ops"))
     shop, billing, ops = (played.enter(one) for one in ("shop", "billing", "ops"))
@@ -245,7 +245,10 @@ def open_to_all(tmp_path: Path) -> PlayedGuard:
 
 
 def test_every_command_that_names_a_member_says_whose_it_is() -> None:
-    """The sender's own, so that nobody else may use the name; or somebody else's, so that it is not taken for one."""
+    """A member of the sender: no other principal may use the name.
+
+    A member of a different principal: the name is only read.
+    """
     named = {kind for kind in all_commands() if "member" in kind.__struct_fields__}
     assert named == AS_MEMBER | OF_OTHERS, "see AS_MEMBER and OF_OTHERS in inturn/security/actions.py"
     assert not AS_MEMBER & OF_OTHERS
@@ -256,7 +259,10 @@ MEMBER_COMMANDS = [kind for kind in all_commands() if kind in AS_MEMBER]
 
 @pytest.mark.parametrize("kind", MEMBER_COMMANDS, ids=lambda kind: kind.__name__)
 def test_nobody_acts_for_the_member_of_another_principal(kind: type[Command], open_to_all: PlayedGuard) -> None:
-    """Its name can be seen in a description of the group: that is not enough to pull, commit or leave in its place."""
+    """A description of the group shows the member name.
+
+    The name is not enough to pull, commit or leave as the member.
+    """
     billing, mallory = open_to_all.enter("billing"), open_to_all.enter("mallory")
     assert isinstance(billing.ask(sample(Heartbeat)), Heartbeat)
     stolen = mallory.ask(sample(kind))
@@ -284,7 +290,7 @@ def test_nobody_claims_under_the_lease_of_another_principal(open_to_all: PlayedG
 
 
 def test_nobody_fences_or_sends_as_the_producer_of_another_principal(open_to_all: PlayedGuard) -> None:
-    """A forged sequence would make the real one look like a duplicate."""
+    """A forged sequence would make the real batch look like a duplicate."""
     shop, mallory = open_to_all.enter("shop"), open_to_all.enter("mallory")
     assert isinstance(shop.ask(OpenProducer("till-1")), OpenProducer)
     shop.answered(ProducerOpened(7, 1))
@@ -296,7 +302,7 @@ def test_nobody_fences_or_sends_as_the_producer_of_another_principal(open_to_all
 
 
 def test_an_id_that_was_used_before_it_was_given_out_is_whose_it_is_given_to(open_to_all: PlayedGuard) -> None:
-    """Ids count up: whoever guesses the next must not keep it from the producer that gets it."""
+    """Ids count up. A client that guesses the next id must not block the producer that gets the id."""
     shop, mallory = open_to_all.enter("shop"), open_to_all.enter("mallory")
     assert isinstance(mallory.ask(Append("orders", 0, batch(8))), Append), "the node refuses it"
     shop.ask(OpenProducer())
@@ -307,7 +313,10 @@ def test_an_id_that_was_used_before_it_was_given_out_is_whose_it_is_given_to(ope
 
 
 def test_an_id_of_before_a_restart_is_of_whom_uses_it_first_on_that_subject(open_to_all: PlayedGuard) -> None:
-    """The guard has forgotten who opened it. Whoever may not produce on a subject cannot keep it from sending there."""
+    """The guard has forgotten the principal of the id.
+
+    A principal without `produce` on a subject cannot block the id there.
+    """
     shop, mallory = open_to_all.enter("shop"), open_to_all.enter("mallory")
     assert isinstance(mallory.ask(Append("invoices", 0, batch(7))), Append)
     assert isinstance(shop.ask(Append("orders", 0, batch(7))), Append)
@@ -330,7 +339,7 @@ def test_what_is_used_through_the_folder_is_nobody_elses_and_is_never_refused_th
 
 
 def test_a_producer_that_was_opened_through_the_folder_stays_its_principals(open_to_all: PlayedGuard) -> None:
-    """Its principal is told by the node that it was fenced, and may open it again."""
+    """The node tells the principal of the fence, and the principal may open the producer again."""
     local, shop = open_to_all.enter_locally(), open_to_all.enter("shop")
     shop.ask(OpenProducer("counter"))
     shop.answered(ProducerOpened(9, 0))
@@ -363,7 +372,7 @@ def test_patterns(pattern: str, fits: list[str], fits_not: list[str]) -> None:
 
 
 def test_a_name_that_almost_fits_many_stars_is_decided_at_once() -> None:
-    """Whoever sends a name chooses it: the time must not be a power of the number of stars."""
+    """The sender of a command chooses the name: matching must not take time exponential in the number of stars."""
     patterns = Patterns(["*a" * 12 + "*b", "x*aa*aab"])
     assert not patterns.fit("a" * 400)
     assert patterns.fit("a" * 400 + "b")
@@ -388,7 +397,7 @@ def test_a_name_that_almost_fits_many_stars_is_decided_at_once() -> None:
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_with_what_is_wrong(text: str, said: str, tmp_path: Path) -> None:
-    """A server does not start with it; nothing is guessed."""
+    """A server does not start with an invalid file, and guesses nothing."""
     with pytest.raises(InvalidInput, match=re.escape(said)):
         PlayedGuard(tmp_path, access=text)
 

@@ -1,4 +1,4 @@
-"""The audit log: what is in it, what never is, and that it cannot be flooded or lost by rotation."""
+"""The audit log: the contents, the secrets that never appear, and protection against flooding and lost lines."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Clock(SystemClock):
 
 
 def test_whoever_provokes_refusals_does_not_fill_the_disk(tmp_path: Path) -> None:
-    """What was left out is counted; others are written meanwhile, and acts always."""
+    """Omitted refusals are counted. Refusals of other principals, and all acts, are still written."""
     clock = Clock()
     log = AuditLog(tmp_path / "audit.jsonl", clock)
     for _ in range(10_000):
@@ -173,7 +173,7 @@ def test_a_log_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> No
 
 
 def test_a_disk_that_is_full_stops_nobody(tmp_path: Path) -> None:
-    """The server's own log says it."""
+    """The server's normal log reports the full disk."""
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
     log = AuditLog("/dev/full", SystemClock())

@@ -1,4 +1,4 @@
-"""Who is let in: tokens, their rotation and their end."""
+"""Authentication: tokens, rotation and expiry."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_without_a_right_token_nobody_is_let_in(serve: Serve, token: str | None)
 
 
 def test_half_of_a_token_is_worth_nothing(serve: Serve) -> None:
-    """Its id is known to whoever sees a list; the rest has to fit."""
+    """A list shows the id of a token. The secret part must match, too."""
     guarded = serve("shop", "billing")
     token, other = guarded.tokens["shop"], guarded.tokens["billing"]
     for wrong in (token[:-1], token + "x", token.rpartition("_")[0] + "_" + other.split("_", 2)[2], token.upper()):
@@ -91,7 +91,10 @@ def test_asyncio_clients_have_tokens_too(serve: Serve) -> None:
 
 
 def test_tokens_are_changed_in_turn_without_a_restart(serve: Serve) -> None:
-    """Two are valid at once; the older one is revoked when nobody uses it any more, and whoever does is hung up on."""
+    """Two tokens are valid at once.
+
+    The older token is revoked after the last use; a client that still uses the token loses the stream.
+    """
     guarded = serve("shop")
     old = guarded.connect("shop")
     old.create_subject("orders")
@@ -117,7 +120,7 @@ def _is_let_in(address: str, token: str) -> bool:
 
 
 def test_a_producer_whose_token_was_revoked_by_mistake_loses_nothing(serve: Serve) -> None:
-    """Once let in, a client takes a refusal for a server that is not there: it waits, and goes on in order."""
+    """A client that was accepted once treats a refusal like a server that is away: waits, and continues in order."""
     guarded = serve("shop", "ops")
     mq = guarded.connect("shop")
     mq.create_subject("orders", partitions=1)
@@ -135,7 +138,7 @@ def test_a_producer_whose_token_was_revoked_by_mistake_loses_nothing(serve: Serv
 
 
 class Calendar(SystemClock):
-    """Whose days can be turned."""
+    """A clock whose day the test sets."""
 
     ahead_ms = 0
 
@@ -144,7 +147,7 @@ class Calendar(SystemClock):
 
 
 def test_a_token_ends_when_it_has_expired(serve: Serve) -> None:
-    """For those who come, and for those who are there."""
+    """For new and for existing streams."""
     clock = Calendar()
     guarded = serve("shop", clock=clock)
     token = guarded.token_file.create("guest", NOW_MS, expires_at_ms=NOW_MS + 5_000)
@@ -177,7 +180,7 @@ def test_only_hashes_are_kept_and_only_for_their_owner(tmp_path: Path) -> None:
 
 
 def test_a_token_file_that_cannot_be_read_changes_nothing(serve: Serve) -> None:
-    """Half-written by hand, or gone: those who were known stay known."""
+    """A file that is half-written or missing: known tokens stay valid."""
     guarded = serve("shop")
     guarded.token_file.path.write_text("{")
     guarded.service.reload()
@@ -187,7 +190,7 @@ def test_a_token_file_that_cannot_be_read_changes_nothing(serve: Serve) -> None:
     assert guarded.connect("shop").subjects() == []
 
 
-# root may give files away, and others have only their own: both are to find theirs
+# Root may give files away, other users may not. The test works for both.
 OWNER = (4711, 4712) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
 
@@ -197,7 +200,7 @@ def owner_and_mode(path: Path) -> tuple[int, int, int]:
 
 
 def test_whoever_changes_a_token_file_leaves_it_to_its_owner(tmp_path: Path) -> None:
-    """`sudo inturn token revoke`, with a server that is another user."""
+    """`sudo inturn token revoke`, with a server of a different user."""
     file = TokenFile(tmp_path / "tokens.json")
     token = file.create("shop", NOW_MS)
     os.chown(file.path, *OWNER)
@@ -232,7 +235,7 @@ def test_a_token_file_that_its_owner_would_lose_is_not_changed(tmp_path: Path, m
 
 
 def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
-    """The owner of the folder could have root give away another file."""
+    """Otherwise the owner of the folder could make root give a different file away."""
     (tmp_path / "elsewhere").touch()
     (tmp_path / "tokens.json.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"tokens\.json\.lock"):
@@ -240,7 +243,7 @@ def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_token_file_that_can_be_read_again_is_used_though_nothing_in_it_changed(tmp_path: Path) -> None:
-    """Whatever was wrong with it: its owner, its mode, a folder above it. It is told once."""
+    """The cause does not matter: owner, mode, or a folder above. The problem is logged once."""
     file = TokenFile(tmp_path / "tokens.json")
     token = file.create("shop", NOW_MS)
     guard = Guard(SecuritySettings(tokens=str(file.path)), SystemClock())
@@ -287,7 +290,7 @@ def test_rules_without_authentication_are_refused(tmp_path: Path) -> None:
 def test_the_socket_in_the_folder_needs_no_token_and_is_its_owners_only(serve: Serve) -> None:
     guarded = serve("shop", access="")
     local = guarded.local()
-    local.create_subject("orders")  # without any rule: whoever opens the socket owns the files
+    local.create_subject("orders")  # without any rule: a client that can open the socket owns the files
     mode = stat.S_IMODE(os.stat(guarded.folder / "data" / "inturn.sock").st_mode)
     assert mode == 0o600
 

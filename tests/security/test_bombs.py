@@ -1,4 +1,4 @@
-"""Batches that were made to harm whoever reads them: small on the wire, huge in memory, or not what they say."""
+"""Batches made to harm readers: small on the wire, huge in memory, or with false headers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_a_producer_sends_is_taken() -> None:
 
 
 def test_more_messages_than_it_says_are_an_error() -> None:
-    """They would be given the offsets of others."""
+    """The extra messages would get the offsets of other messages."""
     body = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode([Outgoing(b"a"), Outgoing(b"b")]))
     with pytest.raises(InvalidInput, match="a batch declares 1 messages, and has 2"):
         decode(stored(batch_of(body)), ORIGIN)
@@ -109,7 +109,7 @@ def test_more_messages_than_it_says_are_an_error() -> None:
     ids=["bomb", "nonsense", "count"],
 )
 def test_a_server_that_chooses_slots_is_not_harmed(batch: Batch) -> None:
-    """It is the one place where a server looks into a batch; what it cannot read, it passes on as it is."""
+    """Choosing slots is the only place where a server decodes a batch. An unreadable batch is passed on unchanged."""
     assert chosen(stored(batch), SlotSet.of([1])) == stored(batch)
 
 
@@ -125,7 +125,7 @@ def test_a_bomb_is_not_stored(serve: Serve) -> None:
 
 
 def test_what_nobody_can_decode_is_told_by_its_place(serve: Serve, quiet: None) -> None:
-    """Whoever may produce can store nonsense: readers and consumers say where it is, and take no harm."""
+    """A principal with `produce` can store nonsense. Readers and consumers report the position, and are not harmed."""
     guarded = serve("shop")
     shop = guarded.connect("shop")
     shop.create_subject("orders", partitions=1)
@@ -146,7 +146,7 @@ def test_what_nobody_can_decode_is_told_by_its_place(serve: Serve, quiet: None) 
 
 
 def test_names_never_become_paths(serve: Serve) -> None:
-    """What is on disk has ids that the server gave."""
+    """Files on disk are named by ids from the server."""
     guarded = serve("shop")
     shop = guarded.connect("shop")
     for name in ("../../outside", "a/b", "..", "a\x00b", "/etc/passwd", "%dead%g%s"):

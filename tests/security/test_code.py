@@ -1,4 +1,4 @@
-"""The code base: nothing that comes from outside is ever executed, unpickled, or used as a path or a command."""
+"""The code base: input from outside is never executed, unpickled, or used as a path or a command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORBIDDEN_MODULES = {
 }
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
 FORBIDDEN_ATTRIBUTES = {("os", "system"), ("os", "popen"), ("pickle", "loads"), ("subprocess", "getoutput")}
-# Where programs are started, and modules found by a name: with whose words.
+# Where programs are started and modules are found by name, and the source of the name.
 ALLOWED = {
     "subprocess": {
         "inturn/spark/java.py": "asks the Java that the environment names for its version",
@@ -108,7 +108,7 @@ def test_it_is_found_where_it_is(text: str, tmp_path: Path, monkeypatch: pytest.
     assert list(_found(tmp_path / "bad.py"))
 
 
-# What a command can carry
+# The fields of a command
 
 SUSPICIOUS = (
     "path",
@@ -138,14 +138,14 @@ def _fields(kind: type, seen: set[type]) -> Iterator[tuple[str, str, object]]:
 
 
 def test_no_command_has_a_field_for_a_path_a_program_or_an_address() -> None:
-    """What a server does with its disk is said where it is started, not over the wire."""
+    """The options of the server decide the use of the disk, not commands."""
     fields = [one for kind in all_commands() for one in _fields(kind, set())]
     assert len(fields) > 100
     assert [f"{kind}.{name}" for kind, name, _ in fields if any(word in name.lower() for word in SUSPICIOUS)] == []
 
 
 def test_every_field_of_the_protocol_is_a_plain_value() -> None:
-    """No Any, no object: a decoder makes nothing but what the types say."""
+    """No Any, no object: a decoder creates only values of the declared types."""
     answers = list(typing.get_args(commands.Answer))
     for kind in [*all_commands(), *answers]:
         for owner, name, hint in _fields(kind, set()):

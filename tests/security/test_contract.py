@@ -1,6 +1,6 @@
-"""Some of the contract suite on a server with everything on: TLS, client certificates, a token, and rules.
+"""A part of the contract suite on a server with all security features: TLS, client certificates, a token, and rules.
 
-All of it runs there, too, but that takes minutes; these are the tests that between them send every kind of command.
+The whole suite passes there, too, but takes minutes. Together, the tests here send every kind of command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contract of claims on a server with everything on; see `test_contract`."""
+"""The contract of claims on a server with all security features; see `test_contract`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who are not let in, and those who are and want what is others': nothing of it reaches a log or a lease."""
+"""Clients that are not accepted, and accepted clients that attack other principals: no log or lease is changed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_command_is_looked_at_before_a_right_greeting(kind: type[Command], tm
     command = pack(2, sample(kind))
     for first in (b"", pack(1, Hello(VERSIONS, "x")), pack(1, Hello(VERSIONS, "x", "inturn_0_x"))):
         session, said = stranger(played)
-        session.received(first + command)  # in one piece, as somebody would who does not wait for an answer
+        session.received(first + command)  # in a single piece, as from a client that does not wait for an answer
         session.received(command)
         session.go_on()
         assert session.is_closed
@@ -85,7 +85,7 @@ def test_nonsense_on_both_kinds_of_doors_harms_nobody(serve: Serve, server_tls: 
         assert guarded.local().subjects() == []
 
 
-# Somebody who may consume the same group, and knows from its description who holds what
+# A principal that may consume the same group, and knows all lease holders from the description of the group
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def guarded(serve: Serve) -> Guarded:
 
 
 def test_a_lease_cannot_be_used_given_back_or_taken_by_another_principal(guarded: Guarded) -> None:
-    """With its holder's name and its epoch, every command is refused; the holder notices nothing, and order is kept."""
+    """With the holder's name and epoch, every command is refused. The holder is not affected, and order is kept."""
     shop, billing = guarded.connect("shop"), guarded.connect("billing")
     seen = Seen()
     with billing.consumer("orders", "billing", seen, order="key", settings=quick()) as consumer:
@@ -129,7 +129,7 @@ def test_a_lease_cannot_be_used_given_back_or_taken_by_another_principal(guarded
 
 
 def test_two_principals_share_a_group_as_two_members(guarded: Guarded) -> None:
-    """Each under its own names: the group divides its partitions among them as among any others."""
+    """Every principal has separate member names. The group divides partitions as among any members."""
     shop = guarded.connect("shop")
     shop.create_subject("parcels", partitions=2)
     one, two = Seen(), Seen()
@@ -158,7 +158,7 @@ def test_a_producer_cannot_be_fenced_or_imitated_by_another_principal(guarded: G
 
 
 def test_whoever_guesses_the_next_producer_ids_takes_nothing_from_those_who_get_them(guarded: Guarded) -> None:
-    """Neither are their messages taken for repeated ones, nor are they fenced, nor refused."""
+    """The real messages are no duplicates, and the real producers are neither fenced nor refused."""
     shop, local = guarded.connect("shop"), guarded.local()
     with shop.producer() as first, guarded.raw() as raw:
         raw.ask(Hello(VERSIONS, "x", guarded.tokens["mallory"]))

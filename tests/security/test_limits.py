@@ -1,4 +1,4 @@
-"""What one can take before saying who one is, and what a principal can take after."""
+"""The resources that a client can use before authentication, and a principal after authentication."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from tests.security.played import PlayedGuard, sample
 ALL = '[[allow]]\nprincipals = "*"\nactions = "*"\nsubjects = "*"\ngroups = "*"\n'
 
 
-# Before
+# Before authentication
 
 
 def test_whoever_does_not_say_who_it_is_is_hung_up_on(serve: Serve) -> None:
     guarded = serve("shop", settings=ServerSettings(greeting_s=0.2))
     with guarded.raw() as raw:
-        raw.send(b"\x20")  # the first byte of a length: it talks, but says nothing
+        raw.send(b"\x20")  # the first byte of a length: data, but never a whole frame
         began_s = time.monotonic()
         assert raw.is_hung_up_on()
         assert time.monotonic() - began_s < WAIT_S / 2
@@ -71,7 +71,7 @@ def test_a_greeting_has_few_bytes(serve: Serve) -> None:
 
 
 def test_those_who_only_hold_the_door_lose_their_oldest(serve: Serve) -> None:
-    """However many come and say nothing, somebody with a token gets in."""
+    """Many silent clients connect. A client with a token is still accepted."""
     guarded = serve("shop", settings=ServerSettings(ungreeted=8, greeting_s=30.0))
     silent = [socket.create_connection(("127.0.0.1", guarded.port)) for _ in range(50)]
     assert guarded.connect("shop").subjects() == []
@@ -119,7 +119,7 @@ def test_doors_count_by_host_in_all_and_by_what_was_said() -> None:
 
 
 def test_the_host_with_the_most_that_say_nothing_loses_its_oldest() -> None:
-    """One address cannot make others lose the door before they have said a word."""
+    """A single address cannot make clients of other addresses lose the stream before authentication."""
     doors: ConnectionLimits[_Visit] = ConnectionLimits(ServerSettings(ungreeted=4))
     other, another = _Visit(), _Visit()
     assert doors.admit(other, "h1") is None
@@ -140,7 +140,7 @@ def test_the_host_with_the_most_that_say_nothing_loses_its_oldest() -> None:
     assert taken_on.is_aborted, "as many of each: the oldest"
 
 
-# After
+# After authentication
 
 
 class Time:
@@ -178,7 +178,7 @@ def test_commands_and_bytes_are_metered_apart() -> None:
 
 
 def test_a_client_is_heard_while_it_waits_for_answers_that_were_too_much() -> None:
-    """What it sends by itself is another matter: it can stop."""
+    """Bytes that the client sends are different: the client can stop sending."""
     clock = Time()
     metered = PrincipalMeter(None, 1000.0, clock)
     metered.take_answer(5000)
@@ -190,7 +190,7 @@ def test_a_client_is_heard_while_it_waits_for_answers_that_were_too_much() -> No
 
 
 def test_beyond_its_quota_a_client_keeps_what_it_has_and_gets_no_more(tmp_path: Path) -> None:
-    """Renewals, commits and heartbeats are done at once, the rest later, in its order."""
+    """Renewals, commits and heartbeats are executed at once, all other commands later, in order."""
     clock = FakeClock()
     access = ALL + '[[quota]]\nprincipals = "shop"\nbytes_per_s = 100_000\n'
     shop = PlayedGuard(tmp_path, access, clock).enter("shop")
@@ -246,7 +246,7 @@ def test_what_a_client_sends_itself_beyond_its_quota_is_not_looked_at(tmp_path: 
 
 
 def test_pulls_on_their_way_share_what_comes_back_in_a_second(tmp_path: Path) -> None:
-    """So that the answers to all of them are no more than the client may have. At least a batch is in each."""
+    """So all answers together stay within the quota of the client. Every answer has at least a batch."""
     access = ALL + '[[quota]]\nprincipals = "shop"\nbytes_per_s = 100_000\n'
     played = PlayedGuard(tmp_path, access, FakeClock())
     shop, billing = played.enter("shop"), played.enter("billing")
@@ -257,7 +257,7 @@ def test_pulls_on_their_way_share_what_comes_back_in_a_second(tmp_path: Path) ->
 
 
 def test_a_quota_below_what_is_pulled_at_once_costs_a_consumer_no_lease(serve: Serve) -> None:
-    """What comes of ten partitions at once takes it longer to pay than its leases live; and it does pay."""
+    """The answers from ten partitions use the quota up for longer than a lease lives. The quota still holds."""
     access = ALL + '[[quota]]\nprincipals = "billing"\nbytes_per_s = 400_000\n'
     guarded = serve("shop", "billing", access=access, lease=LeaseSettings(life_s=1.0, renew_s=0.2, margin_s=0.1))
     shop, billing = guarded.connect("shop"), guarded.connect("billing")
@@ -278,11 +278,11 @@ def test_a_quota_below_what_is_pulled_at_once_costs_a_consumer_no_lease(serve: S
         epochs = {(one.partition, epoch) for one, epoch in zip(seen.messages, seen.epochs, strict=True)}
         assert len(epochs) == len({partition for partition, _ in epochs}), "a lease was lost"
 
-    in_one_of(4, loses_none)  # the bound: the lease is shorter than the time that the quota takes
+    in_one_of(4, loses_none)  # the bound: the lease is shorter than the time of the quota
 
 
 def test_to_come_again_is_no_way_round_a_quota(tmp_path: Path) -> None:
-    """What was used stays used, until it has come back; then nothing more is known of who is gone."""
+    """A used quota stays used across streams until refilled. After that the server forgets a disconnected principal."""
     clock = FakeClock()
     played = PlayedGuard(tmp_path, ALL + '[[quota]]\nprincipals = "shop"\ncommands_per_s = 10\n', clock)
     first = played.enter("shop")
@@ -304,7 +304,7 @@ def test_to_come_again_is_no_way_round_a_quota(tmp_path: Path) -> None:
 
 
 def test_commands_that_are_refused_count_as_well(tmp_path: Path) -> None:
-    """And so do pings, and what is no command."""
+    """Pings and invalid commands count, too."""
     clock = FakeClock()
     access = '[[quota]]\nprincipals = "shop"\ncommands_per_s = 4\n'
     shop = PlayedGuard(tmp_path, access, clock).enter("shop")
@@ -318,12 +318,12 @@ def test_commands_that_are_refused_count_as_well(tmp_path: Path) -> None:
 
 
 def test_too_many_commands_are_answered_later_not_refused(serve: Serve) -> None:
-    """And nobody else waits."""
+    """Other clients do not wait."""
     access = ALL + '[[quota]]\nprincipals = "shop"\ncommands_per_s = 50\n'
     guarded = serve("shop", "billing", access=access)
     shop, billing = guarded.connect("shop"), guarded.connect("billing")
     began_s = time.monotonic()
-    for _ in range(100):  # 50 at once, the others at 50 a second
+    for _ in range(100):  # 50 at once, then 50 a second
         shop.subjects()
     took_s = time.monotonic() - began_s
     assert took_s > 0.7
@@ -338,7 +338,7 @@ def test_too_many_commands_are_answered_later_not_refused(serve: Serve) -> None:
 
 
 def test_a_client_that_has_to_wait_for_long_is_not_lost(serve: Serve) -> None:
-    """It hears that somebody is there: else it would give the stream up after some seconds, and send all again."""
+    """The client gets signs of life. Otherwise the client would give the stream up after some seconds, and resend."""
     access = ALL + '[[quota]]\nprincipals = "shop"\nbytes_per_s = 100_000\n'
     guarded = serve("shop", access=access)
     shop = guarded.connect("shop")

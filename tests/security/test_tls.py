@@ -1,4 +1,4 @@
-"""TLS and mutual TLS: on both kinds of clients, with certificates of a CA of our own."""
+"""TLS and mutual TLS: for both kinds of clients, with certificates of a test CA."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_messages_go_through_tls_in_order(serve: Serve, server_tls: ServerTlsSet
 def test_large_messages_and_many_at_once_go_through_tls(
     serve: Serve, server_tls: ServerTlsSettings, trusting: TlsSettings
 ) -> None:
-    """More than a socket takes at once, in both directions, from several threads."""
+    """More than a socket accepts at once, in both directions, from several threads."""
     guarded = serve("shop", tls=server_tls)
     mq = guarded.connect("shop", trusting)
     mq.create_subject("orders", partitions=4)
@@ -83,7 +83,10 @@ def test_tls_settings_switch_it_on_whatever_the_address_says(
 def test_a_server_that_nobody_vouches_for_is_not_trusted(
     serve: Serve, server_tls: ServerTlsSettings, kind: str, tmp_path: Path
 ) -> None:
-    """Neither one of another CA, nor one of another name; there is no way to switch that off. No token is sent."""
+    """Neither a server of a different CA, nor a server with a different name.
+
+    No option disables the check. No token is sent.
+    """
     guarded = serve("shop", tls=server_tls)
     stranger = TlsSettings(ca_file=Certificates(tmp_path / "other").ca_file)
     for tls in (None, stranger):
@@ -119,7 +122,7 @@ def _connect(kind: str, address: str, token: str | None, tls: TlsSettings | None
 def test_who_talks_tls_to_whom_is_told(
     serve: Serve, server_tls: ServerTlsSettings, trusting: TlsSettings, kind: str
 ) -> None:
-    """A client without TLS at a server with it, and the other way round."""
+    """A client without TLS at a server with TLS, and the reverse."""
     with_tls, without = serve("shop", tls=server_tls), serve("shop")
     with pytest.raises(ConnectionLost, match="inturns://"):
         _connect(kind, with_tls.address.replace("inturns", "inturn"), with_tls.tokens["shop"], None)
@@ -167,7 +170,7 @@ def test_without_a_client_certificate_nobody_is_let_in(
 def test_whoever_has_no_right_certificate_is_in_the_audit_log(
     serve: Serve, mutual: ServerTlsSettings, trusting: TlsSettings, tmp_path: Path
 ) -> None:
-    """Not whoever talks no TLS at all, or does not trust the server: these were not refused."""
+    """A client without TLS, or a client that does not trust the server, was not refused and is not listed."""
     guarded = serve(tls=mutual)
     with socket.create_connection(("127.0.0.1", guarded.port), 30.0) as nonsense:
         nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -209,7 +212,7 @@ def test_whom_a_certificate_names() -> None:
             certificate_principal(nobody)
 
 
-# What can go wrong with files and handshakes
+# Faulty files and handshakes
 
 
 def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_path: Path) -> None:
@@ -254,7 +257,7 @@ def test_a_new_certificate_is_used_without_a_restart(serve: Serve, certificates:
 def test_a_certificate_that_does_not_fit_its_key_changes_nothing(
     serve: Serve, certificates: Certificates, trusting: TlsSettings
 ) -> None:
-    """Renewing writes two files, one after the other; the server may look in between."""
+    """A renewal writes two files in sequence. The server may read between the writes."""
     cert, key = certificates.issue("halfway", "127.0.0.1")
     guarded = serve("shop", tls=ServerTlsSettings(cert, key))
     first = _certificate_of(guarded.port)
@@ -289,7 +292,7 @@ def _certificate_of(port: int) -> str:
 
 
 def test_a_client_that_never_ends_its_handshake_is_hung_up_on(serve: Serve, server_tls: ServerTlsSettings) -> None:
-    """And does not keep others out meanwhile."""
+    """Other clients are accepted meanwhile."""
     settings = ServerSettings(greeting_s=2.0, ungreeted=4)
     guarded = serve("shop", tls=server_tls, settings=settings)
     began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What usual programs need is what docs/how-to/secure.md says: each works with these actions, and with no others."""
+"""Usual programs need exactly the actions in docs/how-to/secure.md: every program works with these actions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def nobody_refused(guarded: Guarded) -> Iterator[None]:
 
 @pytest.mark.usefixtures("nobody_refused")
 def test_a_producer_and_a_consumer_with_all_that_it_does_by_itself(guarded: Guarded) -> None:
-    """Retries, dead letters, parking, another member, statistics."""
+    """Retries, dead letters, parking, a second member, statistics."""
     producer, consumer = guarded.connect("producer"), guarded.connect("consumer")
     send(producer, "orders", "bad:0", "good:1", "good:2")
     seen = Seen(lambda message, _: 1 / 0 if message.key == b"bad" else None)
@@ -96,7 +96,7 @@ def test_a_producer_and_a_consumer_with_all_that_it_does_by_itself(guarded: Guar
 @pytest.mark.usefixtures("nobody_refused")
 @pytest.mark.parametrize("start", ["first", "last"])
 def test_a_broadcast_consumer_needs_no_more_than_others(guarded: Guarded, tmp_path: Path, start: str) -> None:
-    """C12: it reads as a member of its group, and resolves where to begin."""
+    """C12: the consumer reads as a member of the group, and resolves the start position."""
     producer, consumer = guarded.connect("producer"), guarded.connect("consumer")
     send(producer, "orders", "k:0")
     seen = Seen()
@@ -110,7 +110,7 @@ def test_a_broadcast_consumer_needs_no_more_than_others(guarded: Guarded, tmp_pa
 @pytest.mark.usefixtures("nobody_refused")
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_a_consumer_that_is_asked_to_try_a_message_may_read_it(guarded: Guarded, mode: str) -> None:
-    """C16: as a member of its group."""
+    """C16: as a member of the group."""
     consumer, steerer = guarded.connect("consumer"), guarded.connect("steerer")
     send(guarded.connect("producer"), "orders", "k:0")
     seen = Seen()
@@ -137,7 +137,7 @@ def test_a_producer_can_do_nothing_else(guarded: Guarded) -> None:
 
 
 def filled(path: Path, *rows: tuple[str, bytes]) -> Outbox:
-    """An outbox with these rows of one key, each with its subject and body."""
+    """An outbox with the given rows of a single key: subject and body of every row."""
     outbox = Outbox(path, settings=OUTBOX)
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         outbox.create_table(connection)
@@ -158,7 +158,7 @@ def test_an_outbox_is_sent_by_those_who_may_produce(guarded: Guarded, tmp_path: 
 def test_a_row_for_a_subject_that_is_not_allowed_holds_back_no_other_subject(
     guarded: Guarded, tmp_path: Path, also: str
 ) -> None:
-    """P8: it is refused and says why, until somebody allows it."""
+    """P8: the row is refused with a reason until a rule allows the subject."""
     rule = '\n[[allow]]\nprincipals = "producer"\nactions = "{}"\nsubjects = "invoices"\n'
     if also:
         guarded.rewrite_access(RULES + rule.format(also))
@@ -178,7 +178,7 @@ def test_a_row_for_a_subject_that_is_not_allowed_holds_back_no_other_subject(
 
 
 def test_a_consumer_that_is_not_allowed_stops_and_says_why(guarded: Guarded) -> None:
-    """Not a loop of refusals."""
+    """Instead of a loop of refusals."""
     consumer = guarded.connect("consumer")
     with (
         pytest.raises(AccessDenied, match="'consumer' may not consume on subject 'orders' for group 'reporting'"),
@@ -242,7 +242,7 @@ def test_a_looker_sees_everything_but_messages(guarded: Guarded) -> None:
 
 @pytest.mark.usefixtures("nobody_refused")
 def test_a_producer_sees_no_groups(guarded: Guarded) -> None:
-    """Those of its subjects are not its business; what is listed can be described."""
+    """The groups of a subject are hidden from producers. All listed groups can be described."""
     dead_letter(guarded)
     assert guarded.connect("looker").groups() != []
     assert guarded.connect("producer").groups() == []

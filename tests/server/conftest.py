@@ -29,7 +29,7 @@ class Got:
 
 
 def get(url: str, accept: str = "", method: str = "GET") -> Got:
-    """What is there, whatever the status."""
+    """The response, with any status."""
     request = urllib.request.Request(url, headers={"Accept": accept} if accept else {}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -40,7 +40,7 @@ def get(url: str, accept: str = "", method: str = "GET") -> Got:
 
 
 class Figures:
-    """A scrape: `figures("inturn_logs", state="ok")` is the value of one series."""
+    """A scrape: `figures("inturn_logs", state="ok")` is the value of a series."""
 
     def __init__(self, text: str) -> None:
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -65,7 +65,7 @@ def scrape(url: str) -> Figures:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Server]:
-    """Served in this process, with HTTP."""
+    """A server in this process, with HTTP."""
     made = Server(
         tmp_path / "served",
         address=Address("127.0.0.1"),
@@ -79,7 +79,7 @@ def service(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def _quiet() -> Iterator[None]:
-    """Handlers that fail on purpose are not written about."""
+    """Do not log handlers that fail on purpose."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()

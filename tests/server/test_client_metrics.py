@@ -1,4 +1,4 @@
-"""`inturn.metrics`: figures of a program's own consumers and producers."""
+"""`inturn.metrics`: figures of the consumers and producers of a program."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_what_consumers_and_producers_did_is_told(tmp_path: Path) -> None:
                 assert figures("inturn_consumer_concurrency", **who) == 4
                 assert 0 <= figures("inturn_consumer_partitions", **who) <= 2
                 assert figures("inturn_producer_messages_total", producer="writer", result="acknowledged") == 1
-                # that one was closed before anybody looked
+                # this producer was closed before the first scrape
                 assert figures("inturn_producer_messages_total", producer="", result="acknowledged") == 80
                 assert figures("inturn_producer_waiting_messages", producer="writer") == 0
                 assert told(figures) == documented("Of a program")
         after = look(registry)
-    # what was counted once stays, what is no more is not told
+    # Counts stay. Figures of closed consumers and producers are gone.
     assert after("inturn_consumer_handled_messages_total", result="ok", **who) == 81
     assert after("inturn_producer_messages_total", producer="writer", result="acknowledged") == 1
     assert after.count("inturn_consumer_partitions") == after.count("inturn_producer_waiting_messages") == 0
@@ -85,7 +85,7 @@ def test_what_was_there_before_the_collector_is_counted_and_many_are_not_kept(tm
             for _ in range(20):
                 with mq.producer() as producer:
                     producer.send_sync("orders", b"2")
-            assert len(collector._producers) == 2  # the early one, and the last: it is closed, and not looked at yet
+            assert len(collector._producers) == 2  # the early producer, and the last: closed, but not scraped yet
             figures = look(registry)
     assert figures("inturn_producer_messages_total", producer="early", result="acknowledged") == 1
     assert figures("inturn_producer_messages_total", producer="", result="acknowledged") == 20
@@ -104,7 +104,7 @@ def test_registering_asks_nobody_and_a_second_one_is_refused(tmp_path: Path) -> 
 
 
 def test_nothing_of_this_is_imported_by_those_who_do_not_ask() -> None:
-    """Neither Prometheus nor OpenTelemetry, by the library and by a server that nobody measures."""
+    """Neither Prometheus nor OpenTelemetry is imported by the library, or by a server without metrics."""
     code = (
         "import sys, inturn, inturn.aio, inturn.server.server, inturn.cli.main\n"
         "print([name for name in sys.modules if name.startswith(('prometheus_client', 'opentelemetry'))])"

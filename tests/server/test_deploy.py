@@ -1,4 +1,4 @@
-"""deploy/: what is there starts a server, and gives it what it needs."""
+"""deploy/: the files start a server, and provide all that a server needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unit() -> dict[str, list[str]]:
 
 
 def started(cli: Cli, *arguments: str) -> None:
-    """The server takes these options, but for the ports."""
+    """The server accepts the options, apart from the ports."""
     process = cli.process("serve", *arguments, "--port", "0")
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -47,7 +47,7 @@ def test_the_unit_starts_a_server_and_gives_it_time_to_stop(cli: Cli) -> None:
 
 
 def test_the_unit_reloads_and_has_a_place_for_the_audit_log() -> None:
-    """All but its own folders is read-only for it."""
+    """All folders are read-only for the unit, except the folders of the unit."""
     settings = unit()
     assert settings["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
     assert settings["ProtectSystem"] == ["strict"]
@@ -64,14 +64,14 @@ def test_the_options_that_the_unit_gives_as_an_example_start_a_server(cli: Cli, 
 
 
 def image() -> tuple[str, list[str]]:
-    """The Dockerfile, and the options that it gives, but for the port of HTTP."""
+    """The Dockerfile, and the options in the file, apart from the HTTP port."""
     text = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", "")
     options = json.loads(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[0])
     return text, ["0.0.0.0:0" if one == "0.0.0.0:7421" else one for one in options]
 
 
 def test_the_image_starts_a_server_once_there_is_a_token(cli: Cli) -> None:
-    """What deploy/README.md says to do: a token into the volume, then the image with the options that it has."""
+    """The steps of deploy/README.md: put a token into the volume, then start the image with the default options."""
     text, options = image()
     assert json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0]) == ["inturn", "serve", "/var/lib/inturn"]
     assert "INTURN_DATA=/var/lib/inturn" in text
@@ -91,7 +91,7 @@ def test_the_image_lets_nobody_in_without_a_token_unless_told_to(cli: Cli) -> No
 
 
 def test_the_unit_is_understood_by_systemd(tmp_path: Path) -> None:
-    """Where there is one; that it is well-formed is seen without."""
+    """Skipped without systemd. A different test checks that the unit is well-formed."""
     text = (ROOT / "deploy" / "inturn.service").read_text()
     assert re.findall(r"^\[(.*)\]$", text, re.MULTILINE) == ["Unit", "Service", "Install"]
     assert all(re.match(r"(#.*|\[\w+\]|[A-Z]\w+=.*|)\Z", line) for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""The HTTP server for operators: small, and not to be bothered."""
+"""The HTTP server for operators: small and robust."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMPATIENT = HttpSettings(connections=4, request_bytes=1024, request_s=0.3, answe
 
 
 class Routes:
-    """/slow answers when it is let; /bad raises."""
+    """/slow answers when the test says so; /bad raises."""
 
     def __init__(self) -> None:
         self.let = threading.Event()
@@ -64,7 +64,7 @@ def dial(server: HttpServer) -> socket.socket:
 
 
 def said(stream: socket.socket) -> bytes:
-    """All until the end of the stream, however that comes."""
+    """All bytes until the end of the stream, whatever the cause of the end."""
     parts = []
     try:
         while part := stream.recv(65536):

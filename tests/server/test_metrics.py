@@ -1,4 +1,4 @@
-"""/metrics of a server: what is told is true, all of it is documented, and telling it holds up nobody."""
+"""/metrics of a server: the figures are correct and documented, and a scrape delays no command."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ REFERENCE = ROOT / "docs" / "reference" / "metrics.md"
 
 
 def fresh(service: Server) -> Figures:
-    """A scrape that is not the one before, which is kept for a moment."""
+    """A new scrape: the server keeps a scrape for a moment."""
     assert service.http_url is not None
     service._endpoint._page._kept.clear()  # type: ignore[union-attr]
     return scrape(service.http_url)
 
 
 def documented(heading: str) -> dict[str, tuple[str, frozenset[str]]]:
-    """Name → type and labels, as the reference has it under this heading."""
+    """Name → type and labels, as listed in the reference under the heading."""
     section = REFERENCE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
     found = {}
     for name, kind, labels in re.findall(r"^\| `(inturn_\w+)` \| (\w+) \| ([^|]*)\|", section, re.MULTILINE):
@@ -60,7 +60,7 @@ def fail(message: inturn.Message, context: inturn.Context) -> None:
 
 
 def busy(mq: Connection, partitions: int = 2) -> None:
-    """A subject with messages, a group that has done them but for one key, which is parked."""
+    """A subject with messages, and a group that has finished all messages except for a parked key."""
     mq.create_subject("orders", partitions)
     send_all(mq, "orders", 40)
     settings = quick(max_attempts=1, on_exhausted="park")
@@ -96,7 +96,7 @@ def test_what_is_told_is_what_happened(service: Server) -> None:
     changes = {one: figures("inturn_lease_changes_total", change=one) for one in ("granted", "released", "expired")}
     assert changes["granted"] == changes["released"] >= 2
     assert changes["expired"] == 0
-    # Their retry subjects and dead-letter subjects have logs, too.
+    # The retry and dead-letter subjects have logs, too.
     assert figures("inturn_logs", state="ok") >= 2
     assert figures("inturn_logs", state="stopped") == figures("inturn_logs", state="damaged") == 0
     assert figures("inturn_connections") == 1
@@ -158,7 +158,7 @@ def test_a_damaged_log_is_told_by_name(cli: Cli) -> None:
 
 
 def test_every_metric_is_documented_with_its_type_and_its_labels(cli: Cli) -> None:
-    """In a process of its own, with something in every one of them."""
+    """In a separate process, with a value in every metric."""
     with cli.serve("--http", "127.0.0.1:0") as served, inturn.connect(served.address) as mq:
         mq.create_subject("orders", 1)
         producer = mq.producer("writer")
@@ -170,7 +170,7 @@ def test_every_metric_is_documented_with_its_type_and_its_labels(cli: Cli) -> No
             eventually(lambda: scrape(served.ready["http"]).count("inturn_held_commands") > 0, "something is held back")
             found = told(scrape(served.ready["http"]))
     expected = documented("Of a server")
-    # There is none for logs that are well; the test above has one.
+    # There is no series for healthy logs. The test above has a log with trouble.
     assert found["inturn_log_trouble"] == ("gauge", frozenset())
     assert expected["inturn_log_trouble"] == ("gauge", frozenset({"subject", "partition", "state"}))
     del found["inturn_log_trouble"], expected["inturn_log_trouble"]
@@ -233,7 +233,7 @@ def test_nobody_measures_unless_asked(tmp_path: Path) -> None:
 
 
 def test_the_wire_answers_pings_without_the_node(service: Server) -> None:
-    """So they are not counted as commands."""
+    """So pings are not counted as commands."""
     with inturn.connect(str(service.address)) as mq:
         ask(mq.node, Ping(), Done)
         assert ("inturn_commands_total", frozenset({("command", "Ping")})) not in fresh(service).samples

@@ -1,4 +1,4 @@
-"""/healthz and /readyz: the process answers; and it can do its work, or says which part of it cannot."""
+"""/healthz and /readyz: the process answers; and all parts work, or the answer names the failing part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_server_that_works_is_alive_and_ready(cli: Cli) -> None:
 
 
 def test_a_server_that_stops_is_alive_and_not_ready_until_its_consumers_have_given_back(service: Server) -> None:
-    """A handler that still runs keeps it waiting."""
+    """The server waits for a running handler."""
     let, began = threading.Event(), threading.Event()
 
     def handle(message: inturn.Message, context: inturn.Context) -> None:
@@ -78,7 +78,7 @@ def test_a_database_that_fails_is_named_and_metrics_go_on_without_it(service: Se
 
 
 def test_a_node_that_is_stuck_is_not_ready_and_health_still_answers(service: Server) -> None:
-    """Whoever holds the node's lock for good keeps nobody from hearing so."""
+    """The health check answers even while a thread holds the node's lock for good."""
     settings = service._endpoint._server._settings  # type: ignore[union-attr]
     assert settings.answer_s == 10.0
     object.__setattr__(settings, "answer_s", 0.3)
@@ -118,7 +118,7 @@ def test_an_address_that_is_none_is_refused(cli: Cli) -> None:
 
 
 def test_whoever_bothers_the_http_port_does_not_bother_the_node(service: Server) -> None:
-    """Idle connections, nonsense and many questions at once, while somebody sends and somebody handles."""
+    """Idle connections, nonsense and many requests at once, while a producer sends and a consumer handles."""
     assert service.http_url is not None
     host, port = service.http_url.removeprefix("http://").split(":")
     is_over = threading.Event()

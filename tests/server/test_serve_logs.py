@@ -1,4 +1,4 @@
-"""What a server writes to its log, and tells systemd."""
+"""The log of a server, and notifications to systemd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from tests.cli.conftest import Cli
 
 
 def served(cli: Cli, *arguments: str) -> tuple[str, list[str]]:
-    """What a server says on stdout, and the lines on stderr, until it is stopped; somebody talks nonsense to it."""
+    """The stdout of a server, and the lines on stderr, until the server is stopped.
+
+    A client sends nonsense meanwhile.
+    """
     process = cli.process("serve", "--port", "0", *arguments)
     try:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""`inturn doctor --server`: what is wrong with a server that runs, and what to do about it."""
+"""`inturn doctor --server`: problems of a running server, and the advice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.contract.bed import Seen, eventually, quick, send, send_all
 
 
 class Changed:
-    """The node of a connection, some of whose answers are changed on the way."""
+    """The node of a connection. Some answers are changed on the way."""
 
     def __init__(self, mq: Connection, changes: Mapping[Any, Callable[[Any], Answer | InturnError]]) -> None:
         self._node = mq.node
@@ -51,7 +51,7 @@ class Changed:
 
 
 def troubles(mq: Connection, sleep: Callable[[float], None] = lambda _: None, **changes: Any) -> list[Finding]:
-    """What is not ok, when these fields of the node's description were so."""
+    """The findings that are not ok, after changing fields of the node's description."""
 
     def changed(described: NodeDescription) -> NodeDescription:
         return msgspec.structs.replace(described, **changes)
@@ -78,14 +78,14 @@ def test_a_server_that_is_well_is_told_so(orders: Cli) -> None:
         text = orders("doctor", "--data", served.address)
     assert text.code == 0
     assert "all is well" in text.out
-    assert "3 of 3 logs take appends" in text.out
+    assert "3 of 3 logs accept appends" in text.out
 
 
 def test_the_option_is_that_of_the_other_commands(cli: Cli) -> None:
     ran = cli("doctor", "--server", "nowhere")
     assert ran.code == 2
     with cli.serve() as served:
-        assert cli("doctor", "--server", served.address, "--json").json["ok"] is True  # though a folder is exported
+        assert cli("doctor", "--server", served.address, "--json").json["ok"] is True  # although a folder is exported
 
 
 def test_a_server_that_is_not_there_is_a_finding(cli: Cli) -> None:
@@ -142,7 +142,7 @@ def test_a_log_in_trouble_is_an_error(mq: Connection, state: str) -> None:
     found = examine_server(Changed(mq, {DescribeSubject: change}))
     (trouble,) = [one for one in found if one.level is not Level.OK]
     assert (trouble.check, trouble.level, trouble.partition) == ("log", Level.ERROR, "orders/0")
-    assert any(one.what == "1 of 2 logs take appends" for one in found)
+    assert any(one.what == "1 of 2 logs accept appends" for one in found)
 
 
 @pytest.mark.usefixtures("_quiet")
@@ -174,7 +174,7 @@ def test_a_lag_that_nobody_works_on_is_told(mq: Connection) -> None:
 
 
 def grouped(**changes: Any) -> Callable[[GroupDescription], GroupDescription]:
-    """A group of one member, which is assigned partition 0; but for the changes of that partition."""
+    """A group with a single member that is assigned partition 0, with changes of that partition."""
     place = GroupPartition(0, 0, LAG_MIN, "m", 7, 1.0, done_per_s=0.0)
     partition = msgspec.structs.replace(place, **{k: v for k, v in changes.items() if k != "assigned"})
     held = () if partition.owner is None else (0,)
@@ -196,7 +196,7 @@ def test_a_lag_that_does_not_get_less_is_told(joined: Connection) -> None:
     found = examine_server(Changed(joined, {DescribeGroup: grouped()}))
     (lag,) = [one for one in found if one.level is not Level.OK]
     assert lag.check == "lag"
-    assert "does not get less: 0.0 done/s, 0.0 in/s" in lag.what
+    assert "does not shrink: 0.0 done/s, 0.0 in/s" in lag.what
     assert "inturn drain orders --group billing" in lag.next_step
     found = examine_server(Changed(joined, {DescribeGroup: grouped(done_per_s=5.0)}))
     assert all(one.level is Level.OK for one in found)
@@ -205,7 +205,7 @@ def test_a_lag_that_does_not_get_less_is_told(joined: Connection) -> None:
 def test_a_partition_that_nobody_asks_for_is_told(joined: Connection) -> None:
     found = examine_server(Changed(joined, {DescribeGroup: grouped(owner=None, done_per_s=5.0)}))
     (held,) = [one for one in found if one.level is not Level.OK]
-    assert held.what == "nobody holds partition orders/0 in group billing, and 1,000 messages wait there"
+    assert held.what == "no member holds partition orders/0 in group billing, and 1,000 messages wait there"
 
 
 def test_nobody_has_to_hold_a_partition_of_a_shared_group(joined: Connection) -> None:
@@ -222,7 +222,7 @@ def refused(_: object) -> AccessDenied:
 
 def test_what_one_may_not_see_is_told_and_the_rest_is_checked(joined: Connection) -> None:
     for kind, what in (
-        (DescribeNode, "the server does not say how it is"),
+        (DescribeNode, "the server does not describe the node"),
         (DescribeSubject, "1 subject could not be checked: orders"),
         (DescribeGroup, "1 group could not be checked: billing of orders"),
     ):
@@ -251,16 +251,16 @@ def test_a_member_that_holds_more_than_it_is_assigned_is_looked_at_twice(joined:
     found = examine_server(Changed(joined, {DescribeGroup: beyond}), sleep=slept.append)
     (member,) = [one for one in found if one.level is not Level.OK]
     assert (member.check, member.partition) == ("members", "orders/0")
-    assert "m holds partition orders/0 in group billing (epoch 7), which is not assigned to it" in member.what
+    assert "m holds partition orders/0 in group billing (epoch 7) without an assignment" in member.what
     assert len(slept) == 1
-    # given back meanwhile, or held under another epoch: it was a hand-over
+    # released meanwhile, or held under a different epoch: this was a hand-over
     answers = [beyond, grouped(assigned=(), end_offset=0, epoch=8)]
     found = examine_server(Changed(joined, {DescribeGroup: lambda one: answers.pop(0)(one)}), sleep=slept.append)
     assert all(one.level is Level.OK for one in found)
 
 
 def test_a_handler_that_runs_on_after_a_hand_over_is_found(mq: Connection) -> None:
-    """The real thing: two members, and the first cannot let go."""
+    """The real case: two members, and the first member cannot release the lease."""
     let, began = threading.Event(), threading.Event()
 
     def handle(message: Message, context: Context) -> None:

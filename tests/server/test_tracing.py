@@ -24,7 +24,7 @@ from tests.contract.bed import Seen, eventually, quick
 
 
 class Spans:
-    """What was exported, by an SDK of the test's own."""
+    """The exported spans, from a separate SDK of the test."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -193,7 +193,7 @@ def test_a_send_that_fails_ends_its_span_with_the_error(mq: Connection, spans: S
 
 
 def test_handlers_at_the_same_time_do_not_see_each_others_spans(mq: Connection, spans: Spans) -> None:
-    """In threads: both are inside their handlers before either goes on."""
+    """In threads: both handlers run before either continues."""
     tracing, together = Tracing(spans.provider), threading.Barrier(2)
     inside: dict[bytes, int] = {}
 

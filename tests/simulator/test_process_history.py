@@ -1,4 +1,4 @@
-"""Files of events of several processes become one history."""
+"""Event files of several processes become a single history."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_start_in_a_process_that_stood_still_counts_from_when_it_was_let_go(tm
     merged = merge([consumer], [server], margin_s=0.1)
     assert merged.late_starts == 1
     verdict = check(merged.history, order="key", complete=False)
-    # The first was let go in time. The second was not: it stood still for less than the margin.
+    # The first start was released in time. The second was late: the process stood still for less than the margin.
     assert [(one.kind, one.offsets) for one in verdict.violations if one.kind is ViolationKind.STALE_START] == [
         (ViolationKind.STALE_START, (1,))
     ]

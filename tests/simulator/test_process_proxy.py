@@ -1,4 +1,4 @@
-"""The proxy does to streams what it says, and nothing else."""
+"""The proxy applies exactly the promised faults to streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _frame(body: bytes) -> bytes:
 
 
 class Echo:
-    """Sends back what it gets."""
+    """Sends all bytes back."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -96,7 +96,7 @@ def test_a_healthy_proxy_changes_nothing(proxy: Proxy, echo: Echo) -> None:
     data = _frame(b"hello") + _frame(bytes(200_000)) + b"\x09\x00rest"
     with _client(proxy) as client:
         client.sendall(data)
-        client.shutdown(socket.SHUT_WR)  # what is no whole frame goes with the end
+        client.shutdown(socket.SHUT_WR)  # a partial frame is sent with the end
         assert _read(client, len(data)) == data
         assert client.recv(1) == b""
     assert echo.received == data

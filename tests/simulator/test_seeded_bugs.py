@@ -21,8 +21,8 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-# Where the ones that take long were found last: tried first, to save the time of looking again. A seed that has become
-# wrong, since the simulation was changed, costs that time and nothing else.
+# Seeds where slow bugs were found last. These seeds are tried first, to save the time of a search. When a change of the
+# simulation makes a seed wrong, only the time of a search is lost.
 FOUND_AT = {
     "old_ask_is_granted_again": 1055,
     "asks_of_a_lost_stream_are_granted": 175,
@@ -107,7 +107,7 @@ FOUND_AT = {
 
 @functools.cache
 def problem_without_bugs(seed: int) -> str:
-    """Many bugs are found by the same history: without bugs that history is simulated once."""
+    """Many bugs are found by the same history. Without bugs, that history is simulated only once."""
     report = simulate(seed)
     return "" if report.ok else str(report)
 

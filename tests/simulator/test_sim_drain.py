@@ -1,4 +1,4 @@
-"""S3: drains in simulated histories, and what the simulation itself knows of claims."""
+"""S3: drains in simulated histories, and the simulation's own model of claims."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_same_seed_has_the_same_drains(reports: list[Report]) -> None:
     assert again.coverage == reports[0].coverage
 
 
-# What it knows of claims
+# The model of claims
 
 
 class Watch:

@@ -1,4 +1,4 @@
-"""The simulated stream: what it promises, and what it does to what it carries."""
+"""The simulated stream: the guarantees, and the faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRAMES = [bytes([number]) * (2 + number * 7 % 40) for number in range(200)]
 
 
 class Reader:
-    """Notes what arrives, and when it learns of the end."""
+    """Records all arrivals, and the time of the end."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -40,7 +40,7 @@ class Bed:
         return SimPipe(self.world, self.weather, self.coverage, reader.pieces.append, reader.ended)
 
     def send(self, frames: list[bytes] = FRAMES, within_s: float = 1.0) -> None:
-        """To the node, one after the other."""
+        """Send to the node, in sequence."""
         for index, frame in enumerate(frames):
             at_s = within_s * index / len(frames)
             self.world.after(at_s, lambda frame=frame: self.stream.to_node.write(frame))  # type: ignore[misc]

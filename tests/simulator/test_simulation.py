@@ -17,7 +17,7 @@ from simulator.simulation import FAULTS_MIN, Report, Simulation, simulate
 from simulator.workload import MESSAGES
 from simulator.world import EVENTS_MAX, TimeStandsStill, World
 
-SEEDS = range(20)  # that histories keep the order is shown by more of them in `make test`
+SEEDS = range(20)  # `make test` runs more histories to show that order is kept
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,14 @@ def test_histories_are_as_large_as_they_say(reports: list[Report]) -> None:
         assert len({start.consumer for start in starts}) >= 3, report
         assert {start.partition for start in starts} >= {0, 1, 2, 3}, report
         assert {(start.subject, start.group) for start in starts} == {(SUBJECT, GROUP)}
-        # Without a sync, power loss takes messages that were acknowledged; those are not in the judged history.
+        # Without a sync, a power loss removes acknowledged messages. These messages are not in the checked history.
         if not report.coverage["log.unsynced lost"]:
             unwanted = report.coverage["log.unwanted message"]
             assert len({start.message_id for start in starts}) + unwanted >= MESSAGES, report
 
 
 def test_some_histories_have_a_group_that_leaves_out_what_has_not_its_tag(reports: list[Report]) -> None:
-    """B7: stretches of messages that nobody wants are passed by, through all that happens."""
+    """B7: ranges of unwanted messages are skipped, through all faults."""
     filtered = [report for report in reports if tags_chance(report.seed) is not None]
     assert filtered
     for report in filtered:
@@ -72,7 +72,7 @@ def test_other_seeds_give_other_histories(reports: list[Report]) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_changes_the_history_and_is_survived(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each history has nothing but this fault, several times."""
+    """Every history has only this fault, several times."""
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     only = {name: FAULTS[name]}
     monkeypatch.setattr("simulator.simulation.FAULTS", only)

@@ -64,7 +64,7 @@ def test_the_module_is_a_command() -> None:
 
 
 def test_nothing_is_begun_after_the_time_is_over() -> None:
-    assert main(["--minutes", "0", "--processes", "1"]) == 1  # nothing was tried, so nothing is ok
+    assert main(["--minutes", "0", "--processes", "1"]) == 1  # no history ran, so the result is not ok
 
 
 def test_a_thousand_histories_must_cover_everything() -> None:
@@ -72,7 +72,7 @@ def test_a_thousand_histories_must_cover_everything() -> None:
     everything = Counter(REQUIRED_COVERAGE)
     for seed in range(COVERED_COUNT - 1):
         totals.add(SeedOutcome(seed, [], coverage=Counter()))
-    assert totals.ok  # too few to tell
+    assert totals.ok  # too few histories to decide
     totals.add(SeedOutcome(COVERED_COUNT, [], coverage=Counter()))
     assert totals.missing == list(REQUIRED_COVERAGE)
     assert not totals.ok

@@ -19,6 +19,6 @@ def database() -> Iterator[Database]:
 
 @pytest.fixture
 def group_id(database: Database) -> int:
-    """The group "billing" of the subject "orders", which has three partitions."""
+    """The group "billing" of the subject "orders" with three partitions."""
     Subjects(database).create("orders", 3, Routing.SLOTS, Strategy.STRICT, Limits(), 1)
     return Groups(database).create("orders", "billing", "first", [0, 0, 0], 1)

@@ -205,7 +205,7 @@ def test_state_outlives_the_node_on_top_of_it(database: Database) -> None:
     epoch = LeaseRows(database).grant(group_id, 1, "m", True, 1)
     OffsetRows(database).commit(group_id, Progress(1, epoch, 7, number=1), 1)
     Producers(database).open("till")
-    # everything below is built anew, as after a crash
+    # all other state is built again, as after a crash
     assert Subjects(database).get("orders").partition_count == 2
     assert Groups(database).find("orders", "billing") == group_id
     assert OffsetRows(database).committed(group_id) == {0: 0, 1: 7}

@@ -87,7 +87,7 @@ def test_a_group_that_was_rolled_back_is_forgotten(database: Database, groups: G
     with pytest.raises(RuntimeError):
         create_and_fail()
     assert groups.find("orders", "billing") is None
-    # the next group gets the id of the one that never was, and partitions of another subject
+    # The next group gets the id of the rolled-back group, with partitions of a different subject.
     group_id = groups.create("returns", "billing", "first", [0, 0], 1)
     epoch = leases.grant(group_id, 1, "m", True, 1)
     assert leases.release_with(group_id, Progress(1, epoch, 4, number=1), 1)

@@ -1,4 +1,4 @@
-"""B2, B4: leases and their epochs, as they are stored."""
+"""B2, B4: stored leases and epochs."""
 
 from __future__ import annotations
 

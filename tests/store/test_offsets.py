@@ -1,4 +1,4 @@
-"""B5, C7: committed offsets and finished sets, as they are stored."""
+"""B5, C7: stored committed offsets and finished sets."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_the_highest_offset_is_above_all_that_is_finished(database: Database, gr
 def test_a_finished_set_that_cannot_be_read_does_not_keep_a_log_closed(
     database: Database, group_id: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The group needs a reset, and for that the folder must open."""
+    """The group needs a reset, and for a reset the folder must open."""
     offsets = OffsetRows(database)
     offsets.commit(group_id, Progress(0, 1, 5, number=1, finished=b"no bitmap"), 1)
     assert offsets.highest("p1") == 5

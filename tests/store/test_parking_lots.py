@@ -1,4 +1,4 @@
-"""C11: parking lots. In order, each message once, and free only when empty."""
+"""C11: parking lots. Messages are in order, every message once. A key is free only when the lot is empty."""
 
 from __future__ import annotations
 
@@ -81,12 +81,15 @@ def test_a_key_is_free_in_the_commit_that_removes_its_last_message(database: Dat
     change(database, group_id, LotChange(b"k", "free", removed=((0, 1), (0, 2))))
     assert ParkingLots(database).of_group(group_id) == []
     assert not ParkingLots(database).is_there(group_id, 0, b"k")
-    change(database, group_id, LotChange(b"k", "free"))  # it is free already
+    change(database, group_id, LotChange(b"k", "free"))  # the key is free already
 
 
 @pytest.mark.parametrize("adds", [False, True])
 def test_a_key_whose_lot_is_not_empty_cannot_be_free(database: Database, group_id: int, adds: bool) -> None:
-    """What is left would be overtaken by newer messages: a bug of the holder, and it is to hear of it."""
+    """Newer messages would overtake the rest of the lot.
+
+    This is a bug of the lease holder, so the holder gets an error.
+    """
     park(database, group_id, b"k", 1, 2)
     added = (ParkedMessage(0, 9, b"m"),) if adds else ()
     removed = ((0, 1), (0, 2)) if adds else ((0, 1),)

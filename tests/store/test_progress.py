@@ -1,4 +1,4 @@
-"""All of a commit is stored, or nothing of it; and what of it the next holder gets."""
+"""A commit is stored completely or not at all; and the part of a commit that the next lease holder gets."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_fails_half_way_is_rolled_back(database: Database, group_id: int, t
 
 
 def test_an_ordinary_commit_is_one_statement(database: Database, group_id: int) -> None:
-    """It runs every 100 ms for each consumer."""
+    """Every consumer commits every 100 ms."""
     rows = ProgressRows(database)
     rows.store(group_id, [Progress(0, 1, 1, 1)], 1)
     said: list[str] = []
@@ -164,7 +164,7 @@ def test_a_reset_that_fails_forgets_nothing(database: Database, group_id: int) -
 def test_the_highest_offset_is_above_what_is_parked_or_failed_also_after_a_reset(
     database: Database, group_id: int
 ) -> None:
-    """What a group had to do with was given out: another message at that offset would inherit its fate."""
+    """The offset was delivered. A different message at the offset would inherit the failures or the parking."""
     rows, offsets = ProgressRows(database), OffsetRows(database)
     rows.store(group_id, [Progress(0, 1, 0, 1, lots=(LotChange(b"k", "parked", added=(message(8),)),))], 1)
     rows.store(group_id, [Progress(1, 1, 0, 1, failed=(failure(6),))], 1)
@@ -219,7 +219,7 @@ def test_any_error_can_be_stored(database: Database, group_id: int, error: str) 
     assert "\0" not in stored.error
 
 
-# What no row can hold
+# Values that do not fit into a row
 
 BAD: list[dict[str, Any]] = [
     {"failed": (failure(-1),)},

@@ -83,7 +83,7 @@ def test_an_older_version_is_migrated_step_by_step(database: Database) -> None:
     migrations = [*schema.MIGRATIONS, _add_colour, lambda _: steps.append(newest)]
     with database.transaction() as connection:
         schema.prepare(connection, newest, migrations)
-        schema.prepare(connection, newest, migrations)  # nothing left to do
+        schema.prepare(connection, newest, migrations)  # nothing left to migrate
         assert connection.execute(text("SELECT version FROM schema_version")).scalar() == newest
         connection.execute(text("SELECT colour FROM subjects"))
     assert steps == [newest]
@@ -101,7 +101,7 @@ def _without_modes_of_groups(connection: Connection) -> None:
 
 
 def test_a_folder_of_version_4_is_a_node_whose_broker_group_is_available(tmp_path: Path) -> None:
-    """P9, M1: there were no roles then."""
+    """P9, M1: version 4 had no roles."""
     database = Database.open(tmp_path / "state.db")
     Subjects(database).create("orders", 1, Routing.SLOTS, Strategy.STRICT, Limits(), 0)
     with database.transaction() as connection:
@@ -117,7 +117,7 @@ def test_a_folder_of_version_4_is_a_node_whose_broker_group_is_available(tmp_pat
 
 
 def test_groups_of_version_3_are_exclusive_and_keep_the_order_they_ask_for(tmp_path: Path) -> None:
-    """C12: there were no other modes then."""
+    """C12: version 3 had no other modes."""
     database = Database.open(tmp_path / "state.db")
     Subjects(database).create("orders", 1, Routing.SLOTS, Strategy.STRICT, Limits(), 0)
     Groups(database).create("orders", "billing", "first", [0], 0)
@@ -133,7 +133,7 @@ def test_groups_of_version_3_are_exclusive_and_keep_the_order_they_ask_for(tmp_p
 
 
 def test_a_folder_of_version_1_goes_on_with_its_leases_and_producers(tmp_path: Path) -> None:
-    """As it was before leases had a life and producers a nonce of their own."""
+    """In version 1, leases had no stored life and producers had no nonce."""
     database = Database.open(tmp_path / "state.db")
     with database.transaction() as connection:
         _without_modes_of_groups(connection)

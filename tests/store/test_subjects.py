@@ -111,7 +111,7 @@ def test_a_missing_subject_is_named_with_the_next_step(database: Database) -> No
         with pytest.raises(NotFound, match="no subject 'orders'; create it first"):
             look("orders")
     _create(database)
-    assert subjects.get("orders").name == "orders"  # that it was missing is not remembered
+    assert subjects.get("orders").name == "orders"  # the earlier absence is not cached
 
 
 def test_partition_ids_are_in_the_order_of_the_route(database: Database) -> None:

@@ -1,4 +1,4 @@
-"""Writes histories for the tests of the order checker, and judges them."""
+"""Writes and checks histories, for the tests of the order checker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Order: TypeAlias = Literal["partition", "key", "none"]
 
 
 class Story:
-    """Writes a history of one subject "s" and one group "g" in few words."""
+    """Writes a history of the subject "s" and the group "g" in few words."""
 
     def __init__(self, *sent: int, key: bytes | None = b"k") -> None:
         self.history = History()

@@ -1,4 +1,4 @@
-"""Histories with a seeded bug, each beside its closest legal neighbour."""
+"""Histories with a seeded bug, every history beside the closest legal neighbour."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.testing.checker_story import Story, broken, kept
 K = ViolationKind
 
 
-# Nothing wrong.
+# No violation.
 
 
 def test_messages_in_order_are_fine_and_counted() -> None:
@@ -458,7 +458,7 @@ def test_a_verdict_reads_well() -> None:
     assert text.endswith("... and 19 more violations")
 
 
-# Speed. The bounds leave room for a busy machine; on a quiet one an event takes about 1 µs.
+# Speed. The bounds leave room for a busy machine; on a quiet machine an event takes about 1 µs.
 
 
 def _long(count: int) -> Story:

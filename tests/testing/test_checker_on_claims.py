@@ -1,4 +1,4 @@
-"""What the order checker says of histories in which several work under one lease, each on its own slots."""
+"""The order checker on histories with several claimants under the same lease, each claimant on different slots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ K, L = key_in(LEFT), key_in(RIGHT)
 
 
 def drain() -> Story:
-    """The keeper has the lease, of epoch 1. Offsets 0 to 3 are of a key on the left, 10 to 13 of one on the right."""
+    """The keeper has the lease with epoch 1.
+
+    Offsets 0 to 3 have a key on the left, offsets 10 to 13 a key on the right.
+    """
     return Story(0, 1, 2, 3, key=K).sent(10, 11, 12, 13, key=L).grant("keeper", 1)
 
 
@@ -37,7 +40,7 @@ def test_two_claimants_of_different_slots_may_run_at_once() -> None:
 
 
 def test_two_claimants_of_one_key_at_once_overlap() -> None:
-    """Whatever they were granted: the second one has not lost its claim, so nothing excuses it."""
+    """The claims do not matter: the second claimant has not lost the claim, so there is no excuse."""
     story = drain().claim("a", LEFT).claim("b", RIGHT)
     story.start("a", 1, 0).start("b", 1, 1)
     broken(
@@ -104,7 +107,7 @@ def test_the_owner_itself_starts_nothing_that_others_have_claimed() -> None:
 
 
 def test_whoever_claims_next_begins_anew() -> None:
-    """With the same epoch: what was not committed is repeated, and so are attempts that were not stored."""
+    """With the same epoch: uncommitted messages are repeated, and so are attempts that were not stored."""
     story = drain().claim("a", LEFT)
     story.run("a", 1, 0, 1, attempt=1).fail("a", 1, 2, attempt=1).crash("a")
     story.claim("b", LEFT).run("b", 1, 0, 1, attempt=1).run("b", 1, 2, 3, attempt=1)

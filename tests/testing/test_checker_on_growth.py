@@ -1,4 +1,4 @@
-"""The checker on subjects that grow: what is older of a key is in another partition."""
+"""The order checker on subjects that grow: older messages of a key are in a different partition."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_child_beside_a_handler_of_its_parent_is_found(order: str) -> None:
 
 
 def test_a_handler_whose_lease_was_lost_may_still_run() -> None:
-    """It was finished by the next holder, and cannot be recalled."""
+    """The next lease holder finished the message. A running handler cannot be recalled."""
     again = HandlerStart("s", "g", 0, 1, KEY, "other", 2, str((0, 1)))
     over = HandlerEnd("s", "g", 0, 1, KEY, "other", 2, str((0, 1)), "success")
     lost: list[Event] = [LeaseEnded("s", "g", 0, "c0", 1, "expired"), LeaseGranted("s", "g", 0, "other", 2)]
@@ -105,7 +105,7 @@ def test_a_message_that_overtakes_what_is_parked_of_its_key_is_found() -> None:
 
 
 def test_what_runs_on_under_a_lost_lease_of_the_child_is_no_overlap_of_what_was_parked() -> None:
-    """The epochs are those of the partition that it runs under, not of the one that it is stored in."""
+    """The epochs belong to the partition of the lease, not to the partition of the log."""
     newer = LeaseGranted("s", "g", 2, "other", 2)
     gone = LeaseEnded("s", "g", 2, "c2", 1, "expired")
     again = structs.replace(starts(0, 0, 2), consumer="other", epoch=2)

@@ -1,4 +1,4 @@
-"""Finished sets, parking lots, skips and attempts: each seeded bug beside its closest legal neighbour."""
+"""Finished sets, parking lots, skips and attempts: every seeded bug beside the closest legal neighbour."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BOTH_ORDERS: list[Order] = ["partition", "key"]
 
 
 def two_keys() -> Story:
-    """Offsets 1, 3, 5 of key k and 2, 4, 6 of another; "a" has the lease."""
+    """Offsets 1, 3, 5 of key k, and 2, 4, 6 of a second key. The consumer "a" has the lease."""
     return Story(1, 3, 5).sent(2, 4, 6, key=b"other").grant("a", 1)
 
 
 def parked() -> Story:
-    """1 of key k failed, and the whole key is parked."""
+    """Offset 1 of key k failed, and the whole key is parked."""
     return Story(1, 2, 3).grant("a", 1).fail("a", 1, 1).commit("a", 1, 4, park=(1, 2, 3))
 
 
@@ -279,7 +279,7 @@ def test_a_lot_follows_its_key_to_another_partition() -> None:
     assert (verdict.violations[0].partition, verdict.violations[0].offsets) == (0, (2,))
 
 
-# Parking under order by partition: other keys go on.
+# Parking under order by partition: other keys continue.
 
 
 def test_other_keys_go_on_behind_a_parked_message_of_their_partition() -> None:
@@ -474,7 +474,9 @@ def test_without_order_losses_commits_and_leases_are_judged_all_the_same() -> No
 
 
 def test_long_finished_sets_and_lots_are_judged_quickly() -> None:
-    """A stuck head, 300 finished above it in every commit, and a lot that grows: about 10 µs per commit when quiet."""
+    """A stuck head, 300 finished offsets above in every commit, and a growing lot: about 10 µs per commit on a quiet
+    machine.
+    """
     count, window = 20_000, 300
     story = Story(*range(1, count)).sent(0, key=b"stuck").grant("a", 1).start("a", 1, 0)
     for offset in range(1, count // 2):

@@ -1,4 +1,4 @@
-"""Random legal histories must pass; the same with one thing made wrong must not."""
+"""Random legal histories must pass. The same histories with a single mistake must not."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Run:
 
 @dataclass
 class Holder:
-    """What the owner of a lease knows: which messages of each lane are still to be run, and which are finished."""
+    """The state of a lease holder: the waiting messages of every lane, and the finished messages."""
 
     consumer: str
     epoch: int
     done: set[int]
-    attempts: dict[int, int]  # that failed
-    lots: dict[bytes, list[int]]  # what is parked, or will be with the next commit, and not over
+    attempts: dict[int, int]  # failed attempts
+    lots: dict[bytes, list[int]]  # parked now or with the next commit, and not finished
     waiting: dict[LaneKey, list[int]] = field(default_factory=dict)
     running: dict[LaneKey, Run] = field(default_factory=dict)
     resuming: set[bytes] = field(default_factory=set)
@@ -61,7 +61,7 @@ class Holder:
 
 
 class Partition:
-    """A correct system, as simple as it can be: one partition of one group."""
+    """A correct system, as simple as possible: a single partition of a single group."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number, self.dice = world, number, world.dice
@@ -76,7 +76,7 @@ class Partition:
         self.lot: set[int] = set()
         self.skipped: set[int] = set()
         self.attempts: dict[int, int] = {}
-        self.finished: dict[int, int] = {}  # by anybody, since the last reset; the highest epoch that did
+        self.finished: dict[int, int] = {}  # by any holder since the last reset → the highest epoch
         self.holder: Holder | None = None
         self.leftovers: list[Run] = []
 
@@ -156,7 +156,7 @@ class Partition:
             self.start(holder, lane, holder.waiting[lane].pop(0), in_lot=False)
 
     def steer(self, holder: Holder, faults: bool) -> None:
-        """Park, resume and skip keys, and send newer messages of parked keys to the end of their lots."""
+        """Park, resume and skip keys, and add newer messages of parked keys to the end of the lots."""
         choice = self.dice.random()
         parked = sorted(key for key in holder.lots if key not in holder.resuming)
         if parked and choice < 0.4 and (faults or not self.world.leaves_parked):
@@ -222,7 +222,7 @@ class Partition:
     def start(self, holder: Holder, lane: LaneKey, offset: int, in_lot: bool) -> None:
         failed = holder.attempts.get(offset, 0)
         if failed:
-            self.attempts[offset] = failed  # durable before the next try
+            self.attempts[offset] = failed  # durable before the next attempt
         holder.running[lane] = Run(offset, holder.epoch, holder.consumer, lane, failed + 1, in_lot)
         place = ("s", "g", self.number, offset, self.keys[offset], holder.consumer, holder.epoch)
         self.world.add(HandlerStart(*place, self.name(offset), failed + 1))
@@ -271,19 +271,20 @@ class Partition:
         unfinished = (o for o in self.keys if o >= self.committed and o not in over)
         self.committed = max(self.committed, next(unfinished, max(self.keys) + 1))
         finished = [o for o in self.keys if o > self.committed and o in over]
-        if self.dice.random() < 0.2:  # it need not say all, but what is in front of a lot must not come again behind it
+        # A commit may leave out some finished messages, but no message in front of a lot may come again behind the lot.
+        if self.dice.random() < 0.2:
             in_front = {self.keys[o] for o in in_lots | self.lot}
             finished = [o for o in finished if self.keys[o] in in_front or self.dice.random() < 0.7]
         parked, unparked = sorted(in_lots - self.lot), sorted(self.lot & holder.done)
         passed_through = sorted(holder.ever_in_lot & holder.done - self.lot - self.claimed)
-        if self.dice.random() < 0.5:  # or nothing is said of it
+        if self.dice.random() < 0.5:  # otherwise the commit does not mention the messages
             parked, unparked = parked + passed_through, unparked + passed_through
             self.claimed.update(passed_through)
         self.claimed.update(finished, unparked)
         self.lot = (self.lot | in_lots) - holder.done
         for offset in in_lots.intersection(parked):
             if self.finished.get(offset, holder.epoch) < holder.epoch:
-                del self.finished[offset]  # parked means due again
+                del self.finished[offset]  # a parked message is due again
         lots = (tuple((self.number, o) for o in parked), tuple((self.number, o) for o in unparked))
         who = (holder.consumer, holder.epoch)
         self.world.add(Committed("s", "g", self.number, *who, self.committed, tuple(finished), *lots))
@@ -390,7 +391,7 @@ def test_legal_histories_have_what_makes_checking_hard(order: Order) -> None:
     assert sum(len(commit.finished) for commit in commits) > 3 * len(SEEDS)
 
 
-# Mutations: each finds the places where it must do harm, chooses one, and gives the spoilt history.
+# Mutations: every mutation finds the places of certain harm, chooses a place, and returns the changed history.
 
 
 @dataclass
@@ -408,7 +409,7 @@ class Subject:
         return ((index, event) for index, event in enumerate(self.events) if isinstance(event, HandlerStart))
 
     def neighbours(self) -> Iterator[tuple[int, int]]:
-        """Indexes of starts that follow each other in one lane and epoch."""
+        """Indexes of consecutive starts in the same lane and epoch."""
         last: dict[object, int] = {}
         for index, start in self.starts():
             place = (self.lane(start), start.epoch)
@@ -474,7 +475,7 @@ def swap_two_starts(subject: Subject) -> list[Event] | None:
         first, second = events[pair[0]], events[pair[1]]
         assert isinstance(first, HandlerStart)
         assert isinstance(second, HandlerStart)
-        # Under order by partition, a message of a parking lot is out of turn rightly.
+        # Under order by partition, a message of a parking lot may rightly run out of turn.
         is_free = subject.order == "key" or not parked & {(e.partition, e.offset) for e in (first, second)}
         if first.offset < second.offset and is_free:
             rising.append(pair)

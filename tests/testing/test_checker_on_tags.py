@@ -1,4 +1,4 @@
-"""The order checker on groups that leave out what has not their tags."""
+"""The order checker on groups that leave out messages without the wanted tags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ORDERS: list[Order] = ["partition", "key"]
 
 
 def filtered(wanted: tuple[int, ...], unwanted: tuple[int, ...]) -> Story:
-    """A group that wants the tag "y"; others have "x", or none."""
+    """A group that wants the tag "y". Other messages have "x" or no tag."""
     story = Story()
     for offset in sorted((*wanted, *unwanted)):
         story.keys[offset] = b"k"

@@ -1,4 +1,4 @@
-"""The client's thread and socket, against a server's end that is played by hand."""
+"""The client's thread and socket, against a server's end in the hands of the test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 40.0
 
 
 class JumpingClock(SystemClock):
-    """Time that goes on while a process is stopped."""
+    """Time that continues while a process is stopped."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -34,7 +34,7 @@ class JumpingClock(SystemClock):
 
 
 class Played:
-    """A client, and the server's end of the first stream that it opens; there is no second."""
+    """A client, and the server's end of the first stream. There is no second stream."""
 
     def __init__(self, **settings: float) -> None:
         self._end, theirs = socket.socketpair()
@@ -54,7 +54,7 @@ class Played:
         return self._dialed.pop()
 
     def hear(self) -> list[tuple[int, Any]]:
-        """What came next; nothing when the client has hung up."""
+        """The next frames, or an empty list when the client has closed the stream."""
         while data := self._end.recv(65536):
             frames = self._reader.feed(data)
             if frames:
@@ -77,7 +77,7 @@ def played() -> Iterator[Played]:
 
 
 def test_what_waits_in_the_socket_is_read_before_silence_is_judged(played: Played) -> None:
-    """A process that was stopped for longer than `silence_s` has not read what came meanwhile."""
+    """A process that was stopped for longer than `silence_s` has not read the bytes that came meanwhile."""
 
     def stopped(answer: Answer | InturnError) -> None:
         played.say(second, NotFound("subject", "a", "make it"))

@@ -1,4 +1,4 @@
-"""The client's end of a stream, against a server's end that is played by hand."""
+"""The client's end of a stream, against a server's end in the hands of the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WELCOME = Welcome(1, "inturn/test", 100_000, LEASE)
 
 
 class Played:
-    """A link, what it sent, and what became of what was asked."""
+    """A link, the sent frames, and the results of the commands."""
 
     def __init__(self, **settings: float) -> None:
         self.sent = bytearray()
@@ -112,7 +112,7 @@ def test_what_is_unanswered_when_the_stream_is_lost_is_answered_once_and_not_sen
     assert [type(answer) for answer in played.answers] == [ConnectionLost]
     assert "cut" in str(played.answers[0])
     played.up(1.0)
-    played.receive(number, SubjectList(()), 1.0)  # a late answer: nobody waits for it any more
+    played.receive(number, SubjectList(()), 1.0)  # a late answer: the command is not waiting any more
     assert len(played.answers) == 1
 
 

@@ -1,4 +1,4 @@
-"""The server's end of a stream: greeting, limits, and what a client can and cannot make it do."""
+"""The server's end of a stream: greeting, limits, and the effects that a client can and cannot cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAME_FIELDS = ("subject", "to_subject", "name", "group", "member", "owner", "non
 
 
 class FakeNode:
-    """Keeps what it is asked; answers when it is told to."""
+    """Records commands, and answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked: deque[tuple[Command, Reply]] = deque()
@@ -101,7 +101,7 @@ def test_commands_go_to_the_node_and_answers_back_with_their_numbers(played: Pla
 
 
 def test_a_second_copy_of_a_command_is_not_done_again(played: Played) -> None:
-    """Whatever stands in between may repeat frames; the numbers of a stream count up."""
+    """A proxy may repeat frames. The numbers of a stream count up."""
     played.send(2, ListSubjects())
     played.send(2, ListSubjects())
     played.send(5, ListSubjects())
@@ -186,7 +186,7 @@ def test_a_body_that_cannot_be_understood_is_answered_and_the_stream_goes_on(pla
 
 
 def test_a_damaged_batch_never_reaches_the_log(played: Played) -> None:
-    payload = b"\0\0\x91something"  # a slot, and one message
+    payload = b"\0\0\x91something"  # a slot and a message
     good = Batch(1, 1, 1, 0, 1, 0, payload_checksum(payload), payload)
     played.send(2, Append("s", 0, Batch(1, 1, 1, 0, 1, 0, 1234, payload)))
     played.send(3, Append("s", 0, Batch(100, 1, 1, 0, 1, 0, payload_checksum(payload), payload)))
@@ -197,7 +197,7 @@ def test_a_damaged_batch_never_reaches_the_log(played: Played) -> None:
 
 @pytest.mark.parametrize("compression", [NO_COMPRESSION, ZSTD])
 def test_a_batch_with_a_slot_that_is_not_there_never_reaches_the_log(played: Played, compression: int) -> None:
-    """P2, M5: no partition has such a slot, and whoever looks for the messages of a slot would trip over it."""
+    """P2, M5: no partition has such a slot. A search for the messages of a slot would fail."""
     body = b"\x92ab" if compression == NO_COMPRESSION else b"\x28\xb5\x2f\xfd\x20\x03 and so on"
 
     def batch(slot: int) -> Batch:
@@ -215,7 +215,7 @@ def test_a_batch_with_a_slot_that_is_not_there_never_reaches_the_log(played: Pla
 
 @pytest.mark.parametrize("kind", all_commands(), ids=lambda kind: kind.__name__)
 def test_names_that_nothing_can_have_are_refused_before_anybody_keeps_them(kind: type[Command], played: Played) -> None:
-    """A name could fill a frame: the guard remembers names, writes them down, and holds them against patterns."""
+    """A name could fill a frame. The guard remembers names, logs names, and matches names against patterns."""
     named = [name for name in kind.__struct_fields__ if name in NAME_FIELDS]
     for number, name in enumerate(named, start=2):
         long, usual = "n" * 1001, getattr(sample(kind), name)
@@ -228,7 +228,7 @@ def test_names_that_nothing_can_have_are_refused_before_anybody_keeps_them(kind:
 
 
 def test_the_longest_names_that_there_are_go_through(played: Played) -> None:
-    """A retry subject is longer than any that people make."""
+    """A retry subject has a longer name than any subject of a user."""
     pull = Pull("s" * RESERVED_LENGTH_MAX, "g" * NAME_LENGTH_MAX, 0, "m" * 1000, 1, 0, 1)
     played.send(2, pull)
     assert [command for command, _ in played.node.asked] == [pull]

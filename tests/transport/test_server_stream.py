@@ -1,4 +1,4 @@
-"""The server's end of a socket that is closed."""
+"""The server's end of a closed socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inturn.transport.server_stream import ServerStream
 
 
 class ClosedTransport(asyncio.Transport):
-    """As the event loop's own, once its socket is gone."""
+    """Like the event loop's transport after the socket is gone."""
 
     def is_closing(self) -> bool:
         return True
@@ -22,7 +22,7 @@ class ClosedTransport(asyncio.Transport):
 
 
 class OneServer:
-    """What a peer needs of a server, and its way to flush."""
+    """The parts of a server that a stream needs, with `flush`."""
 
     clock = SystemClock()
     _is_woken = True

@@ -65,10 +65,10 @@ def disk_finding(free_bytes: int, reserve_bytes: int) -> Finding:
     what = f"{free_bytes:,} bytes are free, {reserve_bytes:,} are kept in reserve"
     if free_bytes < reserve_bytes:
         return Finding(
-            "disk", Level.ERROR, f"{what}: appends are refused", "free some room; appends resume by themselves"
+            "disk", Level.ERROR, f"{what}: appends are refused", "free some space; appends resume by themselves"
         )
     if free_bytes < LOW_FACTOR * reserve_bytes:
-        return Finding("disk", Level.WARNING, what, "free some room before appends are refused")
+        return Finding("disk", Level.WARNING, what, "free some space before appends are refused")
     return Finding("disk", Level.OK, what)
 
 
@@ -128,8 +128,8 @@ def examine(
         findings += _check_orphans(folder, state)
     findings.append(_check_disk(folder, settings))
     if not is_open and _holder(folder)[0]:
-        what = "the folder was opened by a process while it was checked"
-        findings.append(Finding("lock", Level.WARNING, what, "run the doctor again if something looks odd"))
+        what = "a process opened the folder during the check"
+        findings.append(Finding("lock", Level.WARNING, what, "run the doctor again if a finding is unexpected"))
     return findings
 
 
@@ -141,7 +141,7 @@ def _check_lock(folder: Path) -> tuple[bool, list[Finding]]:
     if not is_open:
         return False, [Finding("lock", Level.OK, "no process has the folder open")]
     who = "a process" if pid is None else f"process {pid}"
-    what = f"{who} has the folder open; it was checked as it stands, what is in motion is not reported"
+    what = f"{who} has the folder open; changes during the check are not reported"
     return True, [Finding("lock", Level.OK, what)]
 
 
@@ -217,9 +217,9 @@ def _check_integrity(connection: sqlite3.Connection) -> Finding:
     said = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(10)")]
     dangling = connection.execute("PRAGMA foreign_key_check").fetchall()
     if said == ["ok"] and not dangling:
-        return Finding("state", Level.OK, f"{DATABASE_NAME} is whole")
+        return Finding("state", Level.OK, f"{DATABASE_NAME} is intact")
     trouble = [one for one in said if one != "ok"] + [
-        f"table {row[0]} has a row without its parent" for row in dangling
+        f"table {row[0]} has a row that refers to a missing row" for row in dangling
     ]
     what = f"{DATABASE_NAME} is damaged: {'; '.join(trouble[:3])}"
     return Finding("state", Level.ERROR, what, f"restore {DATABASE_NAME} from a backup")
@@ -234,9 +234,14 @@ def _check_schema(connection: sqlite3.Connection) -> Finding:
     if found == schema.SCHEMA_VERSION:
         return Finding("schema", Level.OK, f"schema version {found}")
     if 1 <= found < schema.SCHEMA_VERSION:
-        what = f"schema version {found}; the next opening brings it to {schema.SCHEMA_VERSION}"
+        what = f"schema version {found}; the next open migrates to version {schema.SCHEMA_VERSION}"
         return Finding("schema", Level.WARNING, what, "open the folder once, then run the doctor again")
-    return Finding("schema", Level.ERROR, str(SchemaMismatch(found, schema.SCHEMA_VERSION)), "use that inturn's doctor")
+    return Finding(
+        "schema",
+        Level.ERROR,
+        str(SchemaMismatch(found, schema.SCHEMA_VERSION)),
+        "run the doctor of that version of inturn",
+    )
 
 
 def _load(database: Database) -> _State:
@@ -292,7 +297,7 @@ def _check_logs(
             extents[log.label] = extent
             sound_count += 1
             sound_bytes += log.size_bytes
-    what = f"{sound_count} of {len(logs)} partitions are whole: {sound_bytes:,} bytes read, all checksums fit"
+    what = f"{sound_count} of {len(logs)} partitions are intact: {sound_bytes:,} bytes read, all checksums match"
     findings.append(Finding("log", Level.OK, what))
     findings += _check_missing(folder, state, extents)
     return extents
@@ -338,7 +343,7 @@ def _all_segments(disk: RehearsalDisk, log: _LogFolder, seed: int, settings: Log
 def _damaged(log: _LogFolder, place: LogDamaged) -> Finding:
     what = f"partition {log.label} is damaged at offset {place.offset}: {place.detail}"
     next_step = (
-        f"readers stop at this offset, other partitions go on; close the folder and restore {log.path} from a backup"
+        f"readers stop at this offset, other partitions work; close the folder and restore {log.path} from a backup"
     )
     return Finding("log", Level.ERROR, what, next_step, log.label, place.offset)
 
@@ -346,9 +351,10 @@ def _damaged(log: _LogFolder, place: LogDamaged) -> Finding:
 def _torn(log: _LogFolder, end_offset: int, cut_bytes: int) -> Finding:
     what = f"partition {log.label} has a torn tail of {cut_bytes:,} bytes after offset {end_offset - 1}"
     if end_offset == 0:
-        what = f"partition {log.label} has a torn tail of {cut_bytes:,} bytes and nothing before it"
+        what = f"partition {log.label} has a torn tail of {cut_bytes:,} bytes, and no message before"
     next_step = (
-        f"{NOTHING_TO_DO}: it will be cut at the next open; it was never known to be on disk (a crash while writing)"
+        f"{NOTHING_TO_DO}: the tail will be cut at the next open; no message in the tail was known to be on disk "
+        "(a crash during a write)"
     )
     return Finding("log", Level.WARNING, what, next_step, log.label, end_offset)
 
@@ -362,7 +368,7 @@ def _check_missing(folder: Path, state: _State, extents: dict[str, _Extent]) -> 
     for subject in state.subjects:
         for index, partition in enumerate(subject.route.partitions):
             path = folder / LOG_NAME / partition.name
-            if path.is_dir() or partition.broker_group != state.broker_group:  # or at another broker
+            if path.is_dir() or partition.broker_group != state.broker_group:  # or at a different broker
                 continue
             label = f"{subject.name}/{index}"
             if path.exists():
@@ -372,9 +378,11 @@ def _check_missing(folder: Path, state: _State, extents: dict[str, _Extent]) -> 
             floor = state.offsets.highest(partition.name, partition.broker_group) if state.offsets else 0
             if floor == 0:
                 what = f"partition {label} has no folder yet"
-                yield Finding("log", Level.WARNING, what, f"{NOTHING_TO_DO}: it is made at the next open", label, 0)
+                yield Finding(
+                    "log", Level.WARNING, what, f"{NOTHING_TO_DO}: the next open creates the folder", label, 0
+                )
             else:
-                what = f"the log of partition {label} is gone ({path}), groups had read it up to offset {floor}"
+                what = f"the log of partition {label} is gone ({path}); groups had read the log up to offset {floor}"
                 yield Finding("log", Level.ERROR, what, f"restore {path} from a backup", label, 0)
 
 
@@ -393,21 +401,23 @@ def _check_offsets(state: _State, extents: dict[str, _Extent]) -> list[Finding]:
             if extent is not None and not extent.start <= committed <= extent.end:
                 findings.append(_offset_outside(group, label, committed, extent))
     if not findings:
-        findings.append(Finding("offsets", Level.OK, f"{count} committed offsets are within their logs"))
+        findings.append(Finding("offsets", Level.OK, f"{count} committed offsets are within the logs"))
     return findings
 
 
 def _offset_outside(group: GroupRecord, label: str, committed: int, extent: _Extent) -> Finding:
-    what = f"group {group.name} is at offset {committed} of partition {label}, which has {extent.start} to {extent.end}"
+    what = (
+        f"group {group.name} is at offset {committed} of partition {label}; the log has {extent.start} to {extent.end}"
+    )
     if committed < extent.start:
         next_step = (
-            f"retention removed {extent.start - committed} messages before the group read them; it goes on at "
-            f"{extent.start}; raise the retention or add consumers"
+            f"retention removed {extent.start - committed} unread messages; the group continues at {extent.start}; "
+            "raise the retention or add consumers"
         )
     else:
         next_step = (
-            f"messages that were read are gone (a power loss with flush interval or os?); new ones begin at "
-            f"{committed} or above, so no offset is used twice"
+            f"messages that the group has read are gone (a power loss with flush interval or os?); new messages get "
+            f"offset {committed} or above, so no offset is used twice"
         )
     return Finding("offsets", Level.WARNING, what, next_step, label, committed)
 
@@ -433,9 +443,9 @@ def _held(group: GroupRecord, owner: str, is_local: bool, rows: list[LeaseRow], 
     if is_open:
         return Finding("leases", Level.OK, what)
     if is_local:
-        next_step = f"{NOTHING_TO_DO}: that process is dead, its leases are released at the next open"
+        next_step = f"{NOTHING_TO_DO}: the process is dead, and the next open releases the leases"
     else:
-        next_step = f"{NOTHING_TO_DO}: they end by themselves if the owner does not come back"
+        next_step = f"{NOTHING_TO_DO}: the leases expire if the owner does not come back"
     return Finding("leases", Level.WARNING, what, next_step)
 
 
@@ -449,8 +459,8 @@ def _check_orphans(folder: Path, state: _State) -> list[Finding]:
     known = {partition.name for subject in state.subjects for partition in subject.route.partitions}
     strangers = sorted(set(os.listdir(root)) - known)
     if not strangers:
-        return [Finding("folders", Level.OK, f"{LOG_NAME}/ holds nothing but logs of subjects")]
-    next_step = "move it away if nobody needs it; inturn never touches it"
+        return [Finding("folders", Level.OK, f"{LOG_NAME}/ contains only logs of subjects")]
+    next_step = "move the folder away if unneeded; inturn never changes the folder"
     return [Finding("folders", Level.WARNING, f"{root / name} belongs to no subject", next_step) for name in strangers]
 
 

@@ -167,50 +167,55 @@ class ServerCollector:
         yield from self._of_server(page)
         yield _histogram(
             "inturn_append_seconds",
-            "From an append's arrival until it is durable; a thousand per second are timed.",
+            "Time from the arrival of an append until the append is durable. At most a thousand per second are timed.",
             self._measures.append_s,
         )
         yield _histogram(
-            "inturn_commit_seconds", "From a commit's arrival until it is durable.", self._measures.commit_s
+            "inturn_commit_seconds",
+            "Time from the arrival of a commit until the commit is durable.",
+            self._measures.commit_s,
         )
         if figures is not None:
             yield from _of_logs(page, figures)
             yield from _of_groups(page, figures)
             yield page.gauge(
                 "inturn_held_commands",
-                "Commands held back until there is something to say (long polls), by kind.",
+                "Waiting long polls, by kind.",
                 ["command"],
                 (([kind], count) for kind, count in sorted(figures.held.items())),
             )
         yield page.gauge(
             "inturn_series_left_out",
-            "Series above the limit of a metric, which are left out.",
+            "Series left out above the limit of a metric.",
             [],
             [((), page.left_out)],
         )
         yield page.gauge(
-            "inturn_scrape_seconds", "How long gathering all this took.", [], [((), self._clock.monotonic() - began_s)]
+            "inturn_scrape_seconds", "Duration of the scrape.", [], [((), self._clock.monotonic() - began_s)]
         )
 
     def _of_process(self, page: _Page) -> Iterator[Metric]:
-        yield page.gauge("inturn_info", "Always 1; says the version.", ["version"], [([VERSION], 1)])
+        yield page.gauge("inturn_info", "Always 1, with the version.", ["version"], [([VERSION], 1)])
         yield page.gauge(
-            "inturn_start_time_seconds", "When the server started, since 1970.", [], [((), self._started_at_s)]
+            "inturn_start_time_seconds",
+            "Start time of the server, in seconds since 1970.",
+            [],
+            [((), self._started_at_s)],
         )
         yield page.gauge(
             "inturn_ready",
-            "1 if that part can do its work: work (takes new work), logs, state (the database).",
+            "1 if the part is ready: work (accepts new work), logs, state (the store), brokers (of a meta server).",
             ["part"],
             (([part.name], part.is_ready) for part in self._readiness()),
         )
         room = self._room()
         rooms = [] if room is None else [room]
         yield page.gauge(
-            "inturn_disk_free_bytes", "Free on the disk of the logs.", [], (((), one.free_bytes) for one in rooms)
+            "inturn_disk_free_bytes", "Free space on the disk of the logs.", [], (((), one.free_bytes) for one in rooms)
         )
         yield page.gauge(
             "inturn_disk_reserve_bytes",
-            "Below this, appends are refused.",
+            "Appends are refused while less is free.",
             [],
             (((), one.reserve_bytes) for one in rooms),
         )
@@ -218,24 +223,22 @@ class ServerCollector:
     def _of_server(self, page: _Page) -> Iterator[Metric]:
         load = self._server.load()
         rows = [] if load is None else [load]
-        yield page.gauge(
-            "inturn_connections", "Clients that are connected.", [], (((), one.connection_count) for one in rows)
-        )
+        yield page.gauge("inturn_connections", "Connected clients.", [], (((), one.connection_count) for one in rows))
         yield page.gauge(
             "inturn_unanswered_commands",
-            "Commands of clients that are not answered yet, those held back included.",
+            "Commands received and not answered yet, including long polls.",
             [],
             (((), one.unanswered_count) for one in rows),
         )
         yield page.gauge(
             "inturn_untaken_answer_bytes",
-            "Answers that clients have not taken yet.",
+            "Answers that clients have not read yet.",
             [],
             (((), one.untaken_bytes) for one in rows),
         )
         yield page.gauge(
             "inturn_loop_delay_seconds",
-            "How long the thread that talks to clients took to come to this question.",
+            "How long this scrape waited for the network thread of the server.",
             [],
             (((), one.delay_s) for one in rows),
         )
@@ -247,7 +250,7 @@ class ServerCollector:
         )
         yield page.counter(
             "inturn_errors",
-            "Commands that were answered with an error, by its name.",
+            "Commands answered with an error, by error class.",
             ["error"],
             sorted(([name], count) for name, count in list(self._measures.errors.items())),
         )
@@ -293,21 +296,21 @@ def _of_logs(page: _Page, figures: NodeFigures) -> Iterator[Metric]:
     )
     yield page.gauge(
         "inturn_log_trouble",
-        "1 for each log that is stopped or damaged; there is none for those that are well.",
+        "1 for every stopped or damaged log. Healthy logs have no series.",
         [*labels, "state"],
         (([one.subject, str(one.partition), one.state], 1) for one in logs if one.state != "ok"),
     )
     for name, text, attribute in (
-        ("inturn_log_start_offset", "The oldest offset of a log.", "start_offset"),
-        ("inturn_log_end_offset", "One past the newest offset of a log that may be read.", "end_offset"),
-        ("inturn_log_size_bytes", "What a log takes on disk.", "size_bytes"),
+        ("inturn_log_start_offset", "Oldest offset of a log.", "start_offset"),
+        ("inturn_log_end_offset", "End offset of a log: newest readable offset plus 1.", "end_offset"),
+        ("inturn_log_size_bytes", "Size of a log on disk.", "size_bytes"),
     ):
         yield page.gauge(
             name, text, labels, (([one.subject, str(one.partition)], getattr(one, attribute)) for one in logs)
         )
     for name, text, attribute in (
         ("inturn_appended_messages", "Messages stored since the server started.", "appended_count"),
-        ("inturn_appended_bytes", "The same in bytes, as stored.", "appended_bytes"),
+        ("inturn_appended_bytes", "Bytes stored since the server started.", "appended_bytes"),
     ):
         yield page.counter(
             name, text, labels, (([one.subject, str(one.partition)], getattr(one, attribute)) for one in logs)
@@ -319,8 +322,12 @@ def _of_groups(page: _Page, figures: NodeFigures) -> Iterator[Metric]:
     groups = sorted(figures.groups, key=lambda one: (one.subject, one.group))
     labels = ["subject", "group", "partition"]
     for name, text, attribute in (
-        ("inturn_group_lag_messages", "Messages of a partition that a group has not done yet.", "lag"),
-        ("inturn_group_done_messages", "Messages of a partition that a group is done with, from offset 0.", "done"),
+        ("inturn_group_lag_messages", "Messages of a partition that a group has not finished.", "lag"),
+        (
+            "inturn_group_done_messages",
+            "Messages of a partition that a group has finished, counted from offset 0.",
+            "done",
+        ),
     ):
         yield page.gauge(
             name,
@@ -329,21 +336,21 @@ def _of_groups(page: _Page, figures: NodeFigures) -> Iterator[Metric]:
             (([one.subject, one.group, str(one.partition)], getattr(one, attribute)) for one in places),
         )
     for name, text, attribute in (
-        ("inturn_group_members", "Members of a group that are heard.", "member_count"),
-        ("inturn_group_leases", "Partitions of a group whose leases are live.", "lease_count"),
+        ("inturn_group_members", "Members of a group whose heartbeats arrive.", "member_count"),
+        ("inturn_group_leases", "Partitions of a group with a live lease.", "lease_count"),
     ):
         yield page.gauge(
             name, text, labels[:2], (([one.subject, one.group], getattr(one, attribute)) for one in groups)
         )
     yield page.gauge(
         "inturn_group_keys",
-        "Keys of a group that do not go on by themselves, by state.",
+        "Keys of a group with a problem, by state.",
         [*labels[:2], "state"],
         (([one.subject, one.group, state], one.key_states.get(state, 0)) for one in groups for state in KEY_STATES),
     )
     yield page.counter(
         "inturn_lease_changes",
-        "Leases granted and ended, by what happened.",
+        "Leases granted and ended, by kind of change.",
         ["change"],
         (([change], figures.lease_changes.get(change, 0)) for change in LEASE_CHANGES),
     )

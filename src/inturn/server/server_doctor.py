@@ -1,6 +1,6 @@
 """The checks of `inturn doctor` for a running server: read-only, through the protocol, with findings and next steps.
 
-A hand-over in progress is checked twice before it is reported as trouble.
+A hand-over in progress is checked twice before the doctor reports a problem.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ CHECK_AGAIN_S = 2.0  # a hand-over takes less, unless a handler runs longer
 LAG_MIN = 1_000  # a smaller lag is work in progress
 KEYS_NAMED = 5  # per group and state, the oldest trouble first
 REFUSED_NAMED = 5
-_MAY_DESCRIBE = "use the token of a principal that may `describe` all subjects, or leave these to their owners"
+_MAY_DESCRIBE = (
+    "use the token of a principal that may `describe` all subjects, or let the owners of the subjects run the doctor"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,10 @@ def examine_server(
     try:
         seen = _look(node)
     except StorageError as error:
-        next_step = "look at the server's log and disk; `inturn doctor --data` where it is checks the folder"
-        return [*findings, Finding("state", Level.ERROR, f"the server cannot read its state: {error}", next_step)]
+        next_step = (
+            "look at the server's log and disk; run `inturn doctor --data FOLDER` on the server to check the folder"
+        )
+        return [*findings, Finding("state", Level.ERROR, f"the server cannot read the store: {error}", next_step)]
     findings += seen.refused
     findings += _check_logs(seen.subjects)
     findings += _check_lag(seen)
@@ -79,7 +83,7 @@ def _look(node: Node) -> _Seen:
     for subject in ask(node, ListSubjects(), SubjectList, PATIENCE_S).subjects:
         try:
             subjects.append(ask(node, DescribeSubject(subject.name), SubjectDescription, PATIENCE_S))
-        except BrokerGroupClosed:  # has a finding of its own
+        except BrokerGroupClosed:  # has a separate finding
             continue
         except AccessDenied:
             refused_subjects.append(subject.name)
@@ -105,7 +109,7 @@ def _refused(noun: str, names: Sequence[str], of: str = "") -> Iterator[Finding]
 def _group(node: Node, subject: str, group: str) -> GroupDescription | None:
     try:
         return ask(node, DescribeGroup(subject, group), GroupDescription, PATIENCE_S)
-    except (NotFound, BrokerGroupClosed):  # gone since, or has a finding of its own
+    except (NotFound, BrokerGroupClosed):  # gone since, or has a separate finding
         return None
 
 
@@ -117,13 +121,16 @@ def _check_node(node: Node, clock: Clock) -> Iterator[Finding]:
     try:
         described = ask(node, DescribeNode(), NodeDescription, PATIENCE_S)
     except InvalidInput as error:  # the server does not know the command
-        what = f"the server cannot say how it is: {error}"
+        what = f"the server cannot describe the node: {error}"
         yield Finding(
-            "version", Level.WARNING, what, f"it is older than this {SOFTWARE}: use its own doctor, or renew it"
+            "version",
+            Level.WARNING,
+            what,
+            f"the server is older than this {SOFTWARE}: use the server's doctor, or upgrade",
         )
         return
     except AccessDenied as error:
-        yield Finding("access", Level.WARNING, f"the server does not say how it is: {error}", _MAY_DESCRIBE)
+        yield Finding("access", Level.WARNING, f"the server does not describe the node: {error}", _MAY_DESCRIBE)
         return
     round_trip_s = clock.monotonic() - asked_at_s
     yield _check_version(described.software)
@@ -141,11 +148,13 @@ def _check_brokers(node: Node) -> Iterator[Finding]:
         return
     for one in groups:
         if not one.is_heard:
-            what = f"the broker of group {one.name} was not heard for {one.silent_s:,.0f} s"
-            yield Finding("brokers", Level.ERROR, what, "start it, or look at its log; its partitions wait for it")
+            what = f"the broker of broker group {one.name} was not heard for {one.silent_s:,.0f} s"
+            yield Finding(
+                "brokers", Level.ERROR, what, "start the broker, or look at the broker's log; the partitions wait"
+            )
         elif one.state != BrokerGroupState.AVAILABLE:
             what = f"broker group {one.name} is {one.state}"
-            next_step = f"when it may work again: `inturn broker-group set {one.name} available`"
+            next_step = f"to make the broker group available again: `inturn broker-group set {one.name} available`"
             yield Finding("brokers", Level.WARNING, what, next_step)
     if any(one.address for one in groups) and all(one.is_heard for one in groups):
         yield Finding("brokers", Level.OK, f"{len(groups)} brokers are heard")
@@ -153,16 +162,16 @@ def _check_brokers(node: Node) -> Iterator[Finding]:
 
 def _check_version(software: str) -> Finding:
     if software == SOFTWARE:
-        return Finding("version", Level.OK, f"the server is {software}, and so is this")
-    what = f"the server is {software}, this is {SOFTWARE}"
-    return Finding("version", Level.WARNING, what, "they understand each other; use the same version where you can")
+        return Finding("version", Level.OK, f"the server and this program are {software}")
+    what = f"the server is {software}, this program is {SOFTWARE}"
+    return Finding("version", Level.WARNING, what, "both versions work together; use the same version where possible")
 
 
 def _check_ready(described: NodeDescription) -> Iterator[Finding]:
     next_steps = {
-        "work": "wait until it has stopped and is started again; its consumers go on by themselves then",
+        "work": "wait until the server has stopped and is started again; consumers then continue by themselves",
         "logs": "see the findings about logs below",
-        "state": "look at the server's log and disk, then restart it; `inturn doctor --data` there checks the folder",
+        "state": "look at the server's log and disk, then restart the server; `inturn doctor --data` checks the folder",
     }
     for part in described.parts:
         if not part.is_ready:
@@ -181,9 +190,9 @@ def _check_clock(difference_ms: int, round_trip_s: float) -> Finding:
     if abs(difference_s) <= CLOCK_S_MAX:
         return Finding("clock", Level.OK, f"the clocks differ by {abs(difference_s):.1f} s")
     ahead = "ahead of" if difference_s > 0 else "behind"
-    what = f"the server's clock is {abs(difference_s):,.1f} s {ahead} the one here"
+    what = f"the server's clock is {abs(difference_s):,.1f} s {ahead} the clock here"
     next_step = (
-        "set both by NTP; no lease depends on it, but retention, retry delays and positions by time are as far off"
+        "set both clocks by NTP; leases are not affected, but retention, retry delays and positions by time are off"
     )
     return Finding("clock", Level.WARNING, what, next_step)
 
@@ -193,8 +202,8 @@ def _check_restless(described: NodeDescription) -> Iterator[Finding]:
         label = f"{one.subject}/{one.partition}"
         what = f"the lease of partition {label} in group {one.group} was granted {one.grant_count} times in ten minutes"
         next_step = (
-            "look at the logs of its consumers: they crash, are cut off, or are too busy to renew (a handler that "
-            "holds the interpreter); a longer `inturn serve --lease-s` helps against pauses"
+            "look at the logs of the consumers: consumers crash, are cut off, or are too busy to renew (a handler "
+            "that holds the interpreter); a longer `inturn serve --lease-s` helps against pauses"
         )
         yield Finding("leases", Level.WARNING, what, next_step, label)
     if not described.restless:
@@ -212,17 +221,17 @@ def _check_logs(subjects: Sequence[SubjectDescription]) -> list[Finding]:
             if one.state == "damaged":
                 what = f"the log of partition {label} is damaged"
                 next_step = (
-                    "run `inturn doctor --data FOLDER` where the server is: it says where; stop the server and restore "
-                    "that log from a backup; other partitions go on"
+                    "run `inturn doctor --data FOLDER` on the server to find the offset; stop the server and restore "
+                    "the log from a backup; other partitions work"
                 )
                 findings.append(Finding("log", Level.ERROR, what, next_step, label))
             elif one.state != "ok":
                 what = f"the log of partition {label} has {one.state}: a sync or a write failed"
-                next_step = "check the server's disk, then restart it; nothing that was acknowledged is lost"
+                next_step = "check the server's disk, then restart the server; no acknowledged message is lost"
                 findings.append(Finding("log", Level.ERROR, what, next_step, label))
             else:
                 count += 1
-    return [*findings, Finding("log", Level.OK, f"{count} of {count + len(findings)} logs take appends")]
+    return [*findings, Finding("log", Level.OK, f"{count} of {count + len(findings)} logs accept appends")]
 
 
 # Groups
@@ -236,19 +245,19 @@ def _check_lag(seen: _Seen) -> list[Finding]:
         done_per_s = sum(one.done_per_s for one in group.partitions)
         lag = f"{label} has a lag of {group.lag:,}"
         if group.lag and not group.members:
-            next_step = "start its consumers; if nobody needs it any more, there is nothing to do"
+            next_step = "start consumers of the group; for an unneeded group there is nothing to do"
             findings.append(Finding("lag", Level.WARNING, f"{lag}, and no members", next_step))
         elif group.lag >= LAG_MIN and done_per_s <= appended_per_s.get(group.subject, -1.0):  # if the rate is known
             rates = f"{done_per_s:,.1f} done/s, {appended_per_s[group.subject]:,.1f} in/s"
             next_step = (
-                f"raise concurrency=, or work it off with `inturn drain {group.subject} --group {group.group}`; look "
-                "at its keys first"
+                f"raise concurrency=, or process the backlog with `inturn drain {group.subject} --group {group.group}`"
+                "; look at the keys of the group first"
             )
-            findings.append(Finding("lag", Level.WARNING, f"{lag} that does not get less: {rates}", next_step))
+            findings.append(Finding("lag", Level.WARNING, f"{lag} that does not shrink: {rates}", next_step))
         findings += _check_holders(group)
     if not findings:
         lag_sum = sum(group.lag for group in seen.groups)
-        what = f"{len(seen.groups)} groups get along, with a lag of {lag_sum:,} together"
+        what = f"{len(seen.groups)} groups keep up, with a total lag of {lag_sum:,}"
         findings.append(Finding("lag", Level.OK, what))
     return findings
 
@@ -259,8 +268,8 @@ def _check_holders(group: GroupDescription) -> Iterator[Finding]:
     for one in group.partitions:
         if one.owner is None and one.lag >= LAG_MIN:
             label = f"{group.subject}/{one.partition}"
-            what = f"nobody holds partition {label} in group {group.group}, and {one.lag:,} messages wait there"
-            next_step = "look at the logs of its members: whoever is assigned to it does not ask, or is refused"
+            what = f"no member holds partition {label} in group {group.group}, and {one.lag:,} messages wait there"
+            next_step = "look at the logs of the members: the assigned member does not ask for the lease, or is refused"
             yield Finding("lag", Level.WARNING, what, next_step, label)
 
 
@@ -284,9 +293,9 @@ def _check_keys(node: Node, groups: Sequence[GroupDescription]) -> list[Finding]
 def _trouble(group: GroupDescription, keys: Sequence[KeyDescription]) -> Iterator[Finding]:
     where = f"{group.subject} --group {group.group}"
     next_steps = {
-        "blocked": f"mend the cause, then `inturn key resume {group.subject} KEY --group {group.group}`, or `key skip`",
-        "parked": f"mend the cause, then `inturn key resume {group.subject} KEY --group {group.group}`",
-        "failing": f"look at the error with `inturn key list {where}`; it is repeated by itself",
+        "blocked": f"fix the cause, then `inturn key resume {group.subject} KEY --group {group.group}`, or `key skip`",
+        "parked": f"fix the cause, then `inturn key resume {group.subject} KEY --group {group.group}`",
+        "failing": f"look at the error with `inturn key list {where}`; the message is retried automatically",
     }
     for state, next_step in next_steps.items():
         found = [one for one in keys if one.state == state]
@@ -295,7 +304,10 @@ def _trouble(group: GroupDescription, keys: Sequence[KeyDescription]) -> Iterato
             more = f" and {len(found) - KEYS_NAMED:,} more" if len(found) > KEYS_NAMED else ""
             waiting = sum(one.waiting for one in found)
             count = "1 key is" if len(found) == 1 else f"{len(found):,} keys are"
-            what = f"group {group.group} of {group.subject}: {count} {state} ({named}{more}), {waiting:,} wait behind"
+            what = (
+                f"group {group.group} of {group.subject}: {count} {state} ({named}{more}), "
+                f"{waiting:,} messages wait behind"
+            )
             yield Finding("keys", Level.WARNING, what, next_step)
 
 
@@ -318,17 +330,15 @@ def _check_members(node: Node, groups: Sequence[GroupDescription], sleep: Callab
         kept = set() if now is None else _beyond(now) & _beyond(before)
         for member, partition, epoch in sorted(kept):
             label = f"{before.subject}/{partition}"
-            what = (
-                f"{member} holds partition {label} in group {before.group} (epoch {epoch}), which is not assigned to it"
-            )
+            what = f"{member} holds partition {label} in group {before.group} (epoch {epoch}) without an assignment"
             next_step = (
-                "a handler of it still runs and has to end first; see what it does (py-spy dump), or stop that "
-                "process: others go on when its lease has ended"
+                "a handler of the partition still runs and has to end first; look at the handler (py-spy dump), or "
+                "stop that process: other members continue when the lease has ended"
             )
             findings.append(Finding("members", Level.WARNING, what, next_step, label))
     if not findings:
         count = sum(len(group.members) for group in groups)
-        findings.append(Finding("members", Level.OK, f"{count} members hold what is assigned to them"))
+        findings.append(Finding("members", Level.OK, f"{count} members hold only assigned partitions"))
     return findings
 
 
